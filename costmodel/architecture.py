@@ -21,7 +21,6 @@ _INDEXER = ("index_heads", "index_dim", "index_topk", "index_layers")
 _STATE = ("state_heads", "state_groups", "state_key_dim", "state_value_dim", "conv_width")
 # Products and sums of one row with each entry of a state: decay, update and output, and what the
 # delta rule reads before it writes.
-DELTA = "gated_delta"  # the recurrence of which operator tables are read
 _STATE_FLOPS = {"gated_delta": 8, "kimi_delta": 8, "mamba2": 6}
 
 
@@ -312,19 +311,6 @@ class ModelArchitecture:
     def expert_shape(self) -> tuple[int, int, int, int]:
         """Hidden size, width, experts of a token and experts: the key of an operator table."""
         return self.hidden, self.expert_ffn, self.active_experts, self.experts
-
-    @property
-    def beyond_tables(self) -> str:
-        """The reason why no profile is composed of operator tables; empty where one is."""
-        present = {
-            "latent attention": self.latent_rank,
-            "recurrent layers without the gated delta rule": self.recurrent not in ("", DELTA),
-            "attention of two shapes": self.full_head_dim or self.full_kv_heads,
-            "layers that share keys": self.shared_kv_layers,
-            "windows in chunks": self.chunked,
-        }
-        first = next((name for name, size in present.items() if size), "")
-        return f"{first}, whose operator tables are not read" if first else ""
 
     @property
     def active_parameters(self) -> int:

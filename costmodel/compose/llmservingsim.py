@@ -22,7 +22,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, find_device, find_target
 from costmodel.compose.attention import Attention, TileForm, fit_tile_rows
 from costmodel.compose.matmul import MatmulTable
-from costmodel.compose.operators import MeasuredSmall, OperatorTables, SmallKind
+from costmodel.compose.tables import MeasuredSmall, OperatorTables, SmallKind
 from costmodel.errors import InputError, shown
 from costmodel.io import read_table
 

@@ -1,198 +1,31 @@
-"""Operator tables of a device, and a target's forward summed from them."""
+"""A target's forward, summed from operator tables."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import DeviceSpec, Peaks
-from costmodel.compose.attention import Attention, interpolate
-from costmodel.compose.matmul import MatmulTable
+from costmodel.compose.attention import Attention
+from costmodel.compose.tables import ExpertTable, OperatorTables
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
-from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, layer_bytes
 
 Array = NDArray[np.float64]
-SmallKind = Literal["embedding", "norm", "rotary", "activation"]
-# Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
-_SPEEDUP = {
-    "bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0, "mxfp4": 1.0,
-}  # fmt: skip
-
-# Values read and written per output value. A norm also adds the residual; an activation reads gate
-# and up; rotary embedding writes back its input.
-MOVED = {"embedding": 2, "norm": 4, "rotary": 2, "activation": 3}
 # Rows of a tile of the chunk rule. Up to it a tree takes the time of a chain: both solve one
 # triangular system, under the ancestors' mask or the causal one. Behind it a chain carries its
 # state from tile to tile, which branches cannot share.
 CHUNK_ROWS = 64
-# Speed of the L2 cache over memory, for values that the previous kernel left there.
-_CACHE_SPEEDUP = 3.0
-
-
-class SmallOperators(Protocol):
-    """Times of norms, rotary embedding, activation and embedding."""
-
-    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Seconds of one call over `rows` [rows] of `width` values each."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BytesAtBandwidth:
-    """Small operators as a launch plus memory traffic; up to half the L2 cache counts as cached."""
-
-    launch_s: float
-    device: DeviceSpec
-    element_bytes: float = 2
-
-    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Launch plus bytes over bandwidth [rows]."""
-        moved = MOVED[kind] * self.element_bytes * rows * width
-        speedup = np.where(moved <= self.device.l2_bytes / 2, _CACHE_SPEEDUP, 1.0)
-        seconds: Array = self.launch_s + moved / (self.device.peak_bytes_per_s * speedup)
-        return seconds
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MeasuredSmall:
-    """Small operators measured over row counts at one width; equal bytes take equal time."""
-
-    tables: Mapping[SmallKind, tuple[Array, Array]]
-    widths: Mapping[SmallKind, int]
-
-    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Interpolation over rows x width [rows]; proportional beyond the last point."""
-        grid, seconds = self.tables[kind]
-        place = rows * (width / self.widths[kind])
-        inside = np.interp(place, grid, seconds)
-        return np.asarray(inside * np.maximum(place / grid[-1], 1.0), dtype=np.float64)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExpertTable:
-    """Times of a layer's experts by tokens, for one (hidden, expert width, active, experts).
-
-    `balanced`: the measured tokens were spread over as many distinct experts as possible, so the
-    table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
-    """
-
-    tokens: Array
-    seconds_measured: Array
-    balanced: bool
-
-    def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:
-        """Seconds [tokens] at the expected number of distinct experts."""
-        measured = np.interp(tokens, self.tokens, self.seconds_measured)
-        beyond = np.maximum(tokens / self.tokens[-1], 1.0)
-        if not self.balanced:
-            return np.asarray(measured * beyond, dtype=np.float64)
-        all_used = architecture.experts / architecture.active_experts
-        equivalent = distinct_experts(architecture, tokens) / architecture.active_experts
-        few = np.interp(equivalent, self.tokens, self.seconds_measured)
-        full = np.interp(all_used, self.tokens, self.seconds_measured)
-        scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
-        return np.asarray(scaled, dtype=np.float64)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecurrentTable:
-    """Times of one layer's convolution and gated delta rule: {(sequences, rows of each): seconds}.
-
-    `plain`: the recurrent form of one row; `several`: the chunk form.
-    """
-
-    plain: Mapping[tuple[int, int], float]
-    several: Mapping[tuple[int, int], float]
-
-    def seconds(self, rows: Array, batch: int) -> Array:
-        """Seconds of `rows` rows of each of `batch` sequences [rows]; linear over sequences."""
-        curve = sorted((measured, seconds) for (measured, _), seconds in self.plain.items())
-        batches, plain_s = np.array(curve, dtype=np.float64).T
-        one_s = np.interp(batch, batches, plain_s) * max(batch / batches[-1], 1.0)
-        more_s = interpolate(self.several, rows, batch)
-        return np.where(rows > 1, more_s, one_s)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OperatorTables:
-    """Operators of one device, from which a forward is summed.
-
-    `fused`: query, key and value are one product, and so are gate and up. `tensor_parallel`: the
-    degree that was measured (None: any). `experts` is keyed by (hidden, expert width, active,
-    experts, devices that share each expert, groups that share the experts), `recurrent` by one
-    device's key heads, value heads, their two dimensions and the width of the convolution;
-    `all_reduce` has (values, seconds) by number of devices. `matmul` is
-    of `weights`, the LM head's product, `head`, of bfloat16; None where both are the same.
-    """
-
-    device: DeviceSpec
-    engine: str
-    source: str
-    matmul: MatmulTable
-    attention: Attention
-    small: SmallOperators
-    head_dim: int
-    fused: bool = True
-    tensor_parallel: int | None = None
-    experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
-    recurrent: Mapping[tuple[int, ...], RecurrentTable] = dataclasses.field(default_factory=dict)
-    all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
-    weights: Weights = "bfloat16"
-    cache: Cache = "bfloat16"
-    head: MatmulTable | None = None
-
-    @property
-    def peaks(self) -> Peaks:
-        """The device's peaks for products of these weights."""
-        return product_peaks(self.device, self.weights)
-
-    def expert_table(
-        self, architecture: ModelArchitecture, split: tuple[int, int] = (1, 1)
-    ) -> ExpertTable:
-        """The table of this target's experts. Raises InputError where there is none.
-
-        split  devices that share each expert, and groups that share the experts
-        """
-        a = architecture
-        shape = (*a.expert_shape, *split)
-        if shape not in self.experts:
-            devices = split[0] * split[1]
-            over = f" over {devices} devices" if devices > 1 else ""
-            over += " by whole experts" if split[1] > 1 else ""
-            raise InputError(
-                f"the {self.engine} tables of {self.device.name} have no {self.weights} experts of"
-                f" {a.hidden} x {a.expert_ffn}, {a.active_experts} of {a.experts}{over}",
-                hint="Measure the target with `rooftree calibrate`",
-            )
-        return self.experts[shape]
-
-    def recurrent_table(self, architecture: ModelArchitecture, degree: int) -> RecurrentTable:
-        """The table of this target's recurrent layers. Raises InputError where there is none."""
-        a = architecture
-        heads = a.state_groups // degree, a.state_heads // degree
-        shape = (*heads, a.state_key_dim, a.state_value_dim, a.conv_width)
-        if shape not in self.recurrent:
-            raise InputError(
-                f"the {self.engine} tables of {self.device.name} have no gated delta rule of"
-                f" {heads[0]} and {heads[1]} heads, {shape[2]} x {shape[3]}",
-                hint="Measure the target with `rooftree calibrate`",
-            )
-        return self.recurrent[shape]
-
-
-def product_peaks(device: DeviceSpec, weights: Weights) -> Peaks:
-    """The peaks of a device for products of these weights, of 16-bit ones without others."""
-    few_bits = device.fp4_flops_per_s if weights == "nvfp4" else device.fp8_flops_per_s
-    speedup = _SPEEDUP[weights] if few_bits else 1.0
-    return Peaks(flops_per_s=device.peak_flops_per_s * speedup, bytes_per_s=device.peak_bytes_per_s)
-
-
+# One layer's latent attention and recurrence, where no table is read: seconds of launches, and
+# shares of the bandwidth and of the FLOPs' time that come to it. The first fit operator tables of
+# SGLang's decoding kernel for 16 to 128 heads, up to 128 sequences of 8191 tokens, on H100 and B200
+# within a fifth, but not on an L40S with 128 heads; of the second, convolutions were measured.
+_LATENT_S, _LATENT_READ, _LATENT_FLOPS = 15e-6, 0.9, 0.5
+_STATE_S, _STATE_RATE = 10e-6, 0.1
 # Profiles keep six digits; this factor keeps a time at the roofline from being rounded below it.
 ROUNDING = 1.0 + 1e-5
 
@@ -222,17 +55,16 @@ class ComposedForward:
                 f"tensor_parallel {tp} does not divide {a.heads} heads and {a.kv_heads}"
                 " key-value heads"
             )
-        if (not a.experts or a.sparse_layers < a.layers) and a.ffn % tp:
+        if a.sparse_layers < a.ffn_layers and a.ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.ffn}")
         if not a.experts and (self.data_parallel > 1 or self.expert_parallel):
             raise InputError(
                 f"{a.name} has no experts to share",
                 hint="Data-parallel groups of it are servers of their own: leave the option out",
             )
-        refuse_beyond_tables(a)
         if a.shared_ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
-        if self.tables.head_dim != a.head_dim:
+        if self.tables.head_dim != a.head_dim and not a.latent_rank:
             raise InputError(
                 f"the attention tables are for heads of size {self.tables.head_dim},"
                 f" {a.name} has {a.head_dim}"
@@ -240,19 +72,14 @@ class ComposedForward:
         measured = self.tables.tensor_parallel
         if measured is not None and measured != tp:
             raise InputError(f"these operator tables are of tensor_parallel {measured}, not {tp}")
-        if a.recurrent:
-            if a.state_heads % tp or a.state_groups % tp:
-                raise InputError(
-                    f"tensor_parallel {tp} does not divide {a.state_heads} and {a.state_groups}"
-                    " heads of a state"
-                )
-            self.tables.recurrent_table(a, tp)
-        if a.experts:
-            if a.experts % self.data_parallel:
-                raise InputError(
-                    f"data_parallel {self.data_parallel} does not divide {a.experts} experts"
-                )
-            self._experts()
+        if a.recurrent and (a.state_heads % tp or a.state_inner % tp):
+            raise InputError(
+                f"tensor_parallel {tp} does not divide {a.state_heads} heads of a state"
+            )
+        if a.experts % self.data_parallel:
+            raise InputError(
+                f"data_parallel {self.data_parallel} does not divide {a.experts} experts"
+            )
 
     @property
     def devices(self) -> int:
@@ -300,12 +127,17 @@ class ComposedForward:
     def prefill_s(self, tokens: ArrayLike) -> Array:
         """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only."""
         counts = np.atleast_1d(np.asarray(tokens, dtype=np.float64))
-        attention = [
-            prompt_attention_s(self.tables.attention, self.architecture, int(s), self._heads)
-            for s in counts
-        ]
+        a = self.architecture
+        if a.latent_rank:  # keys and values are made of the vectors; half of all pairs are seen
+            flops = a.heads * (a.head_dim + a.value_dim) * counts**2 / self.tensor_parallel
+            layer_s = _LATENT_S + 2 * flops / self.tables.device.peak_flops_per_s
+            attention = a.attention_layers * layer_s
+        else:
+            attention = np.array(
+                [prompt_attention_s(self.tables.attention, a, int(s), self._heads) for s in counts]
+            )
         last = self.lm_head_s(np.ones(1))
-        total: Array = self.linear_s(counts) + self.recurrent_s(counts) + np.array(attention) + last
+        total: Array = self.linear_s(counts) + self.recurrent_s(counts) + attention + last
         return total
 
     def recurrent_s(self, rows: Array, batch: int = 1) -> Array:
@@ -317,20 +149,47 @@ class ComposedForward:
         a, tp = self.architecture, self.tensor_parallel
         if not a.recurrent:
             return np.zeros_like(rows)
-        layer_s = self.tables.recurrent_table(a, tp).seconds(rows, batch)
+        table = self.tables.recurrent_table(a, tp)
         moved_s = 2 * 4 * a.state_values / tp * batch / self.tables.matmul.read_bytes_per_s
-        return np.asarray(a.recurrent_layers * np.maximum(layer_s, moved_s), dtype=np.float64)
+        if table is None:
+            row_flops = a.recurrent_row_flops / a.recurrent_layers - 2 * a.recurrent_matrices
+            rate = _STATE_RATE * self.tables.device.peak_flops_per_s * tp
+            layer_s = _STATE_S + moved_s + batch * rows * row_flops / rate
+        else:
+            layer_s = np.maximum(table.seconds(rows, batch), moved_s)
+        return np.asarray(a.recurrent_layers * layer_s, dtype=np.float64)
+
+    @property
+    def estimated(self) -> tuple[str, ...]:
+        """The parts that no table was read of, whose times are of bytes and FLOPs."""
+        a, parts = self.architecture, unread_parts(self.architecture)
+        unread = self.tables.recurrent_table(a, self.tensor_parallel) is None
+        if a.recurrent and unread and "recurrent layers" not in parts:
+            parts.append("recurrent layers")
+        return (*parts, *(["experts"] if a.experts and self._experts().estimated else ()))
+
+    def _latent_s(self, rows: int, tokens: Array, batch: int) -> Array:
+        """One layer's latent attention over `tokens` for each row [tokens], keys absorbed."""
+        a, device = self.architecture, self.tables.device
+        moved = CACHE_BYTES[self.tables.cache] * batch * tokens * a.cached_width
+        flops = 2 * batch * rows * tokens * sum(a.attention_widths) / self.tensor_parallel
+        read_s = moved / (_LATENT_READ * device.peak_bytes_per_s)
+        seconds: Array = _LATENT_S + read_s + _LATENT_FLOPS * flops / device.peak_flops_per_s
+        return seconds
 
     def attention_s(self, rows: int, context: Array, batch: int = 1) -> Array:
         """Seconds of all layers' attention, for one row count over each context [contexts]."""
         a = self.architecture
+        if a.latent_rank:
+            return a.attention_layers * self._latent_s(rows, context + rows / 2, batch)
         if a.sliding_window is None:
             return a.attention_layers * self._layer_attention_s(rows, context, batch)
         seen = np.minimum(context, a.sliding_window)
         windowed = (a.layers - a.full_layers) * self._layer_attention_s(rows, seen, batch)
         if not a.full_layers:
             return windowed
-        return windowed + a.full_layers * self._layer_attention_s(rows, context, batch)
+        wider = max(a.full_score_ratio, a.full_cached_width / a.cached_width)
+        return windowed + wider * a.full_layers * self._layer_attention_s(rows, context, batch)
 
     def _layer_attention_s(self, rows: int, context: Array, batch: int) -> Array:
         a, tp = self.architecture, min(self.tensor_parallel, self.architecture.kv_heads)
@@ -347,12 +206,14 @@ class ComposedForward:
 
     def linear_s(self, rows: Array) -> Array:
         """Seconds of all but attention and LM head over `rows` [rows], all sequences together."""
-        a, small = self.architecture, self.tables.small
+        a, tables, small = self.architecture, self.tables, self.tables.small
         layer = a.layer_norms * small.seconds("norm", rows, a.hidden)
         ends = small.seconds("embedding", rows, a.hidden) + small.seconds("norm", rows, a.hidden)
         attention_s = self._all_reduce_s(rows, self.tensor_parallel)
         ffn_s = self._all_reduce_s(rows * self.data_parallel, self.devices)
-        layers = a.layers * (layer + attention_s + ffn_s)
+        mixers = a.layers if a.ffn_layers == a.layers else a.layers - a.ffn_layers
+        layers = a.layers * layer + mixers * attention_s + a.ffn_layers * ffn_s
+        layers = layers + 2 * a.other_weights / tables.matmul.read_bytes_per_s
         layers = layers + a.attention_layers * self._projections_s(rows)
         layers = layers + a.recurrent_layers * self._recurrent_projections_s(rows)
         total: Array = layers + self._ffn_s(rows) + ends
@@ -361,23 +222,47 @@ class ComposedForward:
     def products(self) -> list[tuple[str, int, int]]:
         """(name, n, k) of a layer's matrix products and of the LM head, on one device."""
         a, tp = self.architecture, self.tensor_parallel
+        if a.latent_rank:
+            return [*self._latent_products(), *self._other_products()]
         value, key = a.query_width // tp, a.head_dim * self._heads[1]
         query = value * (2 if a.gated_attention else 1)
         if self.tables.fused:
             shapes = [("query, key and value", query + 2 * key, a.hidden)]
         else:
             shapes = [("query", query, a.hidden), ("key", key, a.hidden), ("value", key, a.hidden)]
-        shapes.append(("output", a.hidden, value))
+        return [*shapes, ("output", a.hidden, value), *self._other_products()]
+
+    def _latent_products(self) -> list[tuple[str, int, int]]:
+        """(name, n, k) of a layer's latent attention, which multiplies with keys absorbed."""
+        a, heads = self.architecture, self.architecture.heads // self.tensor_parallel
+        query = heads * a.head_dim
+        shapes = [("key and value", a.cached_width, a.hidden)]
+        if a.query_rank:
+            shapes = [("query, key and value", a.cached_width + a.query_rank, a.hidden)]
+        return [
+            *shapes,
+            ("query", query, a.query_rank or a.hidden),
+            ("key", a.latent_rank, heads * (a.head_dim - a.rope_dim)),
+            ("value", heads * a.value_dim, a.latent_rank),
+            ("output", a.hidden, heads * a.value_dim),
+        ]
+
+    def _other_products(self) -> list[tuple[str, int, int]]:
+        """(name, n, k) of what is not attention: of states, FFNs and the LM head."""
+        a, tp = self.architecture, self.tensor_parallel
+        shapes = []
         if a.recurrent:
             inner = a.state_inner // tp
-            shapes.append(("state input", a.conv_channels // tp + inner, a.hidden))
-            shapes.append(("state gates", 2 * a.state_heads // tp, a.hidden))
+            gates = a.state_heads * (2 if a.recurrent == "gated_delta" else 1) // tp
+            made = (a.recurrent_matrices // a.hidden - a.state_inner) // tp
+            shapes.append(("state input", made - gates, a.hidden))
+            shapes += [("state gates", gates, a.hidden)] if gates else []
             shapes.append(("state output", a.hidden, inner))
         if a.experts:
             shapes.append(("router", a.experts + a.shared_gate, a.hidden))
         if a.shared_ffn:
             shapes += self._dense_products(a.shared_ffn)
-        if a.sparse_layers < a.layers:
+        if a.sparse_layers < a.ffn_layers:
             shapes += self._dense_products(a.ffn)
         return [*shapes, ("LM head", a.vocab // tp, a.hidden)]
 
@@ -397,7 +282,7 @@ class ComposedForward:
 
     def _projections_s(self, rows: Array) -> Array:
         a, tp, small = self.architecture, self.tensor_parallel, self.tables.small
-        names = ("query, key and value", "query", "key", "value", "output")
+        names = ("query, key and value", "key and value", "query", "key", "value", "output")
         total = self._products_s(rows, names)
         heads_width = a.query_width // tp + a.head_dim * self._heads[1]
         if a.qk_norm:
@@ -418,19 +303,23 @@ class ComposedForward:
         """Seconds of all layers' FFNs [rows]."""
         a = self.architecture
         total = np.zeros_like(rows)
-        if a.sparse_layers < a.layers:
-            total = (a.layers - a.sparse_layers) * self._dense_ffn_s(rows, a.ffn)
+        if a.sparse_layers < a.ffn_layers:
+            total = (a.ffn_layers - a.sparse_layers) * self._dense_ffn_s(rows, a.ffn)
         if not a.experts:
             return total
-        everywhere = rows * self.data_parallel
+        layer = self._products_s(rows, ("router",))
+        if a.shared_ffn:
+            layer = layer + self._dense_ffn_s(rows, a.shared_ffn)
+        return np.asarray(total + a.sparse_layers * layer + self.experts_s(rows), dtype=np.float64)
+
+    def experts_s(self, rows: Array) -> Array:
+        """Seconds of all layers' experts [rows], those of the other groups' rows included."""
+        a, everywhere = self.architecture, rows * self.data_parallel
         measured = self._experts().seconds(a, everywhere)
         used = distinct_experts(a, everywhere) / self.devices
         moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * used
         read_s = moved / self.tables.matmul.read_bytes_per_s
-        layer = self._products_s(rows, ("router",)) + np.maximum(measured, read_s)
-        if a.shared_ffn:
-            layer = layer + self._dense_ffn_s(rows, a.shared_ffn)
-        return np.asarray(total + a.sparse_layers * layer, dtype=np.float64)
+        return np.asarray(a.sparse_layers * np.maximum(measured, read_s), dtype=np.float64)
 
     def _dense_ffn_s(self, rows: Array, width: int) -> Array:
         matmul, small = self.tables.matmul, self.tables.small
@@ -443,7 +332,8 @@ class ComposedForward:
         total = np.zeros_like(rows)
         for name, n, k in self.products():
             if name in names:
-                total = total + self.tables.matmul.seconds(rows, n, k)
+                table = self.tables.head if name == "router" else None
+                total = total + (table or self.tables.matmul).seconds(rows, n, k)
         return total
 
     def _all_reduce_s(self, rows: Array, devices: int) -> Array:
@@ -466,12 +356,17 @@ class ComposedForward:
         )
 
 
-def refuse_beyond_tables(architecture: ModelArchitecture) -> None:
-    """Raise InputError for a target with layers that no table holds."""
-    if architecture.beyond_tables:
-        raise InputError(
-            f"no forward of {architecture.name} is composed: {architecture.beyond_tables}"
-        )
+def unread_parts(architecture: ModelArchitecture) -> list[str]:
+    """The parts of a target of which no operator tables are read."""
+    a = architecture
+    parts = {
+        "latent attention": a.latent_rank,
+        "attention of another shape": a.full_cached_width != a.cached_width,
+        "layers that share keys": a.shared_kv_layers,
+        "recurrent layers": a.recurrent not in ("", "gated_delta"),
+        "other matrices": a.other_weights,
+    }
+    return [name for name, size in parts.items() if size]
 
 
 def prompt_attention_s(
@@ -488,4 +383,5 @@ def prompt_attention_s(
         return a.attention_layers * full
     windowed = attention.on_nothing(a.sliding_window, 1, *heads)
     windowed *= 2 * tokens / a.sliding_window - 1
-    return a.full_layers * full + (a.layers - a.full_layers) * min(windowed, full)
+    wide = a.full_layers * a.full_score_ratio * full
+    return wide + (a.layers - a.full_layers) * min(windowed, full)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
 from costmodel.compose.aiconfigurator import ENGINES, load_published
 from costmodel.compose.attention import TileForm
 from costmodel.compose.llmservingsim import folder_subject, load_folder
-from costmodel.compose.operators import CHUNK_ROWS, ComposedForward, refuse_beyond_tables
+from costmodel.compose.operators import CHUNK_ROWS, ComposedForward
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile
@@ -50,6 +51,8 @@ CHECKED_ERROR = 0.025
 # Share of the difference between the form of verifications and that of prompts that is doubted: no
 # verification of the former was published.
 FORM_DOUBT = 0.5
+# Relative error of the parts that are estimated from bytes and FLOPs.
+ESTIMATE_ERROR = 0.4
 _CHECKED_ROWS = tuple(rows for rows in ROWS if rows <= 256)
 
 
@@ -60,16 +63,18 @@ class ErrorBar:
     `sums`: error against measured forwards of another device. `tables`: mean disagreement with
     other tables of the same device, or of the table with itself when a shape is left out.
     `attention`: doubt that the keys of a verification are split over idle multiprocessors.
+    `estimated`: that of the parts that no table was read of, by their share.
     """
 
     sums: float = CHECKED_ERROR
     tables: float = 0.0
     attention: float = 0.0
+    estimated: float = 0.0
 
     @property
     def total(self) -> float:
-        """The three as independent errors."""
-        return float(np.sqrt(self.sums**2 + self.tables**2 + self.attention**2))
+        """All as independent errors."""
+        return math.hypot(self.sums, self.tables, self.attention, self.estimated)
 
     @property
     def text(self) -> str:
@@ -79,6 +84,8 @@ class ErrorBar:
             parts.append(f"{self.tables:.1%} as operator tables of this device differ")
         if self.attention:
             parts.append(f"{self.attention:.1%} as splitting keys in a verification is unverified")
+        if self.estimated:
+            parts.append(f"{self.estimated:.1%} as parts are estimated")
         return "; ".join(parts)
 
 
@@ -108,13 +115,12 @@ def compose(options: ComposeOptions) -> Profile:
     if options.device_name is None:
         raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
     device, target = find_device(options.device_name), options.target
-    refuse_beyond_tables(target)
 
     def forward(engine: str) -> ComposedForward:
         tables = load_published(
             device,
             engine,
-            head_dim=target.head_dim,
+            head_dim=table_heads(target),
             experts=bool(target.experts),
             weights=options.weights,
             cache=options.cache,
@@ -137,6 +143,11 @@ def compose(options: ComposeOptions) -> Profile:
         except RooftreeError:
             continue  # its tables lack an operator, so they say nothing on the error bar
     return composed_profile(chosen, error_bar(chosen, others))
+
+
+def table_heads(architecture: ModelArchitecture) -> int:
+    """The size of heads of the attention tables to read; for latent ones it does not matter."""
+    return 128 if architecture.latent_rank else architecture.head_dim
 
 
 def _compose_folder(options: ComposeOptions, folder: Path) -> Profile:
@@ -166,8 +177,26 @@ def error_bar(forward: ComposedForward, others: Sequence[ComposedForward] = ()) 
         interpolated = any((n, k) not in matmul.shapes for _, n, k in forward.products())
         gaps = [matmul.left_out_error()] if interpolated else []
     return ErrorBar(
-        tables=float(np.mean(gaps)) if gaps else 0.0, attention=FORM_DOUBT * _form_gap(forward)
+        tables=float(np.mean(gaps)) if gaps else 0.0,
+        attention=FORM_DOUBT * _form_gap(forward),
+        estimated=ESTIMATE_ERROR * _estimated_share(forward),
     )
+
+
+def _estimated_share(forward: ComposedForward) -> float:
+    """Mean share of time of the parts that are estimated."""
+    if not forward.estimated:
+        return 0.0
+    contexts, parts = np.array(CONTEXTS, dtype=np.float64), set(forward.estimated)
+    attends = bool(parts - {"recurrent layers", "experts"})
+    shares = []
+    for rows in _CHECKED_ROWS:
+        one, part = np.array([float(rows)]), np.zeros(len(contexts))
+        part = part + (forward.attention_s(rows, contexts) if attends else 0.0)
+        part = part + (forward.recurrent_s(one) if "recurrent layers" in parts else 0.0)
+        part = part + (forward.experts_s(one) if "experts" in parts else 0.0)
+        shares.append(float(np.mean(part / forward.seconds(rows, contexts)[0])))
+    return float(np.mean(shares))
 
 
 def _without_attention_s(forward: ComposedForward, rows: Array) -> Array:
@@ -326,6 +355,8 @@ def _note(forward: ComposedForward, bar: ErrorBar) -> str:
     outside = forward.extrapolated()
     if outside:
         parts.append(f"utilisation carried beyond the tables: {', '.join(outside)}")
+    if forward.estimated:
+        parts.append(f"estimated from bytes and FLOPs: {', '.join(forward.estimated)}")
     if a.recurrent:
         parts.append(
             "recurrent layers: the chunk rule's kernel, which moves each state twice; of trees up"

@@ -12,7 +12,9 @@ import numpy as np
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, device_slug, load_devices, load_targets
 from costmodel.compose.aiconfigurator import SYSTEMS, load_published
-from costmodel.compose.operators import ComposedForward, OperatorTables
+from costmodel.compose.operators import ComposedForward
+from costmodel.compose.profiles import table_heads
+from costmodel.compose.tables import OperatorTables
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ProvenanceKind
@@ -67,7 +69,7 @@ def composes(
     device: DeviceSpec, architecture: ModelArchitecture, degree: int, weights: Weights = "bfloat16"
 ) -> str:
     """The reason why no profile of this degree is composed; empty where one is."""
-    tables = _tables(device, architecture.head_dim, bool(architecture.experts), weights)
+    tables = _tables(device, table_heads(architecture), bool(architecture.experts), weights)
     if isinstance(tables, RooftreeError):
         return tables.problem
     try:
@@ -124,10 +126,8 @@ def _rows(
             yield _stored(slug, name, plain, None)
             continue
         degrees: tuple[int, ...] = ()
-        reason = architecture.beyond_tables
-        if device is None or slug not in SYSTEMS:
-            reason = reason or _NO_TABLES
-        elif not reason:
+        reason = _NO_TABLES
+        if device is not None and slug in SYSTEMS:
             reasons = [composes(device, architecture, n, weights) for n in DEGREES]
             degrees = tuple(n for n, why in zip(DEGREES, reasons, strict=True) if not why)
             reason = "" if degrees else reasons[0]

@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name
-from costmodel.compose.operators import ROUNDING, product_peaks
+from costmodel.compose.operators import ROUNDING
 from costmodel.compose.profiles import ProfileParts, assemble, columns
+from costmodel.compose.tables import product_peaks
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError
 from costmodel.io import now_utc

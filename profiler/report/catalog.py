@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from costmodel.catalog import DeviceSpec, TargetEntry
+from costmodel.compose.operators import unread_parts
 from costmodel.compose.support import Support
 from costmodel.hf_config import config_fields
 from profiler.report.console import print_table
@@ -75,7 +76,8 @@ def target_record(entry: TargetEntry) -> dict[str, Any]:
         "cache_bytes_per_token": 2 * a.token_values,
         "state_bytes": int(a.state_bytes()),
         "positions": entry.positions,
-        "plan": a.beyond_tables or "from a profile, stored or composed from operator tables",
+        "plan": "from a profile, stored or composed from operator tables"
+        + (f"; estimated: {', '.join(parts)}" if (parts := unread_parts(a)) else ""),
     }
 
 
@@ -95,8 +97,7 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
     print_table(("target", "kind", "size", "active", "cache", "plan"), rows)
     click.echo(
         "size and active: billions of parameters; cache: kB of a token in bfloat16.\n"
-        "plan: `no` unless measured: no operator tables of latent attention, attention of several\n"
-        "shapes, or recurrent layers but the gated delta rule's are read.\n"
+        "plan: `partly` where parts are estimated, of which no operator tables are read.\n"
         "Any hub id or config.json works too; `rooftree targets NAME` shows one."
     )
 
@@ -109,7 +110,7 @@ def _kind(entry: TargetEntry) -> str:
 
 def _plan(entry: TargetEntry) -> str:
     a = entry.architecture
-    return "no" if a.beyond_tables else "yes"
+    return "partly" if unread_parts(a) else "yes"
 
 
 def _billions(count: int) -> str:

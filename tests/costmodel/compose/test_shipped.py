@@ -156,7 +156,7 @@ def test_what_is_composed_is_what_the_tables_hold():
     assert degrees("qwen3-8b") == [1, 2, 4, 8]
     assert degrees("glm-4-9b-0414") == [1, 2, 4, 8]  # two key-value heads, which devices repeat
     assert degrees("qwen3-30b-a3b") == [1, 2, 4, 8]
-    assert degrees("openai/gpt-oss-20b") == []  # in bfloat16
+    assert degrees("openai/gpt-oss-120b") == [1, 2, 4, 8]
 
 
 def test_a_profile_for_a_device_without_bfloat16_is_of_float16():

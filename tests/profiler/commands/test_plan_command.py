@@ -88,14 +88,6 @@ def test_a_gpu_and_its_price_may_have_different_names_of_one_device(run):
     assert code == 2 and "the price of h100 is given twice" in err
 
 
-@pytest.mark.parametrize("degree", ["1", "8"])
-def test_latent_attention_is_the_reason_at_any_degree(run, degree):
-    asked = ["--target", "DeepSeek-V3", "--tp", degree]
-    for words in ([*ASKED, "--gpus", "b200", *asked], ["compose", "--device", "b200", *asked]):
-        code, _, err = run(*words)
-        assert code == 2 and "latent attention, whose operator tables are not read" in err
-
-
 RANGES = r"trees to (\d+), chains"
 
 
