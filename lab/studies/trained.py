@@ -50,13 +50,18 @@ def _history(run: Mapping[str, Any]) -> str:
             "",
             "| after step | chain of 7, tokens a verification | best-first tree of 16 nodes |",
             "|---|---|---|",
-            *(f"| {row['step']:,.0f} | {row['chain']:.2f} | {row['tree']:.2f} |" for row in rows),
+            *(f"| {row['step']:,.0f} | {row['chain']:.2f} | {_tree(row)} |" for row in rows),
             "",
             f"| first i places right | {' | '.join(map(str, depths))} |",
             "|---" * (len(depths) + 1) + "|",
             f"| share of blocks | {' | '.join(shares)} |",
         ]
     )
+
+
+def _tree(row: Mapping[str, float]) -> str:
+    """Of marginals; training builds no trees of scores that depend on the token before."""
+    return f"{row['tree']:.2f}" if "tree" in row else "-"
 
 
 def _openings(run: Mapping[str, Any]) -> str:

@@ -148,26 +148,6 @@ class TestAgainstTheAlgorithm:
         assert any(step[4] > 0 for step in told) and any(step[5] < 0 for step in told)
 
 
-class TestPieces:
-    def test_a_decline_over_three_windows_rolls_back_and_forgets(self):
-        settings = BanditSettings(interval_queries=2)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        for _ in range(10):
-            bandit.after(query())
-        bandit.values.update(heads=0.3, full=0.1)
-        found = []
-        for tokens in (30, 40, 40, 35, 30, 25, 50, 20):
-            first, second = bandit.after(query(tokens=tokens)), bandit.after(query(tokens=tokens))
-            assert not (first.window or first.good or first.rollback)
-            assert second.window
-            found.append((second.good, second.rollback))
-        # 40, 35, 30 is a decline over three; 25 is then the first window of a new count.
-        falls = [False, False, False, False, True, False, False, False]
-        goods = [True, True, True, False, False, True, True, False]
-        assert found == list(zip(goods, falls, strict=True))
-        assert bandit.events == 0 and bandit.values == {"heads": 0.0, "full": 0.0}
-
-
 class TestAlwaysUpdate:
     @pytest.mark.parametrize("every", [1, 8])
     def test_the_whole_drafter_every_so_many_queries(self, every):
