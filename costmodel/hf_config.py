@@ -21,6 +21,8 @@ from costmodel.hf_layers import (
     with_usual_names,
 )
 
+# Kinds whose sizes are those of another, under the same names.
+SAME = {"gemma4_unified_text": "gemma4_text", "kimi_k2": "deepseek_v3"}
 # Other kinds whose FFN has two matrices.
 UNGATED = frozenset(
     (
@@ -124,9 +126,8 @@ def _text_fields(config: Any) -> Fields:
     fields = config_fields(config)
     if isinstance(fields.get("text_config"), Mapping) and fields["text_config"]:
         fields = {"tie_word_embeddings": fields.get("tie_word_embeddings")} | fields["text_config"]
-    if fields.get("model_type") == "gemma4_unified_text":
-        fields = {**fields, "model_type": "gemma4_text"}
-    return fields
+    label = str(fields.get("model_type"))
+    return {**fields, "model_type": SAME[label]} if label in SAME else fields
 
 
 def config_fields(config: Any) -> Fields:

@@ -75,6 +75,7 @@ def test_two_sequences_of_different_lengths(kind, more, indexers, afresh):
     values = sum(plane[:, 0, :, 0].numel() for plane in cache.planes)
     width = more["kv_lora_rank"] + MORE["qk_rope_head_dim"]
     assert values == model.config.num_hidden_layers * width + indexers * INDEX_WIDTH
+    assert values == target.architecture.token_values  # of plans
 
 
 @pytest.mark.parametrize("fault", ["all keys", "another order"])
