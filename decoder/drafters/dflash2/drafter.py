@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from decoder.acceptance.drawn import LevelDistributions
+from decoder.device import to_device
 from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.conditional import Slots, check_tables, pair_lattice, score_pairs
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.drafters.dflash2.model import DFlash2Model
 from decoder.model.runtime.capture import Tensors
+from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
 
 
 class DFlash2Drafter(DFlashDrafter):
-    """Drafts as DFlash does; the selector scores all pairs of adjacent candidates at once.
+    """Drafts as DFlash does; the selector scores all pairs of adjacent candidates at once."""
 
-    A sampled tree would need the selector's q over the whole vocabulary, which it does not have.
-    """
-
-    draws: Draws = "never"
+    draws: Draws = "levels"
     model_type = DFlash2Model
     model: DFlash2Model
 
@@ -46,3 +46,31 @@ class PairScores(BlockScores):
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> PairLattice:
         return pair_lattice(outputs[0], request.depth)
+
+    def distributions(
+        self, outputs: Tensors, bonus: torch.Tensor, temperature: float
+    ) -> LevelDistributions:
+        return PairDistributions(outputs[0], self._drafter.target.architecture.vocab)
+
+
+class PairDistributions(LevelDistributions):
+    """The selector's q behind each node of a tree that is drawn: of its candidates alone."""
+
+    def __init__(self, packed: torch.Tensor, vocab: int) -> None:
+        """packed: as `score_pairs` gives it, at the temperature of the draws"""
+        self._tokens, self._chances = packed[..., 0].long(), packed[..., 1:].float()
+        self._vocab = vocab
+
+    def root(self) -> torch.Tensor:
+        return self._spread(0, self._chances[0, :1])
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        row, drawn = frontier.depth, to_device(frontier.tokens, self._tokens.device)
+        before = (self._tokens[row - 1] == drawn[:, None]).long().argmax(-1)
+        return self._spread(row, self._chances[row, before])
+
+    def _spread(self, row: int, chances: torch.Tensor) -> torch.Tensor:
+        """q [F, vocab] of a position's candidates, of their probabilities [F, K]."""
+        q = chances.new_zeros(len(chances), self._vocab)
+        share = (chances / chances.sum(-1, keepdim=True)).nan_to_num(0.0)
+        return q.index_copy_(1, self._tokens[row], share)

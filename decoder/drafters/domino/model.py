@@ -56,7 +56,7 @@ class Correction:
         hidden = model.config.shape.hidden
         self._of_inputs = join([linear_of(gru.weight_ih_l0)])
         self._of_hidden = join([linear_of(first.weight[:, :hidden])])
-        # A state enters the gates of the next token and the correction of its own slot.
+        # A state enters the gates of the next token and the correction in its own slot.
         parts = gru.weight_hh_l0, first.weight[:, hidden:]
         self._of_states = join([linear_of(torch.cat(parts))])
         self._sizes = len(gru.weight_hh_l0), model.config.width
@@ -66,10 +66,13 @@ class Correction:
         """The state of the empty path, with its part of the gates: [1, 4 * state]."""
         return self._outputs.new_zeros(1, 4 * self._model.config.state)
 
-    def step(self, hidden: torch.Tensor, slots: Slots) -> Step:
-        """The step of `grow_levels` over slots, of hidden states [rows, hidden]."""
-        plain, zero = self._model.config.plain_slots, slots.scores.new_zeros(())
-        of_hidden, outputs = self._of_hidden(hidden), self._outputs[slots.places].float()
+    def step(self, hidden: torch.Tensor, slots: Slots | None) -> Step:
+        """The step of `grow_levels` over slots, of hidden states [rows, hidden].
+
+        Without slots it corrects the whole head.
+        """
+        plain, of_hidden = self._model.config.plain_slots, self._of_hidden(hidden)
+        outputs = None if slots is None else self._outputs[slots.places].float()
 
         def step(
             row: int, states: torch.Tensor, tokens: torch.Tensor
@@ -77,9 +80,11 @@ class Correction:
             states = self._next(states, self._target.embed(tokens))
             gates, of_state = self._of_states(states).split(self._sizes, dim=-1)
             after = torch.cat((states, gates), dim=-1)
-            if row < plain:
-                return after, zero.expand(len(tokens), outputs.shape[1])
             inner = functional.silu(of_hidden[row] + of_state)
+            if row < plain:
+                inner = torch.zeros_like(inner)
+            if outputs is None:
+                return after, functional.linear(inner, self._outputs).float()
             return after, inner.float() @ outputs[row].T
 
         return step

@@ -12,7 +12,7 @@ from decoder.drafters.dflash2.drafter import DFlash2Drafter
 from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.profiling.probe import time_drafter
-from decoder.tree.draft_tree import chain
+from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     CONDITIONAL,
@@ -24,6 +24,7 @@ from tests.decoder.draft_models import (
     write_checkpoint,
 )
 from tests.decoder.drafters.test_dflash import WINDOWED, reference, reference_states
+from tests.decoder.tree.test_pairs import paths_of
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -32,6 +33,9 @@ PROMPT, ACCEPTED, BLOCK = [5, 17, 3, 88, 41, 2, 2, 60], [3, 0, 4], 5
 
 def request(temperature=1.0):
     return DraftRequest(depth=BLOCK, width=VOCAB, growth=TopPaths(), temperature=temperature)
+
+
+SHAPE = best_first(Lattice(np.ones((4, 3), np.int64), np.full((4, 3), 0.5)), 20)
 
 
 def flat(config):
@@ -107,6 +111,17 @@ def test_dflash2(tmp_path, variant, temperature):
                     best = tokens[int(np.argmax(scores))]
             walk.append(best)
         assert chain(pairs, BLOCK).tokens.tolist() == walk[1:]
+        if variant == "nested":
+            drawn = session.draw(context, SHAPE, temperature, torch.Generator().manual_seed(3))
+            for row, path in enumerate([[], *paths_of(drawn)]):
+                if drawn.sources[row] >= 0:
+                    d, a = len(path), path[-1] if path else walk[0]
+                    tokens = logits[d].topk(4).indices
+                    scores = logits[d, tokens] + after[tokens] @ (before[a] * between[d])
+                    q = drawn.q[drawn.sources[row]]
+                    given = (scores / temperature).softmax(-1)
+                    torch.testing.assert_close(q[tokens], given, atol=1e-5, rtol=0)
+                    assert float(q.sum()) == pytest.approx(1.0)
 
 
 def path_logits(config, tensors, target, states, path):
@@ -164,6 +179,13 @@ def test_domino(tmp_path, plain, frontier, whole):
             logits[others] = -torch.inf
             walk.append(int(logits.argmax()))
         assert chain(tree, BLOCK).tokens.tolist() == walk[1:]
+        drawn = session.draw(context, SHAPE, 0.8, torch.Generator().manual_seed(3))
+        for row, path in enumerate([[], *paths_of(drawn)]):
+            if drawn.sources[row] >= 0:
+                logits = path_logits(config, tensors, target, states, [walk[0], *path])
+                logits[others] = -torch.inf
+                q = drawn.q[drawn.sources[row]]
+                torch.testing.assert_close(q, (logits / 0.8).softmax(-1), atol=1e-5, rtol=0)
 
 
 NOTHING = {

@@ -141,7 +141,7 @@ class TestTheSameCandidates:
             assert places == {1024, 2048}
 
     @torch.inference_mode()
-    @pytest.mark.parametrize("case", ["eagle3", "autoregressive"])
+    @pytest.mark.parametrize("case", ["dflash2", "domino", "eagle3", "autoregressive"])
     def test_drawn_trees_have_the_same_q(self, tmp_path, case):
         eager, graphed, _ = pair(tmp_path, case)
         parents, depths = np.array([0, 0, 1, 1, 2, 3]), np.array([1, 1, 2, 2, 2, 3])
