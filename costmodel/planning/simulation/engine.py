@@ -5,9 +5,9 @@ cache allow. A step decodes every running request once and fills its remaining t
 cut into chunks. (An engine that never mixes the two runs prompts alone while there are any.) The
 last chunk of a prompt gives the first token of the answer.
 
-Nothing is preempted: from its admission on a request holds `MemoryRule.tokens_held` cached tokens.
-A real engine whose answers outgrow the cache evicts a request and prefills it again, which costs
-more than is simulated. Prefixes are not shared, and all requests have the same priority.
+An engine that admits by the whole answer holds the cache for it. Another admits by the prompt; when
+the answers outgrow the cache, the last request to decode is evicted, and prefills all its tokens
+again before others are admitted. Prefixes are not shared, and all have the same priority.
 """
 
 from __future__ import annotations
@@ -127,13 +127,14 @@ def import_simpy() -> Any:
 class _Sequence:
     """One admitted request."""
 
-    __slots__ = ("context", "index", "left", "prompt_left", "share")
+    __slots__ = ("context", "held", "index", "left", "prompt_left", "share")
 
-    def __init__(self, index: int, prompt: int, output: int) -> None:
+    def __init__(self, index: int, prompt: int, output: int, held: float) -> None:
         self.index = index
         self.context = prompt  # cached tokens once it decodes
         self.prompt_left = prompt
         self.left = output
+        self.held = held  # tokens of the cache
         self.share = 0  # prompt tokens in the current step
 
 
@@ -173,16 +174,24 @@ class _Engine:
         self._arrival_s: list[float] = requests.arrival_s.tolist()
         self._prompt: list[int] = requests.prompt_tokens.tolist()
         self._output: list[int] = requests.output_tokens.tolist()
-        self._held: list[float] = [
-            server.held_tokens(server.rules.memory.tokens_held(p, o))
+        ends = [
+            (server.held_tokens(float(p)), server.held_tokens(float(p + o)))
             for p, o in zip(self._prompt, self._output, strict=True)
         ]
-        _check_fits(requests, server, self._held)
+        _check_fits(requests, server, [end for _, end in ends])
+        whole = server.rules.memory.whole_answer
+        self._held = [end if whole else start for start, end in ends]
+        # Tokens of the cache that a token of the answer adds: windows and states hold fewer.
+        self._growth = [
+            0.0 if whole else (end - start) / o
+            for (start, end), o in zip(ends, self._output, strict=True)
+        ]
         _check_room(server, committed.speculation)
         self._next = 0  # the first request that is not admitted
         self._free = server.cache_tokens
         self._prefilling: list[_Sequence] = []
         self._decoding: list[_Sequence] = []
+        self._evicted: list[_Sequence] = []
         self._context = 0  # cached tokens of all that decode
         self._admitted_s, self._first_s, self._last_s = ([0.0] * len(requests) for _ in range(3))
         self._idle: list[tuple[float, float]] = []
@@ -215,14 +224,23 @@ class _Engine:
     def _admit(self, now: float) -> None:
         arrival_s, held, count = self._arrival_s, self._held, len(self._held)
         room = self._server.max_sequences - len(self._prefilling) - len(self._decoding)
-        while room and self._next < count and arrival_s[self._next] <= now:
-            index = self._next
-            if held[index] > self._free:
+        while room:
+            if self._evicted:
+                sequence = self._evicted[-1]
+            elif self._next < count and arrival_s[self._next] <= now:
+                index = self._next
+                sequence = _Sequence(index, self._prompt[index], self._output[index], held[index])
+            else:
                 break
-            self._free -= held[index]
-            self._admitted_s[index] = now
-            self._prefilling.append(_Sequence(index, self._prompt[index], self._output[index]))
-            self._next += 1
+            if sequence.held > self._free:
+                break
+            if self._evicted:
+                self._evicted.pop()
+            else:
+                self._admitted_s[sequence.index] = now
+                self._next += 1
+            self._free -= sequence.held
+            self._prefilling.append(sequence)
             room -= 1
 
     def _compose(self) -> tuple[list[_Sequence], int]:
@@ -241,9 +259,13 @@ class _Engine:
     def _decode(self, now: float) -> None:
         committed = self._committed.draw(len(self._decoding))
         finished = False
+        growth = self._growth
         for sequence, tokens in zip(self._decoding, committed, strict=True):
             sequence.left -= tokens
             sequence.context += tokens
+            added = growth[sequence.index] * tokens
+            sequence.held += added
+            self._free -= added
             if sequence.left <= 0:
                 finished = True
                 self._context -= sequence.context - tokens
@@ -252,13 +274,25 @@ class _Engine:
                 self._context += tokens
         if finished:
             self._decoding = [sequence for sequence in self._decoding if sequence.left > 0]
+        while self._free < 0 and len(self._decoding) > 1:
+            self._evict(self._decoding.pop())
+
+    def _evict(self, sequence: _Sequence) -> None:
+        """Free the cache of a request, which then prefills its prompt and answer so far."""
+        self._context -= sequence.context
+        self._free += sequence.held
+        sequence.context += 1  # the last token was not cached yet
+        sequence.held += self._growth[sequence.index]
+        sequence.prompt_left = sequence.context
+        self._evicted.append(sequence)
 
     def _prefill(self, now: float) -> None:
         for sequence in self._prefilling:
             sequence.prompt_left -= sequence.share
             if sequence.prompt_left:
                 continue
-            self._first_s[sequence.index] = now
+            if sequence.context == self._prompt[sequence.index]:
+                self._first_s[sequence.index] = now
             sequence.left -= 1
             if sequence.left:
                 self._decoding.append(sequence)
@@ -269,7 +303,7 @@ class _Engine:
 
     def _finish(self, sequence: _Sequence, now: float) -> None:
         self._last_s[sequence.index] = now
-        self._free += self._held[sequence.index]
+        self._free += sequence.held
 
     def result(self) -> SimulationResult:
         return SimulationResult(

@@ -134,13 +134,24 @@ def replay(server: Server, requests: Trace, most_running: int, seed: int = 0) ->
     if not points:
         raise InputError("not one of the requests fits into the server's cache")
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
-    limits = _limits(server, points[-1].running)
     speculation = speculation_of(points, server.acceptance)
+    limits = _limits(server, requests.means, points, most_running)
     grid = step_grid(server, points, longest)
     return simulate(requests, limits, grid, speculation, np.random.default_rng(seed))
 
 
-def _limits(server: Server, most: int) -> SimulatedServer:
+def _limits(
+    server: Server, traffic: Traffic, points: Sequence[OperatingPoint], most_running: int
+) -> SimulatedServer:
+    """Limits of a server: its cache, and the sequences of its points.
+
+    Where the points end because the mean request would fill the cache, the cache alone decides, of
+    an engine that evicts and while verifications leave half of a step.
+    """
+    most, memory = points[-1].running, server.rules.memory
+    rows = most_running * (points[-1].nodes + 1)
+    if not memory.whole_answer and most >= server.most_running(traffic):
+        most = most_running if rows <= server.rules.step_tokens / 2 else most
     return SimulatedServer(
         rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=most,
         held_tokens=server.held_tokens,
@@ -171,8 +182,8 @@ def _serving(
 ) -> Callable[[int, float], Latencies]:
     """A function (servers, factor on all times) -> latencies that runs each case once."""
     planned, points = choice.server, choice.points
-    server = _limits(planned, points[-1].running)
     speculation = speculation_of(points, planned.acceptance)
+    server = _limits(planned, request.traffic, points, request.most_running)
 
     def traces(servers: int) -> list[Trace]:
         return server_traces(settings, request.traffic, request.rate, servers, choice.positions)

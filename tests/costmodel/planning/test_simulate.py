@@ -76,6 +76,21 @@ def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     assert list(found.admitted_s) == [0.0, 0.0]
 
 
+def test_the_last_request_to_decode_is_evicted_and_prefills_again() -> None:
+    """6 of 10 tokens after the prompts, 12 after three steps: the second waits for the first."""
+    grows = server(cache=10, memory=MemoryRule(fraction=1.0, reserve_bytes=0.0))
+    seen = []
+
+    def steps(batch: int, prompt_tokens: int, context: float) -> float:
+        seen.append((batch, prompt_tokens))
+        return 1.0
+
+    found = simulate(made([0, 0], [3, 3], [5, 5]), grows, steps)
+    assert seen == [(0, 6), (2, 0), (2, 0), (2, 0), (1, 0), (0, 7)]
+    assert list(found.first_s) == [1.0, 1.0]
+    assert list(found.last_s) == [5.0, 6.0]
+
+
 def test_speculation_takes_fewer_steps_and_never_a_token_too_many() -> None:
     triple = commits(4, 0, 0, 1.0)
     found = simulate(made([0], [10], [8]), server(), constant, triple, np.random.default_rng(0))
