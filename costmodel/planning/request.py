@@ -196,6 +196,17 @@ class PlanRequest:
             self.simulation.check()
         _check_policy(self)
 
+    @property
+    def engine_name(self) -> str:
+        """The engine and its version as they are typed."""
+        return f"{self.engine}@{self.engine_version}" if self.engine_version else self.engine
+
+    @property
+    def replays(self) -> bool:
+        """Whether a trace is served by given servers, so that every request of it counts."""
+        trace = self.simulation is not None and self.simulation.trace is not None
+        return trace and self.servers is not None
+
 
 def _check_numbers(request: PlanRequest) -> None:
     lengths = (request.traffic.prompt_tokens, request.traffic.output_tokens)

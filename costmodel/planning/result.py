@@ -238,7 +238,7 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
                 f"{option.gpu} tp {option.tensor_parallel}: overloaded, the rate is"
                 f" {option.sizing.load:.2f} times what the servers complete; the queue grows"
             )
-    if request.simulation is not None:
+    if request.simulation is not None and not request.replays:
         notes.append(
             "percentiles leave out the first and last tenth of the requests; their intervals are"
             " those of the whole simulation with all times shorter and longer"

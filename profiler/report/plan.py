@@ -90,7 +90,7 @@ def heading(plan: Plan) -> str:
     return (
         f"{request.target}: {round(request.rate, 3):g} requests/s of "
         f"{round(traffic.prompt_tokens, 1):g} + {round(traffic.output_tokens, 1):g} tokens, "
-        f"{request.goals.describe()}, {request.engine}"
+        f"{request.goals.describe()}, {request.engine_name}"
     )
 
 
@@ -234,6 +234,13 @@ def simulated_lines(plan: Plan) -> list[str]:
             lines.append(
                 f"{name}: no fleet of up to {option.tried_gpus} GPUs holds"
                 f" {', '.join(nearest.missed)}; nearest: {_reached(nearest)}"
+            )
+        elif plan.request.replays:
+            fleet = option.planned
+            tpot = "" if fleet.tpot is None else f", {seconds_text(fleet.tpot.mean.value)} a token"
+            lines.append(
+                f"{name}: the trace takes {seconds_text(fleet.makespan_s)} on {fleet.gpus} GPU(s),"
+                f" in the mean {seconds_text(fleet.ttft.mean.value)} to the first token{tpot}"
             )
         elif option.enough is not option.planned:
             lines.append(

@@ -191,8 +191,7 @@ def _serving(
     longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in traces(1))
     grid = step_grid(planned, points, longest)
 
-    # Of a trace on given servers every request counts: it is what is asked for.
-    edge_share = 0.0 if request.servers and settings.trace is not None else EDGE_SHARE
+    edge_share = 0.0 if request.replays else EDGE_SHARE
 
     @cache
     def serve(servers: int, factor: float) -> Latencies:
@@ -250,7 +249,10 @@ def _deal(trace: Trace, count: int, rate: float, servers: int) -> list[Trace]:
 
 
 def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) -> Latencies:
-    """Latencies of all servers, which were dealt requests in turn; both ends are left out."""
+    """Latencies of all servers, which were dealt requests in turn; both ends are left out.
+
+    Without ends the whole of the requests counts, whose queue comes to an end.
+    """
     count = sum(len(result.requests) for result in results)
     edge = int(edge_share * count)
 
@@ -263,7 +265,7 @@ def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) 
     arrivals = undealt([result.requests.arrival_s for result in results])
     start_s, end_s = float(arrivals[0]), float(arrivals[-1])
     last_s = max(float(result.last_s.max()) for result in results)
-    if end_s <= start_s:
+    if end_s <= start_s or not edge_share:
         end_s = last_s
     held_s = undealt([result.last_s - result.admitted_s for result in results])
     tpot_s = undealt([result.tpot_s for result in results])
@@ -274,7 +276,7 @@ def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) 
         utilisation=float(np.mean([result.busy_share(start_s, end_s) for result in results])),
         running=float(np.sum(held_s)) / (end_s - start_s) / len(results),  # Little's law
         makespan_s=last_s - min(float(result.requests.arrival_s[0]) for result in results),
-        overloaded=any(result.overloaded for result in results),
+        overloaded=edge_share > 0 and any(result.overloaded for result in results),
     )
 
 

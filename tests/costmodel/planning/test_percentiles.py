@@ -136,6 +136,19 @@ def test_the_search_finds_what_a_scan_finds(need, below, times):
     assert len(tried) == len(set(tried)) <= 2 * (times.bit_length() + below.bit_length() + 1)
 
 
+def test_a_trace_on_given_servers_counts_as_a_whole(choice):
+    """120 prompts of a second at once: two servers take 60 s, which one finds 30.5 s long."""
+    ones = np.ones(120, dtype=np.int64)
+    burst = Trace(arrival_s=np.arange(120) * 1e-9, prompt_tokens=100 * ones, output_tokens=ones)
+    settings = SimulationSettings(trace=burst)
+    request = asked(burst.rate_per_s, "ttft.p99=1s", settings, servers=2)
+    found = simulate_option(request, settings, dataclasses.replace(choice, gpus=2))
+    assert (found.enough, found.tried_gpus, found.planned.gpus) == (None, 2, 2)
+    assert found.planned.makespan_s == pytest.approx(60)
+    assert found.planned.ttft.mean.value == pytest.approx(30.5)
+    assert found.planned.utilisation == pytest.approx(1) and not found.planned.overloaded
+
+
 def test_servers_that_were_dealt_in_turn_are_put_together():
     """Trace 0, 2 and 1, 3: one server idles for half of the time, one for all but 1 s."""
     results = [

@@ -25,6 +25,7 @@ from costmodel.planning.request import (
     SimulationSettings,
     parse_parallel,
     parse_rate,
+    parse_servers,
     request_from_options,
 )
 from costmodel.planning.result import Plan, shape_ranges
@@ -32,7 +33,7 @@ from costmodel.planning.search import (
     plan,
     server_overheads,
 )
-from costmodel.planning.servers import Group, choose, nearest, size
+from costmodel.planning.servers import Group, Interval, choose, nearest, size
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.planning.conftest import point
@@ -69,6 +70,17 @@ def test_sizing_by_hand():
     assert sizing.watts.value == sizing.watts.high == 26 * 700  # the points' power share is 1
     assert sizing.joules_per_token.value == pytest.approx(26 * 700 / 8000)
     assert sizing.load == pytest.approx(20 / 26)
+
+
+def test_given_servers_are_taken_as_they_are():
+    """20 requests/s on 3 servers of 4/s: 12 are served, at full load."""
+    sizing = size(asked(rate=20.0, servers=3), GROUP, POINTS, error=0.1, slower=0.3)
+    assert sizing.gpus == Interval(value=6, low=6, high=6)
+    assert (sizing.at_load.running, sizing.load) == (16, pytest.approx(20 / 12))
+    assert sizing.joules_per_token.value == pytest.approx(6 * 700 / (12 * 400))
+    assert sizing.tpot_s.high / sizing.tpot_s.value == pytest.approx(math.exp(1.606 * 0.3))
+    assert sizing.tpot_s.low / sizing.tpot_s.value == pytest.approx(math.exp(-1.606 * 0.1))
+    assert (parse_servers("3"), parse_servers("70%")) == ((3, 1.0), (None, 0.7))
 
 
 def test_intervals_choose_again():
@@ -261,6 +273,9 @@ def test_what_cannot_be_planned_is_refused(changes, said):
         ({"rate": 0.0}, "rate"),
         ({"rate": float("nan")}, "rate"),
         ({"utilisation": 1.2}, "utilisation"),
+        ({"servers": 0}, "at least one server"),
+        ({"engine_version": "new"}, "no version"),
+        ({"engine": "sglang", "engine_version": "0.5"}, "no version"),
         ({"most_running": 0}, "at least one"),
         ({"degrees": (3,)}, "not planned"),
         ({"engine": "ollama"}, "no engine"),
@@ -343,6 +358,7 @@ def test_texts_of_the_command_line():
     [
         lambda: parse_rate("5/fortnight"),
         lambda: parse_rate("many"),
+        lambda: parse_servers("a few"),
         lambda: parse_parallel("two"),
         lambda: parse_parallel("2 --data-parallel-size"),
         lambda: typed_prices("h100"),
