@@ -204,9 +204,14 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
     return read
 
 
+@functools.cache
+def _products_table(folder: Path) -> Columns:
+    return read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "m", "n", "k", "latency"))
+
+
 def matmul_shapes(folder: Path, dtype: str) -> Shapes:
     """{(n, k): (ascending m, seconds)} of one type of weights; empty where there are none."""
-    table = read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "m", "n", "k", "latency"))
+    table = _products_table(folder)
     wanted = table["gemm_dtype"] == dtype
     if not wanted.any():
         return {}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 
 import pytest
 
 from costmodel.catalog import find_device, find_target
+from costmodel.compose import aiconfigurator
 from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.support import supported
 from costmodel.compose.transfer import transferred_error
@@ -179,3 +181,16 @@ def test_a_mixture_is_planned_as_its_experts_were_measured(tmp_path):
     assert "none is composed elsewhere and scaled: tensor_parallel 16" in missing.value.problem
     command = f"rooftree calibrate vllm --target {target.name} --tensor-parallel-size 16"
     assert f"`{command}`" in missing.value.hint
+
+
+@pytest.mark.slow
+def test_a_process_reads_each_operator_table_once(tmp_path, monkeypatch):
+    pytest.importorskip("aiconfigurator_core")
+    counts, read = Counter(), aiconfigurator.read_table
+    monkeypatch.setattr(
+        aiconfigurator, "read_table", lambda path, names: counts.update([path]) or read(path, names)
+    )
+    for name, precision in (("14B", Precision()), ("32B", Precision(weights="fp8"))):
+        target = find_target(f"Qwen/Qwen3-{name}")
+        find_forward(find_device("h200"), target, ProfileStore([tmp_path]), precision=precision)
+    assert set(counts.values()) == {1}
