@@ -129,9 +129,9 @@ def test_layers_without_a_window_are_counted(changes, full):
 
 def test_of_a_multimodal_model_the_text_part_is_read():
     for kind, same in (("gemma3_text", "gemma3_text"), ("gemma4_unified_text", "gemma4_text")):
-        text = LLAMA | {"model_type": kind, "sliding_window": None}
+        text = LLAMA | {"model_type": kind, "sliding_window": 16, "num_hidden_layers": 6}
         a = ModelArchitecture.from_hf_config({"model_type": "shipped", "text_config": text})
-        assert a.parameters == read(model_type=same, sliding_window=None).parameters
+        assert a.hash == read(**(text | {"model_type": same})).hash
 
 
 # Sizes that show every part of a kind, where its defaults or three layers do not.
