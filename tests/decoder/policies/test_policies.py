@@ -93,11 +93,6 @@ class TestBastion:
         both_s = cost.cycle_s(np.array([0, tree.nodes]), CONTEXT) - cost.drafting_s
         assert tree.expected_committed / both_s[1] >= 1.0 / both_s[0] - 1e-12
 
-    def test_a_hopeless_draft_gives_the_plain_step(self):
-        cost = Stairs(step_s=0.5, node_s=0.2)
-        assert Bastion(cost).choose(lattice(0.1), CONTEXT, FREE) is not None
-        assert Bastion(cost).choose(lattice(0.1), CONTEXT, FREE).nodes == 0
-
     @pytest.mark.parametrize(("most", "room", "nodes"), [(5, 100, 5), (100, 3, 3), (100, 0, 0)])
     def test_limits(self, most, room, nodes):
         cost = Stairs(step_s=0.0, node_s=0.0)
@@ -161,11 +156,6 @@ class TestGate:
             if asked[-1]:
                 gate.observe(1 + accepted, cycle_s, drafting_s)
         return asked
-
-    def test_it_closes_when_drafting_does_not_pay(self):
-        asked = self.rounds(DraftGate(), 30, drafting_s=0.5)
-        assert all(asked[:4])
-        assert sum(asked[8:]) <= 6
 
     def test_it_tries_again_soon_and_then_rarely(self):
         asked = self.rounds(DraftGate(), 400, drafting_s=0.5)

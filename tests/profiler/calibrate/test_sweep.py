@@ -248,18 +248,6 @@ class TestBudget:
 
 
 class TestJournal:
-    def test_every_sample_is_written_before_the_next_is_taken(self, tmp_path):
-        run = Run(tmp_path)
-        lines = []
-
-        def timed(work):
-            lines.append(len(run.path.read_text().splitlines()))
-            return true_s(work.task)
-
-        run.timer = FakeTimer(timed)
-        run()
-        assert lines == list(range(1, len(lines) + 1))
-
     @pytest.mark.parametrize("taken", [1, 30, 100])
     def test_an_interrupted_run_goes_on(self, tmp_path, taken):
         whole = Run(tmp_path / "whole", every=4)()
