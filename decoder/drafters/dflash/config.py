@@ -79,6 +79,7 @@ class DFlashConfig:
     softcap            their largest size after that, by a tanh; None: as they are
     num_target_layers  of the target it was trained for; None if not given
     vocab              of that target; None if not given
+    draft_vocab        tokens that it can draft; None for all
     published          config.json unchanged
     """
 
@@ -98,6 +99,7 @@ class DFlashConfig:
     softcap: float | None
     num_target_layers: int | None
     vocab: int | None
+    draft_vocab: int | None
     published: Mapping[str, Any]
 
     @classmethod
@@ -173,6 +175,8 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
     shape = read_shape(fields, head_dim=DEFAULT_HEAD_DIM, bias=fields.flag("attention_bias", False))
     fields.require({"target_hidden_size": shape.hidden})
     has_layers = fields.values.get("num_target_layers") is not None
+    vocab = fields.whole("vocab_size") if fields.values.get("vocab_size") else None
+    drafted = fields.whole("draft_vocab_size", vocab or 1, most=vocab or 1)
     caps = fields.values.get("final_logit_softcapping")  # 0 and none: without
     return {
         "shape": shape,
@@ -186,7 +190,8 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
         "logit_scale": fields.number("output_multiplier", 1.0),
         "softcap": fields.number("final_logit_softcapping", 1.0) if caps else None,
         "num_target_layers": fields.whole("num_target_layers") if has_layers else None,
-        "vocab": fields.whole("vocab_size") if fields.values.get("vocab_size") else None,
+        "vocab": vocab,
+        "draft_vocab": None if drafted == (vocab or 1) else drafted,
     }
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import LevelDistributions, draw_levels
@@ -120,19 +121,17 @@ class DFlashDrafter(Drafter):
         self.max_depth = self.block_size - config.first_row
         # A layer's output is the input of the next one: one further on in hidden_states.
         self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
-        self.head = self.make_head()
+        self.model.settle(target)
+        self.head = DraftHead(target, self.model.head_tokens, self.model.own_head)
         drafted = replace(config, block_size=self.block_size)
         self.architecture_hash = drafted.hash(self.head.size)
         self.scores = self.make_scores()
         self._captured: CapturedBlocks | None = None
 
-    def make_head(self) -> DraftHead:
-        """The LM head that it drafts with."""
-        return DraftHead(self.target, self.model.head_tokens)
-
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The embeddings [..., hidden] of a block's tokens [...]."""
-        return self.target.embed(tokens)
+        own = self.model.own_embedding
+        return self.target.embed(tokens) if own is None else functional.embedding(tokens, own)
 
     def make_scores(self) -> BlockScores:
         """The step after the block's pass."""

@@ -11,7 +11,7 @@ all layers are normed and rotated together; and residual additions are part of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from costmodel.errors import InputError
+from decoder.device import to_device
 from decoder.drafters.blocks import (
     DraftAttention,
     DraftCache,
@@ -36,6 +38,11 @@ from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
 from decoder.drafters.dflash.config import DFlashConfig, Kind
 from decoder.drafters.vocabulary import read_tokens, write_tokens
 from decoder.model.runtime.linear import join, plain_state
+from decoder.model.target import Target
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"  # copies of the target's, mostly
+COMPARED = 16  # rows of them that are compared with the target's
+OFFSETS, MEMBERS = "d2t", "t2d"  # of a reduced vocabulary
 
 
 class DFlashLayer(nn.Module):
@@ -100,11 +107,16 @@ class DFlashModel(nn.Module):
     """The weights under their published names.
 
     A related drafter's model is a subclass with its own types of these, and more weights.
+
+    own_embedding, own_head  the checkpoint's, where they differ from the target's (`settle`)
     """
 
     config_type: ClassVar[type[DFlashConfig]] = DFlashConfig
     layer_type: ClassVar[type[DFlashLayer]] = DFlashLayer
     joined_type: ClassVar[type[JoinedLayer]] = JoinedLayer
+    own_embedding: torch.Tensor | None = None
+    own_head: torch.Tensor | None = None
+    _tables: Weights | None = None  # where its embedding and head are, until they are settled
 
     def __init__(self, config: DFlashConfig, head: int | None = None) -> None:
         """head: the number of tokens of a reduced head; None for the target's whole head"""
@@ -134,15 +146,48 @@ class DFlashModel(nn.Module):
         Raises InputError with all tensors that are missing, unknown or of a wrong shape.
         """
         config = cls.config_type.parse(published, f"{folder / 'config.json'}")
-        tokens = read_tokens(folder)
+        weights, tokens = Weights(folder), read_tokens(folder)
         with torch.device("meta"):
             model = cls(config, None if tokens is None else len(tokens))
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        weights = Weights(folder)
-        weights.check(shapes)
-        load_weights(model, weights.read(shapes, like.device), like.dtype)
-        model.head_tokens = tokens
+        stored = cls.stored_names(model.state_dict(), weights.shapes.keys())
+        shapes = {stored[name]: tuple(t.shape) for name, t in model.state_dict().items()}
+        weights.check(*_with_tables(shapes, config))
+        tensors = weights.read(shapes, like.device)
+        load_weights(model, {name: tensors[place] for name, place in stored.items()}, like.dtype)
+        model._tables = weights
+        model.head_tokens = tokens if config.draft_vocab is None else _tokens(weights, config)
         return model
+
+    @classmethod
+    def stored_names(cls, names: Iterable[str], stored: Set[str]) -> dict[str, str]:
+        """The name of each tensor in a checkpoint that stores these names."""
+        return {name: name for name in names}
+
+    def settle(self, target: Target) -> None:
+        """Read the checkpoint's embedding and head unless some of their rows equal the target's.
+
+        Most checkpoints hold frozen copies. A head that is more than one matrix stays the target's.
+        """
+        weights, self._tables = self._tables, None
+        if weights is None:
+            return
+        every = np.arange(target.architecture.vocab)
+        tokens = every if self.head_tokens is None else self.head_tokens
+        for name, ids, rows_of in (
+            (EMBEDDING, every, lambda ids: target.embed(to_device(ids, target.device))),
+            (HEAD, tokens, target.head_rows),
+        ):
+            stored = weights.shapes.get(name)
+            if stored is None:
+                continue
+            rows = np.unique(np.linspace(0, stored[0] - 1, COMPARED).astype(np.int64))
+            theirs = rows_of(ids[rows])
+            if theirs is None or alike(weights.rows(name, rows), theirs):
+                continue
+            table = weights.read({name: stored}, target.device)[name].to(target.dtype)
+            self.own_embedding, self.own_head = (
+                (table, self.own_head) if name == EMBEDDING else (self.own_embedding, table)
+            )
 
     def save(self, folder: Path) -> None:
         """Write it in the published format, and the tokens of a reduced head beside it."""
@@ -236,3 +281,36 @@ class DFlashPasses:
 def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:
     """Each row divided by its root mean square."""
     return functional.rms_norm(rows, rows.shape[-1:], eps=eps)
+
+
+def alike(rows: torch.Tensor, others: torch.Tensor) -> bool:
+    """Whether rows are equal but for what a narrow dtype loses."""
+    rows, others = rows.double().cpu(), others.double().cpu()
+    return bool((rows - others).abs().max() <= others.abs().max() / 64)
+
+
+def _with_tables(
+    shapes: Mapping[str, tuple[int, ...]], config: DFlashConfig
+) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
+    """All tensors that may be stored, and those of them that need not be."""
+    if config.vocab is None:
+        return dict(shapes), frozenset()
+    vocab, hidden = config.vocab, config.shape.hidden
+    drafted = config.draft_vocab or vocab
+    optional = {EMBEDDING: (vocab, hidden), HEAD: (drafted, hidden), MEMBERS: (vocab,)}
+    needed = {} if config.draft_vocab is None else {OFFSETS: (drafted,)}
+    return {**shapes, **optional, **needed}, frozenset(optional)
+
+
+def _tokens(weights: Weights, config: DFlashConfig) -> Any:
+    """The tokens of a reduced vocabulary, int64 [draft_vocab]."""
+    offsets = weights.read({OFFSETS: ()}, torch.device("cpu"))[OFFSETS]
+    tokens = offsets + torch.arange(len(offsets))
+    if offsets.is_floating_point() or not 0 <= int(tokens.min()) <= int(tokens.max()) < (
+        config.vocab or 0
+    ):
+        raise InputError(
+            f"{OFFSETS} in {weights.folder} does not map to tokens below {config.vocab}",
+            hint="The checkpoint is damaged, or its vocab_size is wrong.",
+        )
+    return tokens.numpy()

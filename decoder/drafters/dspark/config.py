@@ -29,7 +29,6 @@ class DSparkConfig(DFlashConfig):
     correction   how a row's scores depend on the tokens before it
     rank         of the correction; 0 without one
     confidence   the width of the confidence head's input; 0 without this head
-    draft_vocab  tokens that it can draft; None for all
     """
 
     LABEL: ClassVar[str] = "a DSpark drafter"
@@ -38,7 +37,6 @@ class DSparkConfig(DFlashConfig):
     correction: Correction
     rank: int
     confidence: int
-    draft_vocab: int | None
 
     @classmethod
     def recognises(cls, published: Mapping[str, Any]) -> bool:
@@ -51,8 +49,7 @@ class DSparkConfig(DFlashConfig):
     def read(cls, fields: Fields) -> dict[str, Any]:
         fields.skip("projector_type")
         values = backbone(fields, shifted=not in_list(fields))
-        vocab = values["vocab"] = fields.whole("vocab_size")
-        draft_vocab = fields.whole("draft_vocab_size", vocab, most=vocab)
+        values["vocab"] = fields.whole("vocab_size")
         rank = fields.whole("markov_rank", 0, least=0)
         correction = fields.values.get("markov_head_type") or "vanilla"
         if correction not in CORRECTIONS:
@@ -65,7 +62,6 @@ class DSparkConfig(DFlashConfig):
             "correction": correction if rank else "none",
             "rank": rank,
             "confidence": width if confident else 0,
-            "draft_vocab": None if draft_vocab == vocab else draft_vocab,
         }
 
     def costs(self) -> dict[str, object]:

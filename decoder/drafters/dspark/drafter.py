@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch.nn import functional
 
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.device import to_device
@@ -22,7 +21,7 @@ from decoder.drafters.conditional import (
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.drafters.dspark.config import FRONTIER, GROWN, PAIRED
 from decoder.drafters.dspark.model import DSparkModel
-from decoder.drafters.vocabulary import DraftHead, softmax
+from decoder.drafters.vocabulary import softmax
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
@@ -45,14 +44,6 @@ class DSparkDrafter(DFlashDrafter):
         super().__init__(target, source, block_size)
         if self.model.config.rank:
             self.draws = "levels"
-
-    def make_head(self) -> DraftHead:
-        self.model.settle(self.target)
-        return DraftHead(self.target, self.model.head_tokens, self.model.own_head)
-
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        own = self.model.own_embedding
-        return super().embed(tokens) if own is None else functional.embedding(tokens, own)
 
     def make_scores(self) -> BlockScores:
         config = self.model.config

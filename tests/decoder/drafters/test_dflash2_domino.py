@@ -75,13 +75,16 @@ def test_dflash2(tmp_path, variant, temperature):
     """Every pair and the greedy walk, from the equations."""
     outer, inner, written = DFLASH2[variant]
     folder, config, tensors = conditional_folder(tmp_path, "dflash2", **inner)
+    target = draft_target()
     config |= outer
-    write_checkpoint(folder, written(config) if written else config, tensors)
+    more = {"embed_tokens.weight": target.model.get_input_embeddings().weight.clone()}
+    more = tensors | more if variant == "flat" else tensors  # a copy, as the library may store
+    write_checkpoint(folder, written(config) if written else config, more)
     if variant == "reduced":
         reduced(folder, config, tensors, "candidate_selector.successor_codebook")
     # The library's sliding layers see both ways unless told otherwise.
     config |= {"is_causal": False} if written else {}
-    target, inner = draft_target(), config["dflash_config"]
+    inner = config["dflash_config"]
     drafter = load_drafter(str(folder), target)
     assert type(drafter) is DFlash2Drafter
     before, after = (
