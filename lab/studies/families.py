@@ -61,7 +61,7 @@ SIZES: dict[str, Any] = {
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
     # Latent attention.
     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
+    "v_head_dim": 8, "index_topk": 16,
     # Recurrent layers.
     "state_size": 8, "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,

@@ -36,7 +36,7 @@ QUICK = (
     "gemma2",
     "gpt_oss",
     "llama4_text",
-    "gemma4_text",
+    "gemma4",
     "deepseek_v3",
 )
 
