@@ -27,7 +27,6 @@ from lab.training.features import Example, Examples
 from lab.training.recipe import begun, load_target
 
 RANKS = ("rank 1", "rank 2-4", "rank 5-10", "rank > 10")
-Cells = Iterable[float | None]
 
 
 def rank_quality(ranks: torch.Tensor) -> list[list[float | None]]:
@@ -49,29 +48,25 @@ def rank_quality(ranks: torch.Tensor) -> list[list[float | None]]:
     return rows
 
 
-def markdown(measured: Measured, trees: Trees) -> str:
-    """The table and both panels of the figure."""
-    quality = rank_quality(measured.ranks)
-    table = [(f"b_{i} ({RANKS[i]})", values) for i, values in enumerate(quality)]
-    chain = [("tree's greedy chain", _shares(trees.matched, trees.reached))]
-    blocks = [
-        (f"block {number}", _shares(*counts))
-        for number, counts in enumerate(zip(measured.matched, measured.reached, strict=True))
+def lines(measured: Measured, trees: Trees) -> list[str]:
+    """The rows of the table, of which a name tells the columns, and both panels of the figure."""
+    qualities = zip(RANKS, rank_quality(measured.ranks), strict=True)
+    blocks = enumerate(zip(measured.matched, measured.reached, strict=True))
+    rows = [
+        *((f"{rank}: frequency, precision, recall, F1", shares) for rank, shares in qualities),
+        ("tree's greedy chain: right at each place", _shares(trees.matched, trees.reached)),
+        *((f"block {number}: right at each place", _shares(*counts)) for number, counts in blocks),
     ]
-    places = [f"alpha_{place + 1}" for place in range(len(trees.reached))]
-    return "\n\n".join(
-        (
-            _table(("bucket", "frequency", "precision", "recall", "F1"), table),
-            _table(("", *places), chain),
-            _table(("", *places[: measured.reached.shape[1]]), blocks),
-        )
-    )
+    return [
+        " | ".join((name, *("-" if share is None else f"{share:.3f}" for share in shares)))
+        for name, shares in rows
+    ]
 
 
 def measure(
     loaded: LoadedModel, drafter: SpecBlockDrafter, examples: Sequence[Example]
 ) -> tuple[Measured, Trees]:
-    """What `markdown` shows, along these texts, from every token of their continuations."""
+    """What `lines` shows, along these texts, from every token of their continuations."""
     model = plain_copy(drafter.model).float()
     longest = max(len(example.tokens) for example in examples)
     settings = SpecBlockSettings(anchors=longest, blocks=drafter.growth.blocks)
@@ -82,14 +77,6 @@ def measure(
 def _shares(matched: Iterable[float], reached: Iterable[float]) -> list[float | None]:
     pairs = zip(matched, reached, strict=True)
     return [float(hits) / float(count) if count else None for hits, count in pairs]
-
-
-def _table(header: Sequence[str], rows: Iterable[tuple[str, Cells]]) -> str:
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    for name, values in rows:
-        cells = ("-" if value is None else f"{value:.3f}" for value in values)
-        lines.append(f"| {' | '.join((name, *cells))} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -104,7 +91,7 @@ def main() -> None:
     if not held_out:
         parser.error(f"{given.texts} holds no held-out text")
     examples = Examples(loaded, held_out, drafter.feature_layers, given.texts.parent)
-    click.echo(markdown(*measure(loaded, drafter, examples)))
+    click.echo("\n".join(lines(*measure(loaded, drafter, examples))))
 
 
 if __name__ == "__main__":
