@@ -21,6 +21,7 @@ from costmodel.compose.attention import (
     Attention,
     AttentionTable,
     TileForm,
+    checked,
     measure_keys,
     rising,
 )
@@ -355,7 +356,7 @@ def attention_table(
     ):
         heads, kv_heads, batch, length = shape
         tables.setdefault((heads, kv_heads), {})[batch, length] = shortest_s
-    return {pair: rising(cell) for pair, cell in tables.items()}, kernel
+    return checked({pair: rising(cell) for pair, cell in tables.items()}), kernel
 
 
 def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> NDArray[np.bool_]:

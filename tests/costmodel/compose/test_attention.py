@@ -7,7 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from costmodel.compose.attention import Attention, TileForm, fit_tile_rows, measure_keys, rising
+from costmodel.compose.attention import (
+    Attention,
+    TileForm,
+    checked,
+    fit_tile_rows,
+    measure_keys,
+    rising,
+)  # fmt: skip
 from costmodel.errors import InputError
 from tests.costmodel.conftest import measured_forwards
 
@@ -94,11 +101,22 @@ def test_batches_between_the_measured_ones():
     assert made.seconds(1, [10001], 8, 32, 8)[0] == pytest.approx(2 * 209e-6)
 
 
-def test_heads_that_were_not_measured_take_the_next_larger_ones():
+def test_heads_that_were_not_measured_are_half_as_many_of_twice_the_sequences():
+    """Where those were, else the next larger ones."""
     made = attention(TileForm(tile_rows=64))
-    assert made.seconds(1, [1], 1, 24, 8)[0] == pytest.approx(9e-6)
-    with pytest.raises(InputError, match="nothing as large as 64 heads"):
-        made.seconds(1, [1], 1, 64, 8)
+    double = made.seconds(1, [5001], 2, 64, 16)
+    assert double == pytest.approx(made.seconds(1, [5001], 4, 32, 8))
+    assert made.seconds(1, [5001], 1, 16, 8) == pytest.approx(made.seconds(1, [5001], 1, 32, 8))
+    with pytest.raises(InputError, match="nothing as large as 60 heads"):
+        made.seconds(1, [100], 1, 60, 12)
+
+
+def test_a_time_far_above_that_of_its_half_is_not_believed():
+    half = {(2, 100): 2e-6, (4, 100): 4e-6}
+    whole = {(1, 100): 3.9e-6, (2, 100): 9e-6, (8, 100): 50e-6}
+    tables = checked({(16, 8): half, (32, 16): whole, (15, 5): half})
+    assert tables[32, 16] == whole | {(2, 100): 4e-6}
+    assert tables[16, 8] == tables[15, 5] == half
 
 
 @pytest.mark.parametrize("true_rows", [64, 128])
