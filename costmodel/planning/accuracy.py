@@ -18,6 +18,8 @@ SERVER_ERROR, SERVED_ERROR = 0.106, 0.06
 # A server whose GPU waits for its host is slower by this much more: one in four of the published
 # B200 servers, as their power shows (served_rows.json).
 STARVED_ERROR = 0.17
+# Two published servers on pairs of RTX PRO 6000 were this much slower than planned.
+PCIE_ERROR = 0.2
 # Cycles of drafts for many requests at once were not checked against servers. This is the largest
 # mean error of plans of drafts for one request (lab/studies/results/plan_speedups.json).
 DRAFTING_ERROR = 0.17
@@ -55,6 +57,7 @@ def server_error(engine: str, version: str = "") -> float:
 
 
 def slower_error(forward: TargetForward, rules: EngineRules, error: float) -> float:
-    """The error of times that are longer than planned, where the GPU may wait for its host."""
+    """The error of times that are longer than planned, where a GPU may wait for host or link."""
     starves = rules.name == "vllm" and forward.plans_on_host and not rules.overlaps_host
-    return math.hypot(error, STARVED_ERROR) if starves else error
+    link = PCIE_ERROR if forward.shares_pcie else 0.0
+    return math.hypot(error, STARVED_ERROR if starves else 0.0, link)

@@ -28,11 +28,15 @@ _LONG_PROMPT = 1024
 # Bytes of one logit when it is sampled from. The generation settings of gpt-oss (the models with
 # sinks) name no top-p, so that nothing is sorted: 0.6 of the time (lab/studies/served_rows.py).
 _LOGIT_BYTES, _UNSORTED_SHARE = 4, 0.6
-# Power of a device over its limit at the peak rate, its exponent, and the mean error of estimates,
-# fitted to half of the models of published servers (lab/studies/served_rows.py).
-POWER_SHARE, POWER_EXPONENT, POWER_ERROR = 1.076, 0.118, 0.12
+# Power of a device over its limit at the peak rate, its exponent, and the error of estimates: the
+# mean one of all rows, and that of chips whose host decides how busy they are. Fitted to half of
+# the models of published servers (lab/studies/served_rows.py).
+POWER_SHARE, POWER_EXPONENT = 1.076, 0.118
+_POWER_ERROR, _HOST_POWER_ERROR = 0.12, 0.2
 # Chips on which vLLM attends with FlashInfer, whose plan of each step the host makes.
 _HOST_PLANNED_CHIPS = ("GB100", "GB110")
+# Chips whose devices meet over PCIe alone.
+_PCIE_CHIPS = ("TU104", "AD102", "AD104", "GB202")
 # Query rows of one head that one processor attends with at a time (FlashAttention's tiles).
 _TILE_ROWS = 128
 # vLLM attends with FlashAttention 2 on Ampere, Ada and RTX Blackwell GPUs. It splits the keys of a
@@ -138,6 +142,17 @@ class TargetForward:
     def plans_on_host(self) -> bool:
         """Whether the engine's attention is planned on the host in every step."""
         return self._device is not None and _chip(self._device)[1] in _HOST_PLANNED_CHIPS
+
+    @property
+    def power_error(self) -> float:
+        """Expected relative error of `power_share`."""
+        return _HOST_POWER_ERROR if self.plans_on_host else _POWER_ERROR
+
+    @property
+    def shares_pcie(self) -> bool:
+        """Whether all-reduces go over PCIe, which published ones know the best case of."""
+        chip = "" if self._device is None else _chip(self._device)[1]
+        return self.tensor_parallel > 1 and chip in _PCIE_CHIPS
 
     def logits_s(self, rows: float) -> float:
         """Seconds to read the logits of so many rows once; 0 on a device that is not known."""

@@ -229,8 +229,8 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
     waiting = [option for option in options if option.slower != option.error]
     if waiting:
         notes.append(
-            "intervals reach further up where the GPU may wait for its host, as"
-            " one in four of the published B200 servers of this version did"
+            "intervals reach further up where a GPU may wait for its host, as one in four of the"
+            " published B200 servers did, or for PCIe"
         )
     for option in options:
         if option.sizing and option.sizing.load > 1:

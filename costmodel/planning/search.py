@@ -249,6 +249,7 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
         gpu=option.gpu,
         devices=option.tensor_parallel * request.data_parallel,
         power_w=power_w,
+        power_error=forward.power_error,
         ranks=request.data_parallel,
     )
     sizing = size(request, group, option.points, error, slower)

@@ -25,7 +25,7 @@ from costmodel.planning.engines import (
     sequence_bytes,
     weight_bytes,
 )
-from costmodel.planning.forwards import POWER_ERROR, TargetForward
+from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import Goals, PlanRequest, ServingPolicy
 from costmodel.planning.traffic import Traffic
 
@@ -356,7 +356,7 @@ class Sizing:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The devices of one server: number, name in the price list, power of each.
+    """The devices of one server: number, name in the price list, power limit and its error.
 
     `ranks` data-parallel groups of them have the point's requests each.
     """
@@ -364,6 +364,7 @@ class Group:
     gpu: str
     devices: int
     power_w: float | None
+    power_error: float = 0.0
     ranks: int = 1
 
 
@@ -397,7 +398,7 @@ def size(
     tokens_per_s = request.rate / max(load, 1.0) * request.traffic.output_tokens
     watts = None
     if group.power_w is not None:
-        most_w, wide = group.power_w * count, math.exp(INTERVAL * POWER_ERROR)
+        most_w, wide = group.power_w * count, math.exp(INTERVAL * group.power_error)
         mean_w = most_w * at_load.power_share
         watts = Interval(value=mean_w, low=mean_w / wide, high=min(mean_w * wide, most_w))
     per_token = _TOKENS / (3600 * tokens_per_s)

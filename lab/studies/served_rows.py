@@ -40,7 +40,7 @@ from costmodel.planning.batching import (
     seconds_per_token,
     work_columns,
 )
-from costmodel.planning.forwards import POWER_ERROR, POWER_EXPONENT, POWER_SHARE
+from costmodel.planning.forwards import POWER_EXPONENT, POWER_SHARE
 from costmodel.planning.request import PlanRequest, Precision
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import Server
@@ -204,8 +204,9 @@ def score(rows: Sequence[ServedRow]) -> dict[str, Any]:
         error = np.expm1(-log)
         result[name] = {"mean": float(np.mean(np.abs(error))), "bias": float(np.mean(error))}
     result["tpot"]["inside"] = float(np.mean((log_s > -low) & (log_s < high)))
+    wide = [row.server.forward.power_error for row in rows if row.server is not None]
     for name, log in (("watts", log_w), ("joules", log_j)):
-        inside = np.abs(log) < INTERVAL * POWER_ERROR
+        inside = np.abs(log) < INTERVAL * np.array(wide)
         result.setdefault(name, {"mean": float(np.mean(np.abs(np.expm1(-log))))})
         result[name]["inside"] = float(np.mean(inside))
     return result

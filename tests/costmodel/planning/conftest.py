@@ -38,6 +38,8 @@ class LineSteps:
     unsplit: bool = False
     most_tree_rows: int | None = None
     plans_on_host: bool = False
+    shares_pcie: bool = False
+    power_error: float = 0.0
     logit_s: float = 0.0
     profile: SimpleNamespace = dataclasses.field(
         default_factory=lambda: SimpleNamespace(
