@@ -5,7 +5,8 @@
 A tiny random model of each kind writes a text by transformers' own greedy decoding, and by this
 decoder plainly and with trees, with a model of its own and with a borrowed one. The drafter knows
 the text and hides it behind a wrong first candidate, so that every tree has accepted branches.
-The model runs in float64, and in float32 with its weights packed, as the decoder runs a CPU's.
+Each text is a chat of two turns, and trees come from the prompt as well. The model runs in
+float64, and in float32 with its weights packed, as the decoder runs a CPU's.
 """
 
 from __future__ import annotations
@@ -268,17 +269,19 @@ def _differing(model: Any, prompt: list[int], count: int) -> str:
     for dtype, ways in by_dtype.items():
         typed = copy.deepcopy(model).to(dtype)
         truth = greedy(typed, prompt, count, pad_token_id=0)
-        drafter = HidingDrafter([*prompt, *truth])
+        second = [*prompt, *truth, *prompt[:3]]
+        turns = ((prompt, truth), (second, greedy(typed, second, count // 3, pad_token_id=0)))
+        hiding = HidingDrafter([*second, *turns[1][1]])
         for owned, policy in ways:
             own = copy.deepcopy(typed) if owned else typed
             target = make_target(borrow_model(own), owned=owned)
-            decoder = TreeDecoder(target, drafter=drafter, policy=policy)
-            text = decoder.generate(prompt, max_new_tokens=len(truth)).token_ids
-            if text != truth:
-                place = next(i for i in range(len(truth)) if text[: i + 1] != truth[: i + 1])
-                owner = f"{'own' if owned else 'borrowed'} model"
-                kind = target.runtime.kind
-                return f"{policy}, {owner}, {kind} runtime: token {place} differs"
+            for drafter in (hiding,) if policy == "plain" else (hiding, "ngram"):
+                decoder = TreeDecoder(target, drafter=drafter, policy=policy)
+                for turn, (start, wanted) in enumerate(turns, 1):
+                    text = decoder.generate(start, max_new_tokens=len(wanted)).token_ids
+                    if text != wanted:
+                        owner = f"{'own' if owned else 'borrowed'} model"
+                        return f"{policy}, {owner}, {target.runtime.kind} runtime, turn {turn}"
     return ""
 
 

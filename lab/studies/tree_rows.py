@@ -40,7 +40,7 @@ MECHANISMS = {
 }
 STATES = ("qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1")
 SHAPES = ("chain", "star", "comb", "random")
-GROUPS, TREES = 2, 25  # each prompt is followed by groups, one tree of each committed
+GROUPS, TREES = 3, 8  # each prompt is followed by groups, one tree of each committed
 HEADS, WIDTH = 32, 128  # of a layer of Qwen3.5-4B
 
 
@@ -180,7 +180,7 @@ def layer_times(rows: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=20, help="of each kind and dtype")
+    parser.add_argument("--prompts", type=int, default=42, help="of each kind and dtype")
     parser.add_argument("--tokens", type=int, default=2000, help="of the long texts")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()

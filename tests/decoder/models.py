@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
@@ -11,6 +13,8 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -53,11 +57,19 @@ FAMILIES = {
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, KV2 | {"head_dim": 16} | EXPERTS),
 }
 
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+          "linear_value_head_dim": 8, "full_attention_interval": 2}  # fmt: skip
+MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+HYBRIDS = {  # with recurrent states
+    "qwen3.5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, KV2 | {"head_dim": 8} | LINEAR),
+    "falcon-h1": (FalconH1ForCausalLM, FalconH1Config, KV2 | MAMBA),
+}
+
 
 def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
     """A random model whose logits are spread enough for a clear argmax and short repeats."""
     torch.manual_seed(seed)
-    kind, config, own = FAMILIES[family]
+    kind, config, own = (FAMILIES | HYBRIDS)[family]
     model = kind(config(**SIZES | own | sizes)).to(dtype).eval()
     if family == "qwen3-moe":
         model.set_experts_implementation("eager")  # the grouped kernel has no float64

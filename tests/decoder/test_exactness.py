@@ -35,6 +35,7 @@ from tests.decoder.adversaries import ADVERSARIES, MASK
 from tests.decoder.draft_models import PUBLISHED, published
 from tests.decoder.models import (
     FAMILIES,
+    HYBRIDS,
     SIZES,
     LatticeDrafter,
     OracleDrafter,
@@ -99,10 +100,11 @@ DRAFTERS = {
     "overflowed model": overflowed,
     **ADVERSARIES,
 }
+EVERY = (*FAMILIES, *HYBRIDS)
 POLICIES = ("plain", "chain", "fixed:1", "fixed:13", "fixed:120", "bastion")
 # The family turns with both, so that each policy and each drafter meets all of them.
 CASES = [
-    (policy, drafter, list(FAMILIES)[(i + j) % len(FAMILIES)])
+    (policy, drafter, EVERY[(i + j) % len(EVERY)])
     for (i, policy), (j, drafter) in product(enumerate(POLICIES), enumerate(DRAFTERS))
 ]
 
@@ -114,7 +116,7 @@ def decoder_for(family, policy, drafter, **options):
     return decoder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_the_texts_are_worth_testing(family):
     """Not one token over and over, and no near-tie that float64 could not tell apart."""
     model, truth = model_of(family), truth_of(family)
@@ -189,7 +191,7 @@ class TestDraftersThatReadTheTarget:
     LAYERS = 6
 
     @pytest.mark.parametrize("kind", PUBLISHED)
-    @pytest.mark.parametrize(("turn", "family"), list(enumerate(FAMILIES)))
+    @pytest.mark.parametrize(("turn", "family"), list(enumerate(EVERY)))
     def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
         """Each family with a third of the policies, all of them over the families."""
         decoder, truth = self.decoder(tmp_path, kind, family)
