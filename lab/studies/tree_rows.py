@@ -38,7 +38,7 @@ MECHANISMS = {
     "latents": "deepseek_v3",
     "an indexer's keys": "deepseek_v32",
 }
-STATES = ("qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1")
+STATES = ("qwen3_5_text", "falcon_h1")  # of the long texts
 SHAPES = ("chain", "star", "comb", "random")
 GROUPS, TREES = 3, 8  # each prompt is followed by groups, one tree of each committed
 HEADS, WIDTH = 32, 128  # of a layer of Qwen3.5-4B
