@@ -87,7 +87,7 @@ def test_an_indexers_choice_is_tried(fault, afresh, monkeypatch):
 
     monkeypatch.setattr(latents, "_chosen_mask", wrong)
     with pytest.raises(InputError, match="logits of a tree differ"):
-        make_target(borrow_model(random_latent_model(*KINDS[3][:1], **KINDS[3][1])), owned=False)
+        make_target(borrow_model(random_latent_model(KINDS[3][0], **KINDS[3][1])), owned=False)
 
 
 def test_a_model_that_an_earlier_process_tried(monkeypatch):
@@ -99,3 +99,13 @@ def test_a_model_that_an_earlier_process_tried(monkeypatch):
     target.reserve(8)
     logits = target.prefill(torch.tensor([3, 1, 4]))
     torch.testing.assert_close(logits, plain_logits(model, [3, 1, 4])[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_beside_quantised_weights_keys_are_stored_expanded(afresh, monkeypatch):
+    """Weights that cannot be taken apart are followed as transformers multiplies by them."""
+    monkeypatch.setattr(latents, "keeps_latents", lambda module: False)
+    monkeypatch.setattr("decoder.model.structure.keeps_latents", lambda module: False)
+    target = make_target(borrow_model(random_latent_model("deepseek_v3", kv_lora_rank=12)))
+    assert target.structure.stores[1] == (HEADS, 16, 12, 1)
+    with pytest.raises(InputError, match="its indexer chooses keys of quantised weights"):
+        make_target(borrow_model(random_latent_model(KINDS[3][0], **KINDS[3][1])), owned=False)
