@@ -14,7 +14,7 @@ INTERVAL = 1.606
 # Mean error of times per token against 1,043 published servers, pairs of GPU and model left out
 # (lab/studies/results/capacity_accuracy.json), and of the version whose servers decoded real chats
 # (lab/studies/results/served_rows.json). Both were planned with composed profiles.
-SERVER_ERROR, SERVED_ERROR = 0.106, 0.06
+SERVER_ERROR, SERVED_ERROR = 0.104, 0.06
 # A server whose GPU waits for its host is slower by this much more: one in four of the published
 # B200 servers, as their power shows (served_rows.json).
 STARVED_ERROR = 0.17

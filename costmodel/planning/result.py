@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from costmodel.planning.acceptance import Acceptance, Shape
-from costmodel.planning.accuracy import DRAFTING_ERROR, INTERVAL, server_error
+from costmodel.planning.accuracy import DRAFTING_ERROR, server_error
 from costmodel.planning.drafting import DraftCost
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import PlanRequest
@@ -141,21 +140,20 @@ class Plan:
 
     @property
     def rivals(self) -> tuple[PlanOption, ...]:
-        """Options that may be as cheap as the best one: the difference is inside their errors."""
-        best = self.best
+        """Options whose interval of cost, else of GPUs, overlaps that of the best one."""
+        best = self.best.sizing if self.best else None
         if best is None:
             return ()
 
-        def rival(option: PlanOption) -> bool:
-            if option.sizing is None or best.sizing is None:
+        def overlaps(other: Sizing | None) -> bool:
+            if other is None or best is None:
                 return False
-            ours, theirs = best.sizing.cost_per_hour, option.sizing.cost_per_hour
-            if (ours is None) != (theirs is None):
-                return False
-            more = (theirs or option.sizing.gpus).value / (ours or best.sizing.gpus).value
-            return math.log(more) <= INTERVAL * math.hypot(best.error or 0.0, option.slower or 0.0)
+            first, second = best.gpus, other.gpus
+            if best.cost_per_hour is not None and other.cost_per_hour is not None:
+                first, second = best.cost_per_hour, other.cost_per_hour
+            return first.high is None or second.low <= first.high
 
-        return tuple(option for option in self.options[1:] if rival(option))
+        return tuple(option for option in self.options[1:] if overlaps(option.sizing))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, stable across versions; units are in the names."""

@@ -130,18 +130,9 @@ def best_line(plan: Plan) -> str:
     ]
     if sizing.cost_per_hour is not None:
         parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
-    close = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options[1:] if _is_close(best, o)]
+    close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
     inside = f"; inside the error of this ranking: {', '.join(close)}" if close else ""
     return ", ".join(parts) + inside
-
-
-def _is_close(best: PlanOption, other: PlanOption) -> bool:
-    """Whether the intervals of what ranks two options overlap: costs, else GPUs."""
-    if best.sizing is None or other.sizing is None:
-        return False
-    ranked = [(s.cost_per_hour, s.gpus) for s in (best.sizing, other.sizing)]
-    first, second = ((cost if all(costs for costs, _ in ranked) else gpus) for cost, gpus in ranked)
-    return second.low <= (math.inf if first.high is None else first.high)
 
 
 def _say(text: str) -> None:
