@@ -253,7 +253,16 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
         ranks=request.data_parallel,
     )
     sizing = size(request, group, option.points, error, slower)
-    return dataclasses.replace(option, error=error, slower=slower, sizing=sizing)
+    doubts = option.doubts
+    if sizing is not None and server.drafter is not None:
+        alone = dataclasses.replace(server, drafter=None, acceptance=None)
+        plain = size(request, group, alone.points(request.traffic, request.most_running), error)
+        if plain is not None and plain.gpus.value < sizing.gpus.value:
+            doubts += (
+                f"{option.gpu}: {plain.gpus.value:.0f} GPUs are enough without a drafter, whose"
+                " weights and cache leave room for fewer requests",
+            )
+    return dataclasses.replace(option, error=error, slower=slower, sizing=sizing, doubts=doubts)
 
 
 def _no_room(traffic: Traffic, server: Server) -> InputError:

@@ -36,17 +36,19 @@ NAMES = [
 
 @pytest.fixture
 def ask(run, monkeypatch):
-    """Asks for tables and for JSON: GPUs needed, and seconds a token by requests at once."""
+    """Asks for tables and for JSON: GPUs, seconds a token by requests at once, and notes."""
     monkeypatch.setenv("COLUMNS", "80")
 
-    def answer(words: str) -> tuple[dict[str, float], dict[str, dict[int, float]]]:
+    def answer(words: str) -> tuple[dict[str, float], dict[str, dict[int, float]], str]:
         code, out, err = run("plan", *words.split())
         assert code == 0 and out.startswith("Best: ")
         assert [line for line in (out + err).splitlines() if len(line) > 80] == []
-        options = json.loads(run("plan", *words.split(), "--json")[1])["options"]
+        record = json.loads(run("plan", *words.split(), "--json")[1])
+        options = record["options"]
         return (
             {one["gpu"]: one["sizing"]["gpus"]["value"] for one in options},
             {o["gpu"]: {p["running"]: p["tpot_s"] for p in o["by_concurrency"]} for o in options},
+            " ".join(record["notes"]),
         )
 
     return answer
@@ -57,7 +59,7 @@ def test_one_command_answers(ask, name):
     if name in COMPOSED:
         pytest.importorskip("aiconfigurator_core")
     words, read_gb = QUESTIONS[name]
-    fleets, times = ask(words)
+    fleets, times, _ = ask(words)
     assert list(fleets.values()) == sorted(fleets.values())
     degree = int(words.partition("--tp ")[2][:1] or 1)
     for gpu, by_running in times.items():
@@ -73,7 +75,7 @@ def test_one_command_answers(ask, name):
 
 def test_longer_contexts_take_longer_and_more_gpus(ask):
     asked = [ask(QUESTIONS[f"mixture, {size}"][0]) for size in ("1k", "8k", "32k")]
-    for (fewer, short), (more, long) in pairwise(asked):
+    for (fewer, short, _), (more, long, _) in pairwise(asked):
         for gpu in fewer:
             both = short[gpu].keys() & long[gpu].keys()
             assert both and all(short[gpu][at] <= long[gpu][at] for at in both)
@@ -84,9 +86,10 @@ def test_longer_contexts_take_longer_and_more_gpus(ask):
 def test_drafts_never_slow_a_chat(ask):
     """Where they do not pay, the plan is the plain one."""
     words = QUESTIONS["chat"][0]
-    (plain, without), (drafting, times) = (ask(words), ask(f"{words} --acceptance mt_bench"))
+    plain, without, _ = ask(words)
+    drafting, times, notes = ask(f"{words} --acceptance mt_bench")
     for gpu in times:
         both = times[gpu].keys() & without[gpu].keys()
         assert both and all(times[gpu][at] <= 1.001 * without[gpu][at] for at in both)
-    # Of the best; a drafter's cache leaves room for fewer requests on small GPUs.
-    assert min(drafting.values()) <= min(plain.values())
+        enough = f"{gpu}: {plain[gpu]:.0f} GPUs are enough without a drafter"
+        assert drafting[gpu] <= plain[gpu] or enough in notes
