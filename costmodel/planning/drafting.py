@@ -7,18 +7,68 @@ from typing import Any
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, device_by_name
+from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError
+from costmodel.hub import is_hub_id
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.profile.schema import DrafterSection, EngineDrafterSection
 from costmodel.roofline import Roofline
 
-# A DFlash drafter as its published configs have it: five layers of the target's width, and a
-# projection of the hidden states of five target layers.
-DFLASH_LAYERS = 5
-DFLASH_FEATURES = 5
 BLOCK_ROWS = 16
-NAMES = ("dflash", "ngram")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSize:
+    """A kind of drafter as its published configs have it, beside a target of any width.
+
+    Its `layers` have the target's width and its usual shape, with `experts` those of its sparse
+    layers. It projects `features` hidden states. A forward drafts a block of rows, or with
+    `each_token` one token. `vocab`: of an LM head of its own (0: it uses the target's).
+    `wide`: queries, keys and values are made of two states. `rank`: each token's logits are
+    corrected by a product of this rank over the vocabulary.
+    """
+
+    text: str
+    layers: int = 5
+    features: int = 5
+    experts: bool = False
+    each_token: bool = False
+    vocab: int = 0
+    wide: bool = False
+    rank: int = 0
+
+    def own_weights(self, target: ModelArchitecture) -> int:
+        """Weights beside its layers: projection, wider inputs, and an LM head of its own."""
+        a = target
+        wide = self.layers * a.hidden * (a.query_width + 2 * a.kv_width) if self.wide else 0
+        return self.features * a.hidden**2 + wide + self.vocab * a.hidden
+
+    def correction(self, target: ModelArchitecture) -> int:
+        """Weights that each drafted token reads beside those of the block."""
+        return self.rank * target.vocab
+
+
+_LAYER = "1 layer, one forward a token"
+SIZES = {
+    "dflash": DraftSize(
+        text="DFlash by its size: 5 layers of the target's width and its LM head over blocks of 16"
+    ),
+    "dspark": DraftSize(
+        text="DSpark by its size: DFlash's, and a product of rank 256 over the vocabulary a token",
+        rank=256,
+    ),
+    "eagle3": DraftSize(
+        text=f"EAGLE-3 by its size: {_LAYER}, and an LM head over 32,000 tokens",
+        layers=1, features=3, each_token=True, vocab=32_000, wide=True,
+    ),
+    "mtp": DraftSize(
+        text=f"MTP by its size: {_LAYER}, experts included, and the target's LM head",
+        layers=1, features=2, each_token=True, experts=True,
+    ),
+}  # fmt: skip
+NAMES = ("dflash", "ngram", "dspark", "eagle3", "mtp")
+_OF_OTHERS = ("dspark", "eagle3", "mtp")
 BLOCK_KINDS = ("dflash2", "dflash", "dspark", "domino", "jetspec")  # the longer name first
 # Published DFlash drafters (z-lab on the Hugging Face hub) by the last part of the target's name.
 CHECKPOINTS = {
@@ -45,9 +95,9 @@ class DraftCost:
     timed      its times at batch 1 in the profile; larger batches scale like the target's forward
     in_engine  its times inside a serving engine, by batch, draft length and context
 
-    Without times a draft is one forward of a block of 16 rows a sequence: five dense layers of the
-    target's width, the projection of the target's features, and the target's LM head; the target's
-    time is scaled by the ratio of both physical rooflines. A look-up takes none on the device.
+    Without times a draft is one forward of a block of 16 rows a sequence, or one of a row for each
+    token, of a drafter of its kind's size: the target's time is scaled by the ratio of both
+    physical rooflines. A look-up takes none on the device.
     """
 
     name: str
@@ -74,6 +124,7 @@ class DraftCost:
             return ForwardSeconds(products=one_s)
         if not self.block:
             return ForwardSeconds()
+        size, rows = self.size, 1 if self.size.each_token else BLOCK_ROWS
         device = device_by_name(forward.device.name)
         target = Roofline(
             architecture=forward.architecture,
@@ -82,23 +133,36 @@ class DraftCost:
             count="physical",
             tensor_parallel=forward.tensor_parallel,
         )
-        drafter = dataclasses.replace(target, architecture=block_architecture(target.architecture))
-        shape = (BLOCK_ROWS, context, batch)
+        made = block_architecture(target.architecture, size)
+        drafter = dataclasses.replace(target, architecture=made)
+        shape = (rows, context, batch)
         share = float(drafter.seconds(*shape) / target.seconds(*shape))
-        share *= 1 + _projection(forward.architecture) / drafter.architecture.parameters
-        return forward.decode(batch, context, BLOCK_ROWS).scaled(share)
+        more = size.own_weights(forward.architecture) + tokens * size.correction(made)
+        share *= 1 + more / made.active_parameters
+        whole = forward.decode(batch, context, rows)
+        if not size.each_token:
+            return whole.scaled(share)
+        least_s = size.layers * transfer_errors().fixed_s_per_layer
+        return whole.scaled(tokens * max(share, least_s / whole.total))
+
+    @property
+    def size(self) -> DraftSize:
+        """The sizes of its kind; a DFlash drafter's for kinds without."""
+        return SIZES.get(drafter_kind(self.name), SIZES["dflash"])
 
     def weight_bytes(self, architecture: ModelArchitecture) -> float:
         """Bytes of its bfloat16 weights over all devices, without the head, the target's."""
         if not self.block:
             return 0.0
-        head = architecture.vocab * architecture.hidden
-        layers = block_architecture(architecture).parameters - head
-        return 2.0 * (layers + _projection(architecture))
+        made = block_architecture(architecture, self.size)
+        layers = made.parameters - made.vocab * made.hidden
+        own = self.size.own_weights(architecture) + 2 * self.size.correction(architecture)
+        return 2.0 * (layers + own)
 
     def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
         """Bytes of its bfloat16 keys and values of a token over all devices."""
-        return 2.0 * 2 * DFLASH_LAYERS * architecture.kv_width if self.block else 0.0
+        width = block_architecture(architecture, self.size).cached_width
+        return 2.0 * self.size.layers * width if self.block else 0.0
 
 
 def lookup_drafter(host_s: float = NGRAM_S) -> DraftCost:
@@ -108,35 +172,34 @@ def lookup_drafter(host_s: float = NGRAM_S) -> DraftCost:
 
 
 def block_drafter(name: str = "dflash") -> DraftCost:
-    """A DFlash drafter that was not timed."""
-    label = "DFlash by its size: 5 layers of the target's width and its LM head over blocks of 16"
-    return DraftCost(name=name, label=label, layers=DFLASH_LAYERS)
+    """A drafter with weights that was not timed, of the size of its kind."""
+    size = SIZES[drafter_kind(name)]
+    return DraftCost(name=name, label=size.text, layers=size.layers)
 
 
-def block_architecture(target: ModelArchitecture) -> ModelArchitecture:
-    """The architecture of a target's DFlash drafter, with the target's embedding and head."""
+def block_architecture(
+    target: ModelArchitecture, size: DraftSize = SIZES["dflash"]
+) -> ModelArchitecture:
+    """The architecture of a target's drafter, with the target's embedding and head."""
+    dense: dict[str, Any] = dict.fromkeys(
+        ("experts", "active_experts", "expert_ffn", "shared_ffn"), 0
+    )
     fields = dataclasses.fields(target)
     first = [field.name for field in fields].index("index_heads")  # of indexers, hybrids
     usual: dict[str, Any] = {field.name: field.default for field in fields[first:]}
+    if not size.experts:
+        usual |= dense | {"router_bias": False}
     return dataclasses.replace(
         target,
         **usual,
-        name=f"DFlash drafter of {target.name}",
-        layers=DFLASH_LAYERS,
+        name=f"drafter of {target.name}",
+        layers=size.layers,
+        vocab=size.vocab or target.vocab,
         tied=True,
         sliding_window=None,
         full_layers=0,
-        experts=0,
-        active_experts=0,
-        expert_ffn=0,
         dense_layers=0,
-        shared_ffn=0,
-        router_bias=False,
     )
-
-
-def _projection(architecture: ModelArchitecture) -> int:
-    return DFLASH_FEATURES * architecture.hidden**2
 
 
 def find_drafter(
@@ -144,7 +207,7 @@ def find_drafter(
 ) -> DraftCost:
     """The cost of the drafter called `name`; a drafter timed in the profile comes first.
 
-    `name` is `dflash`, `ngram`, a published DFlash checkpoint, a timed drafter's name or part of
+    `name` is one of NAMES, a checkpoint whose name has its kind, a timed drafter's name or part of
     it, or its architecture's hash. A part of a name matches an ensemble (`ngram+dflash`) only if it
     contains `+`. None means the drafter whose acceptance was `measured`, else the profile's only
     drafter, else a DFlash drafter of the target's width. Raises InputError.
@@ -170,9 +233,8 @@ def find_drafter(
             return _in_engine(timed_in_engine)
     if name == "ngram":
         return lookup_drafter()
-    if name == "dflash":
-        return block_drafter()
-    if name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values()):
+    published = name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values())
+    if name in SIZES or published or (is_hub_id(name) and drafter_kind(name) in _OF_OTHERS):
         return block_drafter(name)
     names = ", ".join(
         [*NAMES, *(one.name for one in timed.values()), *(one.name for one in engine)]

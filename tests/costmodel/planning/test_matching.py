@@ -142,8 +142,8 @@ def test_ngrams_cost_their_look_up():
 
 
 def test_drafts_of_unknown_cost_are_refused():
-    with pytest.raises(InputError, match="no drafter is called 'eagle3'") as raised:
-        plan(asked(acceptance="0.6", drafter="eagle3"))
+    with pytest.raises(InputError, match="no drafter is called 'medusa'") as raised:
+        plan(asked(acceptance="0.6", drafter="medusa"))
     command = "`rooftree calibrate --target Qwen/Qwen3-8B --drafter FOLDER`"
     assert command in raised.value.hint
 

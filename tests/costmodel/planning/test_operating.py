@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from costmodel.catalog import find_target, load_targets
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads, engine_overheads
-from costmodel.planning.drafting import block_architecture, block_drafter, lookup_drafter
+from costmodel.planning.drafting import (
+    block_architecture,
+    block_drafter,
+    find_drafter,
+    lookup_drafter,
+)
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.servers import TREES, Server, replicas_for
@@ -156,6 +161,24 @@ def test_a_block_drafter_by_its_size(line_steps):
     assert 0.1 < share < 0.35
     weights = block_drafter().weight_bytes(steps.architecture)
     assert weights == pytest.approx(2 * 1.05e9, rel=0.05)  # the published checkpoint: 1.05 G
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "billions"),
+    [  # those of the checkpoints, without embedding and the target's LM head
+        ("Qwen/Qwen3-8B", "deepseek-ai/dspark_qwen3_8b_block7", 1.049 + 0.0778),
+        ("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 0.425),
+        ("deepseek-ai/DeepSeek-V3", "mtp", 11.5),
+    ],
+)
+def test_drafters_of_other_kinds_by_their_size(line_steps, target, name, billions):
+    steps = line_steps(architecture=find_target(target).architecture)
+    drafter = find_drafter(steps, name)
+    assert drafter.weight_bytes(steps.architecture) == pytest.approx(2e9 * billions, rel=0.02)
+    two, eight = (drafter.draft_s(steps, 4, 1000, n).total for n in (2, 8))
+    each = drafter.size.each_token
+    assert eight == pytest.approx(4 * two) if each else two < eight < 2 * two
+    assert 0 < eight < steps.decode(4, 1000, 16).total
 
 
 def test_every_target_has_a_dense_drafter_without_windows():
