@@ -54,8 +54,8 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
               help="Draft trees: auto, plain, chain, chain:N or fixed:N.")  # fmt: skip
 @click.option("--engine", help="Serving engine: vllm, sglang, trtllm, or rooftree, which alone "
               "verifies trees; also vllm@0.19 [default: --export's, else vllm].")  # fmt: skip
-@click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the profile "
-              "[default: the acceptance's].")  # fmt: skip
+@click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the "
+              "profile [default: the acceptance's].")  # fmt: skip
 @click.option("--weights",
               help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block, nvfp4, mxfp4, or a "
               "checkpoint's label in a profile [default: the target's].")  # fmt: skip
@@ -114,8 +114,8 @@ def part_temperature(acceptance: str | None) -> tuple[str | None, int]:
 @click.option("--engine", type=click.Choice(EXPORTS), required=True,
               help="Engine, and for SGLang's DSpark the form of its table.")  # fmt: skip
 @acceptance_option
-@click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the profile "
-              "[default: the acceptance's].")  # fmt: skip
+@click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the "
+              "profile [default: the acceptance's].")  # fmt: skip
 @json_option
 def export(
     name: str, engine: str, acceptance: str | None, drafter: str | None, as_json: bool
