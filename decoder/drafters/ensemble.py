@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.drafters.blocks import hash_of
-from decoder.drafters.mixture import JointDraft, best_paths, join_drafts, learn, new_statistics
+from decoder.drafters.joint import JointDraft, join_drafts
+from decoder.drafters.mixture import best_paths, learn, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice, sound
+from decoder.tree.pairs import PairLattice
 
 
 class EnsembleDrafter(Drafter):
     """Drafts one tree from the candidates of two drafters.
 
     first   best one that gives trees, as `NgramDrafter`
-    second  one of marginals or trees; marginals also apply behind the first one's paths
+    second  one of marginals, pairs or trees; the first two also apply behind the first one's paths
 
     What is learnt of both is shared by all sessions, and so is each drafter's own learning.
     """
@@ -122,7 +124,9 @@ def _draft(
 def _compile() -> None:
     """Compile the functions that drafting calls, so that no round waits for it."""
     tree = CandidateTree(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1))
-    joint = join_drafts(tree, Lattice(np.zeros((1, 1), np.int64), np.ones((1, 1))), 1)
+    one = np.zeros((1, 1), np.int64)
+    join_drafts(tree, PairLattice(one, np.ones(1), np.zeros((0, 1, 1))), 1)
+    joint = join_drafts(tree, Lattice(one, np.ones((1, 1))), 1)
     statistics = new_statistics()
     best_paths(joint, statistics, 1)
     learn(np.zeros(1, np.int64), joint, statistics)

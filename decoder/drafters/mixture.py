@@ -23,17 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.tree.draft_tree import (
-    NO_CANDIDATES,
-    Candidates,
-    CandidateTree,
-    Lattice,
-    as_tree,
-)
+from decoder.drafters.joint import SIBLING, TOKEN, JointDraft, child_of, first_child
+from decoder.tree.draft_tree import CandidateTree
 from decoder.tree.heap import jit, sift_down, sift_up
-
-TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
-NO_LATTICE = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 
 CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
 SURE = len(CONFIDENCE_EDGES) + 1
@@ -50,24 +42,6 @@ PRIOR_WEIGHTS = np.array([0.25, 0.35, 0.4])
 PRIOR_TOKENS = 16.0
 FORGETTING = 0.998  # factor of old counts for each new token of the same class
 UNNAMED = 1e-4  # probability of any one token to a drafter that does not name it
-
-
-class JointDraft(NamedTuple):
-    """The candidates of two drafters as arrays, of the same types whatever they drafted.
-
-    trie    int64 [M + 1, 3]    the paths of both trees; row 0 is the root, parents come first
-    given   float64 [M + 1, 2]  probability of a row given its parent in each drafter's tree; 0
-                                where the tree lacks it
-    tokens  int64 [gamma, K]    the second drafter's marginals; empty where it gave a tree
-    shares  float64 [gamma, K]  their probabilities
-    totals  float64 [gamma]     sums of these by position
-    """
-
-    trie: NDArray[np.int64]
-    given: NDArray[np.float64]
-    tokens: NDArray[np.int64]
-    shares: NDArray[np.float64]
-    totals: NDArray[np.float64]
 
 
 class MixtureStatistics(NamedTuple):
@@ -121,73 +95,10 @@ def new_statistics() -> MixtureStatistics:
     return MixtureStatistics(np.zeros(shape), np.zeros(shape), counts, missed)
 
 
-def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
-    """The joint draft of two drafters' sound candidates.
-
-    A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do the
-    pairs of either one.
-    """
-    tree = as_tree(first, nodes)
-    lattice = second if isinstance(second, Lattice) else NO_LATTICE
-    other = NO_CANDIDATES if isinstance(second, Lattice) else as_tree(second, nodes)
-    trie, given = _merge(_arrays(tree), _arrays(other))
-    tokens = np.array(lattice.tokens, dtype=np.int64, order="C")
-    shares = np.array(lattice.probabilities, dtype=np.float64, order="C")
-    return JointDraft(trie, given, tokens, shares, shares.sum(axis=1))
-
-
 def best_paths(joint: JointDraft, statistics: MixtureStatistics, nodes: int) -> CandidateTree:
     """The `nodes` paths of highest score, in the order of their scores."""
     tree, given = _search(joint, statistics, nodes)
     return CandidateTree(tree[0], tree[1], given)
-
-
-def _arrays(
-    tree: CandidateTree,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    return (
-        np.array(tree.tokens, dtype=np.int64),
-        np.array(tree.parents, dtype=np.int64),
-        np.array(tree.probabilities, dtype=np.float64),
-    )
-
-
-@jit
-def _merge(first, second):  # type: ignore[no-untyped-def]
-    """The trie of two trees, and each tree's probability of its rows."""
-    room = len(first[0]) + len(second[0]) + 1
-    trie = np.full((room, 3), -1, np.int64)
-    given = np.zeros((room, 2), np.float64)
-    size = 1
-    for drafter in range(2):
-        tokens, parents, probabilities = first if drafter == 0 else second
-        rows = np.zeros(len(tokens) + 1, np.int64)  # of the trie, by row of the drafter's tree
-        for node in range(len(tokens)):
-            parent = rows[parents[node]]
-            row = _child_of(trie, parent, tokens[node])
-            if row < 0:
-                row = size
-                trie[row, TOKEN], trie[row, SIBLING] = tokens[node], trie[parent, CHILD]
-                trie[parent, CHILD] = row
-                size += 1
-            given[row, drafter] = min(given[row, drafter] + probabilities[node], 1.0)
-            rows[node + 1] = row
-    return trie[:size], given[:size]
-
-
-@jit
-def _first_child(trie, row):  # type: ignore[no-untyped-def]
-    """The first child of a row, or -1; a row of -1 has none."""
-    return trie[row, CHILD] if row >= 0 else np.int64(-1)
-
-
-@jit
-def _child_of(trie, row, token):  # type: ignore[no-untyped-def]
-    """The row of `row`'s child that carries `token`, or -1."""
-    child = _first_child(trie, row)
-    while child >= 0 and trie[child, TOKEN] != token:
-        child = trie[child, SIBLING]
-    return child
 
 
 @jit
@@ -213,7 +124,7 @@ def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[
         return _with_weights(mixture, alone, 1.0, 1.0)
     left_by_both = left * other[2]
     divisor = left_by_both
-    child = _first_child(joint.trie, row)
+    child = first_child(joint.trie, row)
     while child >= 0:
         p, _ = _probability(0, joint.trie[child, TOKEN], child, position, joint, mixture)
         if p > 0.0:
@@ -246,7 +157,7 @@ def _prediction(drafter, row, position, on_best, joint):  # type: ignore[no-unty
         if position < len(joint.shares) and joint.shares.shape[1] > 0:
             top, total = joint.shares[position, 0], joint.totals[position]
     else:
-        child = _first_child(joint.trie, row)
+        child = first_child(joint.trie, row)
         while child >= 0:
             share = joint.given[child, drafter]
             total += share
@@ -348,7 +259,7 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
     row, position, on_best = nodes[parent, ROW], nodes[parent, DEPTH], nodes[parent, ON_BEST] > 0
     mixture = _mixture_behind(row, position, on_best, joint, statistics)
     entries, chances = listed
-    child = _first_child(joint.trie, row)
+    child = first_child(joint.trie, row)
     while child >= 0:
         token = joint.trie[child, TOKEN]
         p, _ = _probability(0, token, child, position, joint, mixture)
@@ -363,7 +274,7 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
     for rank in range(2 if position < len(joint.tokens) else 0):
         if rank == 1:
             rank = _unlisted(1, position, row, joint)
-        elif _child_of(joint.trie, row, joint.tokens[position, 0]) >= 0:
+        elif child_of(joint.trie, row, joint.tokens[position, 0]) >= 0:
             continue
         if rank >= joint.tokens.shape[1]:
             continue
@@ -403,7 +314,7 @@ def _next_sibling(entry, chance, nodes, joint):  # type: ignore[no-untyped-def]
 def _unlisted(rank, position, row, joint):  # type: ignore[no-untyped-def]
     """The first rank from `rank` on whose token is no child of `row` in the trie."""
     width = joint.tokens.shape[1]
-    while rank < width and _child_of(joint.trie, row, joint.tokens[position, rank]) >= 0:
+    while rank < width and child_of(joint.trie, row, joint.tokens[position, rank]) >= 0:
         rank += 1
     return rank
 
@@ -418,7 +329,7 @@ def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
         one, two = mixture.confidences
         if one == 0 and two == 0:
             break
-        child = _child_of(joint.trie, row, token)
+        child = child_of(joint.trie, row, token)
         p, p_is_best = _probability(0, token, child, position, joint, mixture)
         q, q_is_best = _probability(1, token, child, position, joint, mixture)
         if one > 0 and two > 0:

@@ -64,7 +64,8 @@ def best_first_pairs(
     if gamma == 0 or width == 0 or nodes <= 0:
         none = np.zeros(0, np.int64)
         return none, none, none, np.zeros(0)
-    return _best_first(pairs.tokens, pairs.first, pairs.edges, factors, nodes)
+    first, edges = (np.ascontiguousarray(part) for part in (pairs.first, pairs.edges))
+    return _best_first(pairs.tokens, first, edges, factors, nodes)
 
 
 def greedy_pairs(pairs: PairLattice, depth: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

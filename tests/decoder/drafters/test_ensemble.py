@@ -11,11 +11,18 @@ from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
-from decoder.drafters.mixture import best_paths, join_drafts, new_statistics
+from decoder.drafters.joint import join_drafts
+from decoder.drafters.mixture import best_paths, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, sound
-from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
+from decoder.tree.pairs import PairLattice
+from tests.decoder.draft_models import (
+    conditional_folder,
+    dflash_folder,
+    draft_target,
+    eagle3_folder,
+)
 from tests.decoder.models import PROMPT, as_paths, greedy, request
 from tests.decoder.tree.test_pairs import random_pairs
 
@@ -114,6 +121,17 @@ class Definition:
         return result
 
 
+def trie_paths(trie):
+    """The path of each row."""
+    paths = {0: ()}
+    for row in range(len(trie)):
+        child = trie[row, 1]
+        while child >= 0:
+            paths[int(child)] = (*paths[row], int(trie[child, 0]))
+            child = trie[child, 2]
+    return paths
+
+
 def random_tree(random, depth, tokens):
     paths, level = {}, [()]
     for _ in range(depth):
@@ -187,6 +205,19 @@ class TestUnion:
             np.testing.assert_array_equal(drawn.tokens, alone.tokens)
             np.testing.assert_array_equal(drawn.parents, alone.parents)
             np.testing.assert_allclose(drawn.scores, alone.scores)
+
+    def test_pairs_go_on_behind_the_first_ones_paths(self):
+        """Behind 7, where its own tree goes elsewhere, and behind no token that it lacks."""
+        tokens, edges = np.array([[1, 7], [2, 3], [4, 5]]), np.zeros((2, 2, 2))
+        edges[0], edges[1] = [[0.9, 0.1], [0.2, 0.8]], [[1.0, 0.0], [0.3, 0.6]]
+        pairs = PairLattice(tokens, np.array([0.9, 0.0]), edges)
+        joint = join_drafts(tree_of({(7,): 0.9, (7, 2): 0.5, (8,): 0.1}), pairs, 3)
+        rows = {path: row for row, path in trie_paths(joint.trie).items()}
+        given = {path: joint.given[row].tolist() for path, row in rows.items()}
+        assert given[(7, 2)] == [0.5, 0.2] and given[(7, 3)] == [0.0, 0.8]
+        assert given[(7, 3, 5)] == [0.0, 0.6] and (7, 3, 4) not in given
+        assert not any(path[0] == 8 and len(path) > 1 for path in given if path)
+        assert (7, 3, 5) in as_paths(best_paths(joint, new_statistics(), 20))
 
     @pytest.mark.parametrize("damage", [np.nan, np.inf, -1.0, 7.0])
     def test_damaged_probabilities_leave_a_tree_of_probabilities(self, damage):
@@ -301,6 +332,7 @@ class TestBothDrafters:
 def combined_decoder(tmp_path, second, policy, **options):
     target = draft_target("qwen3", torch.float64)
     folders = {"dflash": dflash_folder, "eagle3": eagle3_folder}
+    folders["dspark"] = lambda folder: conditional_folder(folder, "dspark")
     names = [str(folders[kind](tmp_path / kind)[0]) for kind in second.split("+")]
     drafter = load_drafter("+".join(names if len(names) == 2 else ["ngram", *names]), target)
     return TreeDecoder(target, drafter=drafter, policy=policy, **options)
@@ -309,7 +341,7 @@ def combined_decoder(tmp_path, second, policy, **options):
 @pytest.mark.slow
 class TestWholeTexts:
     @pytest.mark.parametrize("policy", ["fixed:8", "fixed:60", "chain", "plain"])
-    @pytest.mark.parametrize("second", ["dflash", "eagle3", "dflash+eagle3"])
+    @pytest.mark.parametrize("second", ["dflash", "dspark", "eagle3", "dflash+eagle3"])
     def test_greedy_output_is_that_of_plain_decoding(self, tmp_path, second, policy):
         decoder = combined_decoder(tmp_path, second, policy)
         for prompt in (PROMPT, [9]):
