@@ -18,8 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.drafters.vocabulary import DraftHead
+from decoder.acceptance.drawn import LevelDistributions
+from decoder.device import to_device
+from decoder.drafters.vocabulary import DraftHead, softmax
 from decoder.tree.draft_tree import CandidateTree
+from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
 
 # From a slot's number, states [F, S] and tokens int64 [F] of paths that end before the slot, to
@@ -125,3 +128,33 @@ def level_tree(packed: torch.Tensor, depth: int) -> CandidateTree:
     parents = levels[1].astype(np.int64)
     parents[1:] += 1 + width * np.arange(len(parents) - 1)[:, None]
     return CandidateTree(levels[0].astype(np.int64).ravel(), parents.ravel(), levels[2].ravel())
+
+
+class PathDistributions(LevelDistributions):
+    """The drafter's q over its whole head behind each node of a tree that is drawn."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        logits: torch.Tensor,
+        step: Step,
+        start: tuple[torch.Tensor, torch.Tensor],
+        temperature: float,
+    ) -> None:
+        """step: adds to all logits of a row; start: the empty path's state [1, S], the bonus [1]"""
+        self._head, self._logits, self._step = head, logits, step
+        self._start, self._temperature = start, temperature
+        self._states = start[0]
+
+    def root(self) -> torch.Tensor:
+        return self._behind(0, *self._start)
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        device = self._logits.device
+        above, tokens = (to_device(part, device) for part in (frontier.above, frontier.tokens))
+        return self._behind(frontier.depth, self._states[above], tokens)
+
+    def _behind(self, row: int, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """q [F, vocab] of a slot behind tokens [F], and the states there for the next level."""
+        self._states, added = self._step(row, states, tokens)
+        return self._head.whole(softmax(self._logits[row].float() + added, self._temperature))

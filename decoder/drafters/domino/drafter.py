@@ -7,17 +7,20 @@ from pathlib import Path
 import torch
 
 from decoder.acceptance.drawn import LevelDistributions
-from decoder.device import to_device
 from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import hash_of
-from decoder.drafters.conditional import Slots, check_tables, grow_levels, level_tree
+from decoder.drafters.conditional import (
+    PathDistributions,
+    Slots,
+    check_tables,
+    grow_levels,
+    level_tree,
+)
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.drafters.domino.model import Correction, DominoModel
-from decoder.drafters.vocabulary import softmax
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
-from decoder.tree.growth import Frontier
 
 # DARTree's settings: tokens of a slot whose scores are corrected, and paths expanded in a level.
 CANDIDATES, FRONTIER = 64, 12
@@ -76,34 +79,6 @@ class LevelScores(BlockScores):
     def distributions(
         self, outputs: Tensors, bonus: torch.Tensor, temperature: float
     ) -> LevelDistributions:
-        return PathDistributions(self._drafter, self._correction, outputs, bonus, temperature)
-
-
-class PathDistributions(LevelDistributions):
-    """The drafter's q over its whole head behind each node of a tree that is drawn."""
-
-    def __init__(
-        self,
-        drafter: DominoDrafter,
-        correction: Correction,
-        outputs: Tensors,
-        bonus: torch.Tensor,
-        temperature: float,
-    ) -> None:
-        _, self._logits, hidden = outputs
-        self._head, self._bonus, self._temperature = drafter.head, bonus, temperature
-        self._step = correction.step(hidden, None)
-        self._start = self._states = correction.start()
-
-    def root(self) -> torch.Tensor:
-        return self._behind(0, self._start, self._bonus)
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        device = self._bonus.device
-        above, tokens = (to_device(part, device) for part in (frontier.above, frontier.tokens))
-        return self._behind(frontier.depth, self._states[above], tokens)
-
-    def _behind(self, row: int, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """q [F, vocab] of a slot behind tokens [F], and the states there for the next level."""
-        self._states, added = self._step(row, states, tokens)
-        return self._head.whole(softmax(self._logits[row].float() + added, self._temperature))
+        _, logits, hidden = outputs
+        step, start = self._correction.step(hidden, None), self._correction.start()
+        return PathDistributions(self._drafter.head, logits, step, (start, bonus), temperature)

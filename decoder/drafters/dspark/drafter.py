@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 
 from decoder.acceptance.drawn import LevelDistributions
-from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.conditional import (
+    PathDistributions,
     Slots,
+    Step,
     check_tables,
     grow_levels,
     level_tree,
@@ -21,11 +22,9 @@ from decoder.drafters.conditional import (
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.drafters.dspark.config import FRONTIER, GROWN, PAIRED
 from decoder.drafters.dspark.model import DSparkModel
-from decoder.drafters.vocabulary import softmax
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
-from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
 
 
@@ -75,7 +74,22 @@ class MarkovPairs(BlockScores):
     def distributions(
         self, outputs: Tensors, bonus: torch.Tensor, temperature: float
     ) -> LevelDistributions:
-        return MarkovDistributions(self._drafter, outputs, bonus, temperature)
+        _, logits, hidden = outputs
+        start = torch.zeros(1, self._drafter.model.config.rank, device=hidden.device), bonus
+        head, step = self._drafter.head, self._whole_step(hidden)
+        return PathDistributions(head, logits, step, start, temperature)
+
+    def _whole_step(self, hidden: torch.Tensor) -> Step:
+        """The step that adds to all logits of a row."""
+        markov = self._markov
+
+        def step(
+            row: int, states: torch.Tensor, tokens: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            vectors = markov.vectors(hidden[row : row + 1], tokens[None])[0]
+            return states, markov.markov_w2(vectors).float()
+
+        return step
 
 
 class MarkovLevels(MarkovPairs):
@@ -104,35 +118,13 @@ class MarkovLevels(MarkovPairs):
     def candidates(self, outputs: Tensors, request: DraftRequest) -> CandidateTree:
         return level_tree(outputs[0], request.depth)
 
+    def _whole_step(self, hidden: torch.Tensor) -> Step:
+        parts, w2 = self._markov.parts(hidden), self._markov.markov_w2
 
-class MarkovDistributions(LevelDistributions):
-    """The drafter's q over the whole vocabulary behind each node of a tree that is drawn."""
+        def step(
+            row: int, states: torch.Tensor, tokens: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            states, vectors = self._markov.step(parts[row], self._weight, states, tokens)
+            return states, w2(vectors.to(hidden.dtype)).float()
 
-    def __init__(
-        self, drafter: DSparkDrafter, outputs: Tensors, bonus: torch.Tensor, temperature: float
-    ) -> None:
-        _, self._logits, self._hidden = outputs
-        self._drafter, self._bonus, self._temperature = drafter, bonus, temperature
-        self._states = torch.zeros(1, drafter.model.config.rank, device=self._hidden.device)
-
-    def root(self) -> torch.Tensor:
-        self._states = torch.zeros_like(self._states[:1])
-        return self._behind(0, self._states, self._bonus)
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        device = self._hidden.device
-        above, tokens = (to_device(part, device) for part in (frontier.above, frontier.tokens))
-        return self._behind(frontier.depth, self._states[above], tokens)
-
-    def _behind(self, row: int, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """q [F, vocab] of a row behind tokens [F], and the states there for the next level."""
-        drafter, markov = self._drafter, self._drafter.model.markov_head
-        hidden = self._hidden[row : row + 1]
-        if drafter.model.config.correction == "rnn":
-            part, weight = markov.parts(hidden), markov.path_weight()
-            self._states, vectors = markov.step(part, weight, states, tokens)
-        else:
-            self._states, vectors = states, markov.vectors(hidden, tokens[None])[0]
-        added = markov.markov_w2(vectors.to(hidden.dtype))
-        logits = self._logits[row].float() + added.float()
-        return drafter.head.whole(softmax(logits, self._temperature))
+        return step
