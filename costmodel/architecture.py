@@ -241,7 +241,7 @@ class ModelArchitecture:
 
     def state_bytes(self, element_bytes: float = 2) -> float:
         """Bytes of one sequence's states (float32) and convolution windows, all layers."""
-        window = self.conv_width * self.conv_channels * element_bytes
+        window = max(self.conv_width - 1, 0) * self.conv_channels * element_bytes
         return self.recurrent_layers * (4 * self.state_values + window)
 
     def stash_bytes(self, element_bytes: float = 2) -> float:

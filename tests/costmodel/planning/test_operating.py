@@ -122,7 +122,7 @@ def test_memory_limits_what_runs_at_once(make):
 @pytest.mark.parametrize(
     ("engine", "target", "bytes_each"),
     [  # prompts of 1,000 and half of 400 answer tokens, all of them in trtllm
-        ("sglang", "Qwen3.5-4B", 1200 * 8 * 2 * 1024 * 2 + 24 * (4 * 32 * 128**2 + 2 * 4 * 8192)),
+        ("sglang", "Qwen3.5-4B", 1200 * 8 * 2 * 1024 * 2 + 24 * (4 * 32 * 128**2 + 2 * 3 * 8192)),
         ("trtllm", "gemma-4-31B-it", 2 * (50 * 8192 * 1024 + 10 * 4096 * 1400)),
         ("rooftree", "gemma-4-31B-it", 2 * (50 * 8192 + 10 * 4096) * 1200),
     ],

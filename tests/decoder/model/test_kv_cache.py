@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from decoder.model.kv_cache import KVCache
+from decoder.model.loading import borrow_model
+from decoder.model.making import make_target
+from lab.studies.families import tiny_model
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
 ARCHITECTURE = ModelArchitecture(
@@ -99,3 +102,14 @@ def test_room(length, rows, fits):
 def test_no_memory_is_an_error_that_says_so():
     with pytest.raises(InputError, match=r"no memory for a KV cache of .* tokens x batch 1"):
         make(capacity=1 << 50)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_5_text", "falcon_h1", "lfm2", "kimi_linear"])
+def test_bytes_are_those_of_a_plan(kind):
+    target = make_target(borrow_model(tiny_model(kind).float()), owned=False)
+    cache, planned = target.reserve(40), target.architecture
+    values = sum(plane[:, 0, :, 0].numel() for plane in cache.planes)
+    assert values == planned.token_values
+    states = cache.states.state if cache.states is not None else None
+    kept = [states(i, 0).nbytes for i in range(len(target.structure.states))]
+    assert sum(kept) == planned.state_bytes(4)
