@@ -74,7 +74,7 @@ def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tm
         monkeypatch.setattr(sys, "argv", words)
         monkeypatch.setattr(figures, "split", lambda texts: ([], texts[:2]))  # so few hold out none
         figures.main()
-        assert "| b_3 (rank > 10) | " in capsys.readouterr().out
+        assert "rank > 10: frequency, precision, recall, F1 | " in capsys.readouterr().out
     if kind == "dflash":
         words = ["--target", target, "--drafter", first["drafter"], "--texts", texts, "--json"]
         wanted = ("epochs=2", "hidden=8", "texts=9", "max_new_tokens=8", "held_out=0", "layers=3",
