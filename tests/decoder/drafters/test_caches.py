@@ -61,18 +61,3 @@ def test_a_cache_is_made_for_what_the_target_has_reserved(tokens, capacity):
     caches = SharedCaches(*PLACE, reserved(tokens, 2))
     place = caches.room(Session(), None, 5)
     assert (place.cache.capacity, place.cache.sequences) == (capacity, 2)
-
-
-def test_a_place_that_is_outgrown_is_left_with_all_that_it_holds():
-    caches = SharedCaches(*PLACE, None)
-    session, places = Session(), set()
-    place, written, tokens = caches.room(session, None, 100), [], 0
-    for seed in range(40):
-        place = caches.room(session, place, 100)
-        written.append(fill(place, 100, seed))
-        tokens += 100
-        places.add(place.cache.capacity)
-        assert place.length == tokens
-    held = place.cache.data[:, :, place.sequence, :, :tokens]
-    torch.testing.assert_close(held, torch.cat(written, dim=3))
-    assert places == {1024, 2048, 4096}  # three captures of each bucket, not forty
