@@ -9,6 +9,7 @@ from typing import Any
 from costmodel.planning.acceptance import Acceptance, Shape
 from costmodel.planning.accuracy import DRAFTING_ERROR, server_error
 from costmodel.planning.drafting import DraftCost
+from costmodel.planning.engines import VERSIONS
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint, Sizing
@@ -223,6 +224,12 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             "intervals are of 80 %: errors of the profile, of the server model"
             f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
             " and of acceptance, in squares"
+        )
+    versions = list(VERSIONS.get(request.engine, {}))
+    if versions and not request.engine_version:
+        notes.append(
+            f"{request.engine} is planned as {versions[0]}, the version most measured;"
+            f" --engine {request.engine}@{versions[-1]} and later ones overlap their host's work"
         )
     waiting = [option for option in options if option.slower != option.error]
     if waiting:
