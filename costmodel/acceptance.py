@@ -29,9 +29,9 @@ from importlib.resources import files
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Array
 
 Kind = Literal["published", "recorded", "given"]
 
@@ -74,7 +74,7 @@ class AcceptanceProcess:
         """Acceptance length of the chain: expected tokens a round, the bonus token included."""
         return 1.0 + float(np.cumprod(self.rank1).sum())
 
-    def rank_table(self, width: int) -> NDArray[np.float64]:
+    def rank_table(self, width: int) -> Array:
         """Probabilities of the ranks at each confidence, [gamma, QUANTILES, width]."""
         hazard = self.confidences()
         left = np.ones_like(hazard)
@@ -87,7 +87,7 @@ class AcceptanceProcess:
             hazard = np.minimum(rising, self.tail / (rank + 2))
         return table
 
-    def confidences(self) -> NDArray[np.float64]:
+    def confidences(self) -> Array:
         """Equally likely confidences of each depth, [gamma, QUANTILES]; their mean is `rank1`."""
         by_rate = {rate: _confidences(rate, self.concentration) for rate in set(self.rank1)}
         return np.stack([by_rate[rate] for rate in self.rank1])
@@ -143,7 +143,7 @@ def recorded(accepted: Sequence[int], drafted: Sequence[int], *, label: str) -> 
     return AcceptanceProcess(label=label, kind="recorded", rank1=tuple(rates))
 
 
-def _confidences(rate: float, concentration: float) -> NDArray[np.float64]:
+def _confidences(rate: float, concentration: float) -> Array:
     """Means of equally likely parts of LEAST + (1 - LEAST) x Beta, whose mean is `rate`."""
     from scipy.special import betainc, betaincinv  # slow to import, needed here only
 

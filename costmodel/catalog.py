@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, shown
@@ -21,9 +21,8 @@ from costmodel.hf_config import config_fields
 from costmodel.hf_kinds import KINDS
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
+from costmodel.statistics import Array
 from costmodel.weights import Weights, checkpoint_name, stored_weights
-
-Array = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +165,7 @@ def device_by_name(name: str) -> DeviceSpec | None:
 # small ones, two-shot ones, then NCCL's rings and trees. Within one the time is a line over the
 # bytes. communication.yaml has lines that were fitted to published measurements
 # (aiconfigurator-core, NVIDIA, Apache-2.0).
-def all_reduce_s(
-    protocols: Sequence[LinkProtocol], message_bytes: ArrayLike
-) -> NDArray[np.float64]:
+def all_reduce_s(protocols: Sequence[LinkProtocol], message_bytes: ArrayLike) -> Array:
     """Seconds of one all-reduce of messages [n]; `protocols` ascend from 0 bytes."""
     size = np.asarray(message_bytes, dtype=np.float64)
     starts = np.array([protocol.from_bytes for protocol in protocols])

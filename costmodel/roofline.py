@@ -13,12 +13,11 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import LinkProtocol, Peaks
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

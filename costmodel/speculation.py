@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from costmodel.statistics import Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

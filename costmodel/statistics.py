@@ -1,4 +1,4 @@
-"""Robust statistics of timing samples, lines through points, and non-negative least squares.
+"""Array types, robust statistics of timing samples, and non-negative least squares.
 
 Times are in seconds. A statistic of too few samples is None, never zero.
 """
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 # Standard deviation of a normal distribution over its MAD (1 / 0.6745).
 MAD_TO_SIGMA = 1.4826

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessorList, generation
 from transformers.generation.configuration_utils import GenerationMode
 
 from costmodel.errors import InputError, shown
+from costmodel.statistics import Ints
 from decoder.acceptance.sampling import Sampling
 from decoder.model.structure import device_of
 from decoder.tree.draft_tree import DraftTree
 
 # From the tokens of a text and the logits [vocab] of the next one to the processed logits.
-Process = Callable[[NDArray[np.int64], torch.Tensor], torch.Tensor]
+Process = Callable[[Ints, torch.Tensor], torch.Tensor]
 
 # Those that are functions of the tokens and the logits alone. Others may remember their calls,
 # which a tree makes in another order, or run the model.
@@ -67,7 +67,7 @@ def process_of(processors: Sequence[Any], padding: Sequence[int] = ()) -> Proces
         return None
     before, every = np.array(padding, dtype=np.int64), LogitsProcessorList(processors)
 
-    def process(tokens: NDArray[np.int64], logits: torch.Tensor) -> torch.Tensor:
+    def process(tokens: Ints, logits: torch.Tensor) -> torch.Tensor:
         ids = torch.from_numpy(np.concatenate((before, tokens)))[None]
         # transformers processes a float32 copy.
         scores = logits.to(torch.float32, copy=True)[None]
@@ -80,9 +80,7 @@ def process_of(processors: Sequence[Any], padding: Sequence[int] = ()) -> Proces
 class ProcessedRows:
     """The logits [rows, vocab] of a verification, each row processed as it is read."""
 
-    def __init__(
-        self, process: Process, text: NDArray[np.int64], tree: DraftTree, logits: torch.Tensor
-    ) -> None:
+    def __init__(self, process: Process, text: Ints, tree: DraftTree, logits: torch.Tensor) -> None:
         """text: up to and with the root of the tree"""
         self._process, self._text = process, text
         self._tree, self._logits = tree, logits

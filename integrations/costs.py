@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
+from costmodel.statistics import Array
 
-Array = NDArray[np.float64]
 Key = tuple[int, int, int]  # batch, range of contexts, longest draft
 
 CONTEXT_RANGE = 128  # tokens; the costs at its middle serve the whole range

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Literal, Protocol, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import PrivateAttr
 
 from costmodel.errors import InputError
 from costmodel.fields import Section
 from costmodel.roofline import Roofline
+from costmodel.statistics import Array
 
-Array = NDArray[np.float64]
 CalibrationName = Literal["linear", "physical", "stairs"]
 CALIBRATIONS: tuple[CalibrationName, ...] = ("linear", "physical", "stairs")
 

@@ -19,8 +19,8 @@ from costmodel.calibration.stairs import (
     step_mass,
 )
 from costmodel.roofline import Roofline
+from costmodel.statistics import Array, Bools
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 FIRST_POINTS = 6  # before anything is fitted
@@ -122,7 +122,7 @@ class PointDesign:
             chosen.append(int(np.argmax(distance)))
         return np.array(chosen[len(start) :], dtype=np.intp)
 
-    def _measured(self, points: Points) -> NDArray[np.bool_]:
+    def _measured(self, points: Points) -> Bools:
         """Whether each candidate is among the points."""
         measured = set(zip(points.rows, points.context, points.batch, strict=True))
         c = self.candidates

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.calibration.base import RooflineCalibration
 from costmodel.calibration.points import Points
 from costmodel.errors import InputError
 from costmodel.fields import Factor, SignedSeconds, Statistic
 from costmodel.roofline import Roofline
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array
 
 
 class LinearCalibration(RooflineCalibration):

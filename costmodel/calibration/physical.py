@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import ValidationError, model_validator
 
 from costmodel.calibration.base import RooflineCalibration
@@ -27,9 +27,8 @@ from costmodel.roofline import (
     scored_tokens,
     state_traffic,
 )
-from costmodel.statistics import non_negative_minima, robust_sigma
+from costmodel.statistics import Array, non_negative_minima, robust_sigma
 
-Array = NDArray[np.float64]
 CommunicationForm = Literal["curve", "step", "line"]
 
 WORK_TERMS = ("floor", "weights", "matrix_flops", "attention_flops", "kv_read")

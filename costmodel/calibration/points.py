@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import model_validator
 
 from costmodel.fields import Count, Section, Statistic
-from costmodel.statistics import MAD_TO_SIGMA, MEDIAN_EFFICIENCY
-
-Array = NDArray[np.float64]
+from costmodel.statistics import MAD_TO_SIGMA, MEDIAN_EFFICIENCY, Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False)

@@ -17,8 +17,8 @@ from costmodel.calibration.stairs import StairsCalibration, fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.speculation import Regret, decision_regret, standard_curves
+from costmodel.statistics import Array, Bools
 
-Array = NDArray[np.float64]
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
 # A step of the points: times rise by over 10 % more than the roofline, and by over three standard
 # errors. A fit that takes less than half of what exceeds the roofline smooths over it.
@@ -178,10 +178,10 @@ def smoothed_steps(points: Points, calibration: Calibration, roofline: Roofline)
     return tuple(text for _, text in sorted(steps.values(), reverse=True)[:_NAMED_STEPS])
 
 
-def has_choices(points: Points) -> NDArray[np.bool_]:
+def has_choices(points: Points) -> Bools:
     """[points] whether a point's context has row counts enough for a choice to be judged."""
     _, number, counts = np.unique(points.context, return_inverse=True, return_counts=True)
-    enough: NDArray[np.bool_] = counts[number] >= MIN_CHOICES
+    enough: Bools = counts[number] >= MIN_CHOICES
     return enough
 
 

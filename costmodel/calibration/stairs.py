@@ -23,9 +23,7 @@ from costmodel.calibration.physical import PhysicalCalibration
 from costmodel.calibration.points import Points
 from costmodel.errors import InputError
 from costmodel.fields import LogScale, LogScaleOrZero, Section
-from costmodel.statistics import robust_sigma
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array, Bools, robust_sigma
 
 MIN_POINTS = 6
 _STEPS = (0.01, 0.03, 0.1)
@@ -84,7 +82,7 @@ class CovarianceInputs:
     """
 
     tokens: Array
-    many: NDArray[np.bool_]
+    many: Bools
     context: Array
     share: Array
 
@@ -202,7 +200,7 @@ class StairsCalibration:
     points: Points
     places: CovarianceInputs
     weights: Array  # inverse covariance of the points times their log ratios
-    left_out: NDArray[np.bool_]  # points that others contradict
+    left_out: Bools  # points that others contradict
     reach: tuple[float, float]  # least and largest correction of log seconds
     bound_share: float
     _tables: dict[float, _Table] = dataclasses.field(default_factory=dict, repr=False)
@@ -459,7 +457,7 @@ def _conditioned(
     )
 
 
-def _contradicted(covariance: Array, ratio: Array, places: CovarianceInputs) -> NDArray[np.bool_]:
+def _contradicted(covariance: Array, ratio: Array, places: CovarianceInputs) -> Bools:
     """Points [n] far from the prediction of the others, where three others share their tile.
 
     The left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.

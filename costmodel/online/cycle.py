@@ -7,15 +7,14 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.calibration.base import Calibration
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection, NodesSection, PlainSection, TokensSection
 from costmodel.roofline import Roofline
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array, Ints
 
 # Default number of tokens that a cycle commits; the commit cost hardly depends on it.
 TYPICAL_COMMITTED = 4.0
@@ -95,7 +94,7 @@ class CycleCost:
         padded: Array = np.where(index < len(edges), edges[np.minimum(index, len(edges) - 1)], rows)
         return padded
 
-    def sizes(self, most: int) -> NDArray[np.int64]:
+    def sizes(self, most: int) -> Ints:
         """Tree sizes worth scoring, 0 .. `most` nodes, ascending.
 
         Full buckets and `most` where forwards are padded, else the sizes of the preferred rows
@@ -171,7 +170,7 @@ class CachedCost:
         self._cost = cost
         self._cache: dict[Hashable, Any] = {}
 
-    def sizes(self, most: int) -> NDArray[np.int64]:
+    def sizes(self, most: int) -> Ints:
         """Tree sizes worth scoring; see `CycleCost.sizes`."""
         return self._cached(lambda middle: self._cost.sizes(most), 0, "sizes", most)
 

@@ -9,11 +9,10 @@ from statistics import median
 from typing import Literal, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.online.cycle import CachedCost, CycleCost
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array, Ints
 
 _SLOPE_SPREAD = 0.25  # standard deviation of a borrowed profile's slope around 1
 _NOISE = 0.05  # relative, of one round
@@ -266,7 +265,7 @@ class OnlineEstimator:
         """Corrected seconds of the target's forward over the root and N nodes."""
         return self._line().seconds(self._parts_s(nodes, context, batch)[0])
 
-    def sizes(self, most: int) -> NDArray[np.int64]:
+    def sizes(self, most: int) -> Ints:
         """Tree sizes worth scoring; see `CycleCost.sizes`."""
         return self._uncorrected.sizes(most)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.acceptance import (
     TAIL,
@@ -21,8 +20,8 @@ from costmodel.acceptance import (
 )
 from costmodel.errors import InputError
 from costmodel.io import read_json
+from costmodel.statistics import Array, Ints
 
-Array = NDArray[np.float64]
 Shape = Literal["plain", "chain", "tree"]
 
 MOST_NODES = 511
@@ -321,14 +320,14 @@ def tree_curve(process: AcceptanceProcess, nodes: int = MOST_NODES) -> Array:
     return np.maximum.accumulate(np.concatenate([[1.0], 1.0 + mean]))
 
 
-def _pairs(nodes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pairs(nodes: int) -> tuple[Ints, Ints]:
     """Pairs (parent, rank) that can be among the `nodes` best children of descending parents."""
     pairs = [(i, j) for i in range(nodes) for j in range(nodes // (i + 1))]
     parents, ranks = np.array(pairs).T
     return parents, ranks
 
 
-def _best_scores(block: Array, parents: NDArray[np.int64], ranks: NDArray[np.int64]) -> Array:
+def _best_scores(block: Array, parents: Ints, ranks: Ints) -> Array:
     """The best path scores of a block [gamma, ranks], descending; as many as there are ranks."""
     nodes = block.shape[1]
     level = np.zeros(nodes)

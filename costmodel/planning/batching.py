@@ -29,14 +29,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.engines import EngineRules, planned_version
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.traffic import Traffic
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array
 
 # Share of the other requests' prompts that come after a request's own, while all are in step.
 IN_STEP_SHARE = 0.5

@@ -17,13 +17,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.servers import CONCURRENCIES, Server
 from costmodel.planning.traffic import Traffic
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array
 
 _LEAST_BIAS_S = 1e-9
 # The first range of contexts ends here, and each other one at twice the end of the one before.

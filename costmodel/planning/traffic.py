@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from costmodel.io import read_table
+from costmodel.statistics import Array, Ints
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 # Longer than any context window: a larger number is a mistake, and sums of a million fit in int64.
@@ -42,9 +42,9 @@ class Traffic:
 class Trace:
     """Requests in the order of arrival, recorded or drawn: each [requests], at least one."""
 
-    arrival_s: NDArray[np.float64]
-    prompt_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
+    arrival_s: Array
+    prompt_tokens: Ints
+    output_tokens: Ints
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -138,7 +138,7 @@ class LognormalLength:
     variation: float = 0.0
     most_tokens: int = MOST_TOKENS
 
-    def draw(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def draw(self, count: int, generator: np.random.Generator) -> Ints:
         """`count` lengths of at least one token."""
         variance = math.log1p(self.variation**2)
         drawn = generator.lognormal(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from costmodel.architecture import ModelArchitecture
@@ -47,9 +47,7 @@ from costmodel.fields import (
     check_spread,
 )
 from costmodel.roofline import Roofline
-from costmodel.statistics import extend_linear
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array, extend_linear
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 

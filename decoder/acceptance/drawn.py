@@ -22,8 +22,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.sampling import Sampling
 from decoder.device import to_device
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice
@@ -43,9 +43,9 @@ class DrawnTree(DraftTree):
     """
 
     q: torch.Tensor
-    sources: NDArray[np.int64]
+    sources: Ints
 
-    def children(self, row: int) -> NDArray[np.int64]:
+    def children(self, row: int) -> Ints:
         """Rows of the children of `row`, in draw order."""
         return np.flatnonzero(self.parents == row) + 1
 
@@ -86,7 +86,7 @@ def draw_from_lattice(
     return tree if tokens.min() >= 0 else without_undrawn(tree)
 
 
-def sibling_ranks(parents: NDArray[np.int64]) -> NDArray[np.int64]:
+def sibling_ranks(parents: Ints) -> Ints:
     """[N] the draw order of each node: the number of its earlier siblings."""
     order = np.argsort(parents, kind="stable")
     ordered = parents[order]
@@ -96,11 +96,8 @@ def sibling_ranks(parents: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def without_replacement(
-    distributions: torch.Tensor,
-    sources: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    generator: torch.Generator,
-) -> NDArray[np.int64]:
+    distributions: torch.Tensor, sources: Ints, counts: Ints, generator: torch.Generator
+) -> Ints:
     """Draw distinct tokens for many parents at once; int64 [parents, max count], padded by -1.
 
     distributions  float32 [distributions, vocab], not negative, finite
@@ -135,9 +132,7 @@ def without_replacement(
 class _Room:
     """The tokens of each parent so far, and their intervals of the cumulative q."""
 
-    def __init__(
-        self, sources: NDArray[np.int64], counts: NDArray[np.int64], ends: NDArray[np.float64]
-    ) -> None:
+    def __init__(self, sources: Ints, counts: Ints, ends: Array) -> None:
         most = int(counts.max(initial=0))
         self.filled = np.zeros(len(counts), dtype=np.int64)
         self.tokens = np.full((len(counts), most), -1, dtype=np.int64)
@@ -148,18 +143,16 @@ class _Room:
         # Sorted by place, [parents, most, 2]: start and width of each taken interval.
         self._taken = np.zeros((len(counts), most, 2))
 
-    def missing(self) -> NDArray[np.int64]:
+    def missing(self) -> Ints:
         """The parents that still need a token."""
         return np.flatnonzero(self.filled < self._wanted)
 
-    def places(
-        self, parents: NDArray[np.int64], uniforms: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def places(self, parents: Ints, uniforms: Array) -> Array:
         """Uniforms [parents, tries] spread over the cumulative q that is not taken."""
         first, mass = self._first[parents], self._mass[parents]
         return _places(uniforms, first, mass, self._taken[parents], self.filled[parents])
 
-    def add(self, parents: NDArray[np.int64], drawn: NDArray[np.float64], vocab: int) -> None:
+    def add(self, parents: Ints, drawn: Array, vocab: int) -> None:
         """Keep new tokens of drawn [4, parents, tries]: flat index, interval start and end, q."""
         state = (self.tokens, self._taken, self.filled, self._wanted)
         _add(drawn, parents, self._sources[parents] * vocab, vocab, state)
@@ -246,7 +239,7 @@ def draw_levels(
     source: LevelDistributions,
     generator: torch.Generator,
     depth: int,
-    most: Callable[[], NDArray[np.int64]] | None = None,
+    most: Callable[[], Ints] | None = None,
 ) -> DraftTree:
     """Draw the tokens of at most `depth` levels of a tree whose shape was chosen before.
 
@@ -291,14 +284,14 @@ def draw_levels(
     return tree if tokens.min() >= 0 else without_undrawn(tree)
 
 
-def _slots(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def _slots(rows: Ints, count: int) -> Ints:
     """[count] the index of each row in `rows`, -1 for rows that are not in it."""
     slots = np.full(count, -1, dtype=np.int64)
     slots[rows] = np.arange(len(rows))
     return slots
 
 
-def least_kept(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
+def least_kept(probabilities: Array, sampling: Sampling) -> Array:
     """[gamma] the least probability that top-k and top-p keep; 0 if K candidates do not tell.
 
     probabilities  [gamma, K] the K largest of each position, descending
@@ -339,7 +332,7 @@ class RankExpectation:
         self._confidence = np.full(self.DEPTHS, self.USUAL)
         self._rounds = np.ones(self.DEPTHS)
 
-    def lattice(self, confidences: NDArray[np.float64], width: int) -> Lattice:
+    def lattice(self, confidences: Array, width: int) -> Lattice:
         """Candidates [depth, width] from which a policy chooses a shape; token j is the j-th draw.
 
         confidences  [depth] the largest probability of q at each position
@@ -348,7 +341,7 @@ class RankExpectation:
         expected = self.of(confidences, width)
         return Lattice(np.broadcast_to(draws, expected.shape), expected)
 
-    def of(self, confidences: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    def of(self, confidences: Array, width: int) -> Array:
         """Expected acceptance of each draw given its parent's, [len(confidences), width].
 
         It does not rise along a row, so that draws are chosen in their order.
@@ -362,10 +355,10 @@ class RankExpectation:
         hazards = (accepted + self.PRIOR * prior) / (trials + self.PRIOR)
         before = np.cumprod(1.0 - hazards, axis=1)
         before = np.concatenate((np.ones((len(sure), 1)), before[:, :-1]), axis=1)
-        expected: NDArray[np.float64] = np.minimum.accumulate(hazards * before, axis=1)
+        expected: Array = np.minimum.accumulate(hazards * before, axis=1)
         return expected
 
-    def usual_confidences(self, depth: int) -> NDArray[np.float64]:
+    def usual_confidences(self, depth: int) -> Array:
         """[depth] the mean confidence of past rounds, for a q that is not known beforehand."""
         counted = min(depth, self.DEPTHS)
         return np.pad(self._confidence[:counted], (0, depth - counted), mode="edge")

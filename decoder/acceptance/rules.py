@@ -10,9 +10,9 @@ from typing import Literal, Protocol, cast, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Ints
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
 from decoder.acceptance.sampling import RunningEntropy, Sampling, entropy_of, target_distribution
 from decoder.device import to_device
@@ -143,7 +143,7 @@ def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]
     return _follow(tree, lambda row: pick(logits[row]))
 
 
-def walk_tokens(tree: DraftTree, tokens: NDArray[np.int64]) -> Accepted:
+def walk_tokens(tree: DraftTree, tokens: Ints) -> Accepted:
     """`walk` with the target's token after every row, int64 [rows], on the host."""
     return _follow(tree, lambda row: int(tokens[row]))
 
@@ -411,7 +411,7 @@ def accept_together(
     rules: Sequence[AcceptanceRule],
     trees: Sequence[DraftTree],
     logits: Sequence[LogitRows],
-    chosen: Callable[[], NDArray[np.int64] | None] | None = None,
+    chosen: Callable[[], Ints | None] | None = None,
 ) -> list[Accepted]:
     """The outcome of each tree; logits [rows, vocab] of each verification.
 

@@ -26,10 +26,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from costmodel.statistics import Ints
 from decoder.tree.draft_tree import Candidates, DraftTree
 from decoder.tree.growth import UNBOUNDED, Growth
 
@@ -68,7 +67,7 @@ class DraftSession(ABC):
     rewinds: bool = False  # whether `rewind` is implemented
 
     @abstractmethod
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
+    def draft(self, context: Ints, request: DraftRequest) -> Candidates:
         """Candidates for the tokens after `context`.
 
         context  int64 [tokens]: the text so far, the bonus token last
@@ -93,11 +92,7 @@ class DraftSession(ABC):
         return None
 
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """A `DrawnTree` of this shape, its siblings drawn without replacement in row order.
 
@@ -151,10 +146,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> DraftSession:
         """The session of a new text, which begins with this prompt.
 

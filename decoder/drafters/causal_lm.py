@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from costmodel.statistics import Bools, Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
@@ -75,10 +75,7 @@ class CausalLMDrafter(Drafter):
         return cls(make_target(loaded), max_depth=max_depth, vocab=vocab, target=target)
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> CausalLMSession:
         return CausalLMSession(self, prompt)
 
@@ -90,7 +87,7 @@ class CausalLMSession(DraftSession):
     token and the expanded nodes; `_rows` describes them.
     """
 
-    def __init__(self, drafter: CausalLMDrafter, prompt: NDArray[np.int64]) -> None:
+    def __init__(self, drafter: CausalLMDrafter, prompt: Ints) -> None:
         self._drafter = drafter
         self.rewinds = not drafter.model.structure.states
         self._model = drafter.model
@@ -100,7 +97,7 @@ class CausalLMSession(DraftSession):
         if len(prompt) < self._model.max_context:
             self._prefill(prompt)
 
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+    def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """Candidates below the bonus token; none past the drafter's last position."""
         wanted = min(request.depth, self._drafter.deepest(request.growth))
         depth = self._depth(context, wanted)
@@ -110,11 +107,7 @@ class CausalLMSession(DraftSession):
         return grow(TopChildren(q), request.growth, depth)
 
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """A `DrawnTree` of this shape, drawn from q; a chain is speculative sampling.
 
@@ -141,9 +134,7 @@ class CausalLMSession(DraftSession):
             self._place.cut(tokens)
         self._rows = PendingRows(self._rows.tokens[:0])
 
-    def expand(
-        self, tokens: NDArray[np.int64], parents: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], torch.Tensor]:
+    def expand(self, tokens: Ints, parents: Ints) -> tuple[Ints, torch.Tensor]:
         """Forward nodes below some pending rows; the nodes' rows [F] and logits [F, vocab]."""
         first = len(self._rows.tokens)
         visible = self._rows.add(tokens, parents)
@@ -160,12 +151,12 @@ class CausalLMSession(DraftSession):
         """The size of the target's vocabulary."""
         return self._drafter.vocab
 
-    def _depth(self, context: NDArray[np.int64], wanted: int) -> int:
+    def _depth(self, context: Ints, wanted: int) -> int:
         """Levels that can be drafted; nodes of the last level need no position of their own."""
         room = self._model.max_context + 1 - len(context)
         return min(wanted, room)
 
-    def _catch_up(self, context: NDArray[np.int64]) -> torch.Tensor:
+    def _catch_up(self, context: Ints) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""
         place = self._room(0)
         place.cut(place.length)  # rows of a draft that was not observed
@@ -175,14 +166,12 @@ class CausalLMSession(DraftSession):
         logits = self._extend(self._rows.tokens, self._rows.offsets, self._rows.visible)
         return logits[-1:]
 
-    def _prefill(self, tokens: NDArray[np.int64]) -> CachePlace:
+    def _prefill(self, tokens: Ints) -> CachePlace:
         place = self._room(len(tokens))
         self._model.prefill(torch.from_numpy(tokens.copy()), place.sequence)
         return place
 
-    def _extend(
-        self, tokens: NDArray[np.int64], offsets: NDArray[np.int64], visible: NDArray[np.bool_]
-    ) -> torch.Tensor:
+    def _extend(self, tokens: Ints, offsets: Ints, visible: Bools) -> torch.Tensor:
         place = self._room(len(tokens))
         return self._model.extend(tokens, offsets, visible, place.sequence)
 
@@ -202,14 +191,14 @@ class PendingRows:
     visible  bool [P, P]  whether row i sees row j
     """
 
-    def __init__(self, text: NDArray[np.int64]) -> None:
+    def __init__(self, text: Ints) -> None:
         self.text_rows = len(text)
         self.tokens = text.copy()  # the context is read-only
         self.parents = np.arange(len(text)) - 1
         self.offsets = np.arange(len(text))
         self.visible = np.tri(len(text), dtype=np.bool_)
 
-    def add(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def add(self, tokens: Ints, parents: Ints) -> Bools:
         """Append nodes below some rows; returns which rows each of them sees, [F, P + F]."""
         before, count = len(self.tokens), len(tokens)
         visible = np.zeros((before + count, before + count), np.bool_)

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from costmodel.statistics import Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.drafters.blocks import hash_of
 from decoder.drafters.joint import JointDraft, join_drafts
@@ -49,10 +49,7 @@ class EnsembleDrafter(Drafter):
         _compile()
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> EnsembleSession:
         first, second = self.split(features)
         return EnsembleSession(
@@ -87,7 +84,7 @@ class EnsembleSession(DraftSession):
         self.rewinds = first.rewinds and second.rewinds
         self._joint: JointDraft | None = None  # of this round, until it is observed
 
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+    def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """The `request.width` most probable paths of both drafters' candidates, best first."""
         drafter = self._drafter
         first = _draft(self._first, drafter.first, context, request)
@@ -115,7 +112,7 @@ class EnsembleSession(DraftSession):
 
 
 def _draft(
-    session: DraftSession, drafter: Drafter, context: NDArray[np.int64], request: DraftRequest
+    session: DraftSession, drafter: Drafter, context: Ints, request: DraftRequest
 ) -> Candidates:
     depth = min(request.depth, drafter.deepest(request.growth))
     return sound(session.draft(context, replace(request, depth=depth, whole=False)))

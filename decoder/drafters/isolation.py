@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from costmodel.errors import DeviceError, DrafterError, reason_of, shown
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.tree.draft_tree import (
@@ -51,7 +51,7 @@ class IsolatedDrafter:
         return str(self.drafter.name)
 
     def start(
-        self, prompt: NDArray[np.int64], features: torch.Tensor | None, logits: torch.Tensor | None
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None
     ) -> IsolatedSession:
         """The session of a new text; one that has failed already where `start` fails."""
         return IsolatedSession(
@@ -99,7 +99,7 @@ class IsolatedSession:
         self._session: Any = None
         self._session = self._run("start", start, None)
 
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
+    def draft(self, context: Ints, request: DraftRequest) -> Candidates:
         """The session's sound candidates; none where it has failed."""
 
         def checked() -> Candidates:
@@ -111,11 +111,7 @@ class IsolatedSession:
         return self._run("draft", checked, nothing)
 
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """The session's drawn tree; an empty one where it has failed."""
 
@@ -143,7 +139,7 @@ class IsolatedSession:
             return otherwise
 
 
-def read_only(array: NDArray[np.int64]) -> NDArray[np.int64]:
+def read_only(array: Ints) -> Ints:
     """A copy of the array that cannot be written to: torch shares an array's memory all the same.
 
     A text of 10,000 tokens is copied in some microseconds.
@@ -202,9 +198,7 @@ def _well_drawn(drawn: Any, shape: DraftTree, vocab: int) -> DraftTree:
     return drawn
 
 
-def _arrays(
-    tokens: Any, probabilities: Any, axes: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _arrays(tokens: Any, probabilities: Any, axes: int) -> tuple[Ints, Array]:
     """Both as arrays of one shape and this number of axes. Raises ValueError or TypeError."""
     ids, chances = np.asarray(tokens), np.asarray(probabilities)
     if ids.shape != chances.shape or ids.ndim != axes:
@@ -214,7 +208,7 @@ def _arrays(
     return ids.astype(np.int64, copy=False), chances.astype(np.float64, copy=False)
 
 
-def _parents(parents: Any, nodes: int) -> NDArray[np.int64]:
+def _parents(parents: Any, nodes: int) -> Ints:
     rows = np.asarray(parents)
     if rows.shape != (nodes,) or (nodes and rows.dtype.kind not in "iu"):
         raise ValueError(f"parents must be {nodes} row numbers")

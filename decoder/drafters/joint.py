@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array, Ints
 from decoder.tree.draft_tree import NO_CANDIDATES, Candidates, CandidateTree, Lattice, as_tree
 from decoder.tree.heap import jit
 from decoder.tree.pairs import PairLattice
@@ -26,11 +26,11 @@ class JointDraft(NamedTuple):
     totals  float64 [gamma]     sums of these by position
     """
 
-    trie: NDArray[np.int64]
-    given: NDArray[np.float64]
-    tokens: NDArray[np.int64]
-    shares: NDArray[np.float64]
-    totals: NDArray[np.float64]
+    trie: Ints
+    given: Array
+    tokens: Ints
+    shares: Array
+    totals: Array
 
 
 def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
@@ -50,9 +50,7 @@ def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft
     return JointDraft(trie, given, tokens, shares, shares.sum(axis=1))
 
 
-def _arrays(
-    tree: CandidateTree,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+def _arrays(tree: CandidateTree) -> tuple[Ints, Ints, Array]:
     return (
         np.array(tree.tokens, dtype=np.int64),
         np.array(tree.parents, dtype=np.int64),

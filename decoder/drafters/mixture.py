@@ -21,8 +21,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array
 from decoder.drafters.joint import SIBLING, TOKEN, JointDraft, child_of, first_child
 from decoder.tree.draft_tree import CandidateTree
 from decoder.tree.heap import jit, sift_down, sift_up
@@ -55,10 +55,10 @@ class MixtureStatistics(NamedTuple):
                tokens that both missed, as expected of independent drafters and in fact
     """
 
-    predicted: NDArray[np.float64]
-    realised: NDArray[np.float64]
-    counts: NDArray[np.float64]
-    missed: NDArray[np.float64]
+    predicted: Array
+    realised: Array
+    counts: Array
+    missed: Array
 
 
 class Mixture(NamedTuple):

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array, Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.tree.draft_tree import CandidateTree
 from decoder.tree.heap import jit
@@ -52,10 +52,7 @@ class NgramDrafter(Drafter):
         _build_trie(np.zeros(1, np.int64), 1, self.hit_rates())  # compiled here, not in a round
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> NgramSession:
         return NgramSession(self)
 
@@ -63,7 +60,7 @@ class NgramDrafter(Drafter):
         """The same drafter before any text."""
         return NgramDrafter(self.max_depth)
 
-    def hit_rates(self) -> NDArray[np.float64]:
+    def hit_rates(self) -> Array:
         """Hit rates [2, MAX_MATCH] of matches of 1, 2, ... tokens: at the root, below it."""
         return self._hits / self._tried
 
@@ -83,7 +80,7 @@ class NgramSession(DraftSession):
         self._drafter = drafter
         self._forget_trie()
 
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+    def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """The trie of the best matches' continuations, parents before children.
 
         context  int64 [tokens], the bonus token last

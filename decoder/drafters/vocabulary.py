@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from costmodel.errors import InputError
 from costmodel.io import read_json, write_atomic
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.acceptance.sampling import cooled
 from decoder.device import to_device
@@ -38,10 +38,7 @@ class DraftHead:
     """
 
     def __init__(
-        self,
-        target: Target,
-        tokens: NDArray[np.int64] | None,
-        weight: torch.Tensor | None = None,
+        self, target: Target, tokens: Ints | None, weight: torch.Tensor | None = None
     ) -> None:
         self._target = target
         self._vocab = target.architecture.vocab
@@ -66,7 +63,7 @@ class DraftHead:
         """Logits [rows, size] of hidden states [rows, hidden] after the drafter's norm."""
         return self._target.head(hidden) if self._product is None else self._product(hidden)
 
-    def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, places: Ints) -> Ints:
         """The target's token ids for column numbers of the logits."""
         return places if self.tokens is None else self.tokens[places]
 
@@ -86,7 +83,7 @@ def linear_of(weight: torch.Tensor) -> nn.Linear:
     return layer
 
 
-def read_tokens(folder: Path) -> NDArray[np.int64] | None:
+def read_tokens(folder: Path) -> Ints | None:
     """The tokens of a checkpoint's reduced head; None where it has no file of them.
 
     Raises InputError for a file that is not an ascending list of token ids.
@@ -104,7 +101,7 @@ def read_tokens(folder: Path) -> NDArray[np.int64] | None:
     return np.array(tokens, dtype=np.int64)
 
 
-def write_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
+def write_tokens(folder: Path, tokens: Ints) -> None:
     """Write the tokens of a checkpoint's head, ascending."""
     write_atomic(folder / FILE, json.dumps(tokens.tolist()) + "\n", InputError)
 
@@ -156,9 +153,7 @@ def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return scaled.softmax(-1).nan_to_num_(0.0)
 
 
-def most_probable(
-    probabilities: torch.Tensor, width: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def most_probable(probabilities: torch.Tensor, width: int) -> tuple[Ints, Array]:
     """Ids and probabilities [rows, K] of the K = min(width, vocab) best, descending.
 
     One copy from the device serves both: float64 holds every id exactly.
@@ -168,9 +163,7 @@ def most_probable(
     return both[0].astype(np.int64), both[1]
 
 
-def over_vocabulary(
-    probabilities: torch.Tensor, tokens: NDArray[np.int64] | None, vocab: int
-) -> torch.Tensor:
+def over_vocabulary(probabilities: torch.Tensor, tokens: Ints | None, vocab: int) -> torch.Tensor:
     """Probabilities [rows, vocab] from those of some tokens [rows, tokens]; zero elsewhere.
 
     tokens  int64 [tokens]: their ids; None where the probabilities are of all tokens already
@@ -191,7 +184,7 @@ class TopChildren:
     """
 
     q: LevelDistributions
-    tokens: NDArray[np.int64] | None = None
+    tokens: Ints | None = None
 
     def root(self, width: int) -> Children:
         return self._best(self.q.root(), width)

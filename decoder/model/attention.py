@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from costmodel.errors import InputError
+from costmodel.statistics import Bools, Ints
 from decoder.model.kv_cache import KVCache
 from decoder.tree.draft_tree import ancestor_bits, pack_bits, visibility
 
@@ -38,7 +39,7 @@ LayerViews = list[tuple[torch.Tensor, torch.Tensor]]  # see `KVCache.views`
 class Visible(Protocol):
     """Visibility of the pending and new rows for each new row."""
 
-    def dense(self) -> NDArray[np.bool_]:
+    def dense(self) -> Bools:
         """[rows, pending + rows]."""
 
     def bits(self, words: int) -> NDArray[np.int32]:
@@ -52,9 +53,9 @@ class TreeVisible:
     parents  int64 [rows - 1]  row of each node's parent; row 0 is the root
     """
 
-    parents: NDArray[np.int64]
+    parents: Ints
 
-    def dense(self) -> NDArray[np.bool_]:
+    def dense(self) -> Bools:
         return visibility(self.parents)
 
     def bits(self, words: int) -> NDArray[np.int32]:
@@ -67,7 +68,7 @@ class CausalVisible:
 
     rows: int
 
-    def dense(self) -> NDArray[np.bool_]:
+    def dense(self) -> Bools:
         return np.tri(self.rows, dtype=np.bool_)
 
     def bits(self, words: int) -> NDArray[np.int32]:
@@ -78,9 +79,9 @@ class CausalVisible:
 class DenseVisible:
     """Visibility as an array, [rows, pending + rows]."""
 
-    array: NDArray[np.bool_]
+    array: Bools
 
-    def dense(self) -> NDArray[np.bool_]:
+    def dense(self) -> Bools:
         return self.array
 
     def bits(self, words: int) -> NDArray[np.int32]:
@@ -97,8 +98,8 @@ class RowBlock:
     """
 
     sequence: int
-    tokens: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    tokens: Ints
+    offsets: Ints
     visible: Visible | None
 
     @property

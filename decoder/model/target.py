@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Bools, Ints
 from decoder.device import to_device
 from decoder.model.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
@@ -154,7 +154,7 @@ class Target:
         """Features [rows, layers * hidden] of the sequence's last forward; None without capture."""
         return self._features.get(sequence)
 
-    def chosen(self) -> NDArray[np.int64] | None:
+    def chosen(self) -> Ints | None:
         """The greedy token behind each row of the last verification, on the host.
 
         The rows of all steps end to end. None where the runtime does not choose them within
@@ -177,7 +177,7 @@ class Target:
         """The LM head's weight [vocab, hidden]; a copy where weights are packed."""
         return self._step.head_weight()
 
-    def head_rows(self, tokens: NDArray[np.int64]) -> torch.Tensor | None:
+    def head_rows(self, tokens: Ints) -> torch.Tensor | None:
         """A copy [tokens, hidden] of the head's weights for tokens; None where logits need more."""
         head = self._step.head
         plain = self._step.plain_head and type(head) is torch.nn.Linear
@@ -231,11 +231,7 @@ class Target:
 
     @torch.inference_mode()
     def extend(
-        self,
-        tokens: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        visible: NDArray[np.bool_],
-        sequence: int = 0,
+        self, tokens: Ints, offsets: Ints, visible: Bools, sequence: int = 0
     ) -> torch.Tensor:
         """A forward of rows behind the pending rows, for a growing tree: logits [rows, vocab].
 
@@ -252,7 +248,7 @@ class Target:
         with torch.inference_mode():
             cache.commit(rows, sequence)
 
-    def _bounded(self, offsets: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+    def _bounded(self, offsets: Ints, sequence: int) -> Ints:
         """Offsets whose positions the model has; rows behind the last cannot be accepted."""
         rope, positions = self._step.rope, self._step.positions
         if rope is not None and not self._step.long:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from costmodel.calibration.base import Calibration
 from costmodel.profile.profile import Profile
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.rules import RuleName
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first, chain
@@ -32,12 +30,10 @@ class Cost(Protocol):
     def draft_s(self, context: float) -> float:
         """Seconds of one sequence's draft."""
 
-    def sizes(self, most: int) -> NDArray[np.int64]:
+    def sizes(self, most: int) -> Ints:
         """Tree sizes of at most `most` nodes worth scoring, ascending, 0 first."""
 
-    def cycle_s(
-        self, nodes: NDArray[np.float64], context: float, batch: int = 1
-    ) -> NDArray[np.float64]:
+    def cycle_s(self, nodes: Array, context: float, batch: int = 1) -> Array:
         """Seconds of whole cycles with N nodes a sequence, the draft included."""
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array
 from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Policy, TreeRequest
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
@@ -40,7 +40,7 @@ class DepthBias:
         self._factors = np.ones(self.DEPTHS)
         self.observe(EMPTY, [])  # compiled before the first round
 
-    def factors(self) -> NDArray[np.float64]:
+    def factors(self) -> Array:
         """[depths] factors for the probabilities of each depth."""
         self._factors = _factors(self._predicted, self._realised, self.PRIOR, self.UPWARD_PRIOR)
         return self._factors
@@ -245,7 +245,7 @@ class Bastion(Policy):
     def _largest(self, candidates: Candidates, limits: Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
 
-    def _best_size(self, scores: NDArray[np.float64], context: float, batch: int = 1) -> int:
+    def _best_size(self, scores: Array, context: float, batch: int = 1) -> int:
         """The number of nodes to verify in all sequences; `scores` [nodes] fall."""
         most = len(scores)
         sizes = self.cost.sizes(most) if batch == 1 else np.arange(most + 1)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Array, Bools, Ints
 from decoder.tree.heap import jit, sift_down, sift_up
 from decoder.tree.pairs import PairLattice, best_first_pairs, greedy_pairs, sound_pairs
 
@@ -34,10 +35,10 @@ class DraftTree:
     scores   float64 [N]  path scores (BASTION eq. 1)
     """
 
-    tokens: NDArray[np.int64]
-    parents: NDArray[np.int64]
-    depths: NDArray[np.int64]
-    scores: NDArray[np.float64]
+    tokens: Ints
+    parents: Ints
+    depths: Ints
+    scores: Array
 
     @property
     def nodes(self) -> int:
@@ -59,13 +60,13 @@ class DraftTree:
             self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes], self.scores[:nodes]
         )
 
-    def row_tokens(self, root: int) -> NDArray[np.int64]:  # [N + 1]
+    def row_tokens(self, root: int) -> Ints:  # [N + 1]
         return np.concatenate((np.array([root], dtype=np.int64), self.tokens))
 
-    def row_depths(self) -> NDArray[np.int64]:  # [N + 1]
+    def row_depths(self) -> Ints:  # [N + 1]
         return np.concatenate((np.zeros(1, dtype=np.int64), self.depths))
 
-    def visibility(self) -> NDArray[np.bool_]:
+    def visibility(self) -> Bools:
         """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i."""
         return visibility(self.parents)
 
@@ -75,7 +76,7 @@ class DraftTree:
         return int(hits[0]) + 1 if len(hits) else -1
 
 
-def committed_by_size(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def committed_by_size(scores: Array) -> Array:
     """[N + 1] A(n) = 1 + the sum of the first n path scores [N] (BASTION eq. 3, root included)."""
     committed = np.ones(len(scores) + 1)
     committed[1:] += scores.cumsum()
@@ -96,8 +97,8 @@ class Lattice:
     whole          tensor float32 [gamma, vocab], the drafter's softmax; None unless requested
     """
 
-    tokens: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
+    tokens: Ints
+    probabilities: Array
     whole: Any = None
 
 
@@ -110,9 +111,9 @@ class CandidateTree:
     probabilities  float64 [M]  of the node given its parent
     """
 
-    tokens: NDArray[np.int64]
-    parents: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
+    tokens: Ints
+    parents: Ints
+    probabilities: Array
 
 
 Candidates = Lattice | PairLattice | CandidateTree
@@ -139,7 +140,7 @@ def sound(candidates: Candidates, vocab: int | None = None) -> Candidates:
     return _sound_tree(candidates, mask)
 
 
-def _sound_lattice(lattice: Lattice, sound: NDArray[np.bool_]) -> Lattice:
+def _sound_lattice(lattice: Lattice, sound: Bools) -> Lattice:
     """Positions before the first without a sound candidate; K is the least count of these."""
     counts = sound.sum(axis=1)
     without = np.flatnonzero(counts == 0)
@@ -155,7 +156,7 @@ def _sound_lattice(lattice: Lattice, sound: NDArray[np.bool_]) -> Lattice:
     )
 
 
-def _sound_tree(tree: CandidateTree, sound: NDArray[np.bool_]) -> CandidateTree:
+def _sound_tree(tree: CandidateTree, sound: Bools) -> CandidateTree:
     """The nodes whose whole path is sound."""
     sound_rows = np.ones(len(sound) + 1, dtype=np.bool_)  # the root is sound
     for node, parent in enumerate(tree.parents):
@@ -167,9 +168,7 @@ def _sound_tree(tree: CandidateTree, sound: NDArray[np.bool_]) -> CandidateTree:
     )
 
 
-def best_first(
-    candidates: Candidates, nodes: int, depth_factors: NDArray[np.float64] | None = None
-) -> DraftTree:
+def best_first(candidates: Candidates, nodes: int, depth_factors: Array | None = None) -> DraftTree:
     """The `nodes` candidates of highest path score, in best-first order.
 
     BASTION section 2.3 and Algorithm 1, with a corrected frontier rule: the next sibling is
@@ -223,7 +222,7 @@ def as_tree(candidates: Candidates, nodes: int) -> CandidateTree:
 
 
 def _best_first_candidates(
-    candidates: CandidateTree, nodes: int, depth_factors: NDArray[np.float64] | None
+    candidates: CandidateTree, nodes: int, depth_factors: Array | None
 ) -> DraftTree:
     count = len(candidates.tokens)
     factors = np.ones(1) if depth_factors is None else depth_factors
@@ -317,7 +316,7 @@ def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
     return ranks[:taken], parents[:taken], depths[:taken], scores[:taken]
 
 
-def visibility(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+def visibility(parents: Ints) -> Bools:
     """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i.
 
     parents  int64 [N]  row of each node's parent: 0 is the root, i + 1 is node i
@@ -325,7 +324,7 @@ def visibility(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
     return _visibility(parents)
 
 
-def ancestor_bits(parents: NDArray[np.int64], words: int) -> NDArray[np.int32]:
+def ancestor_bits(parents: Ints, words: int) -> NDArray[np.int32]:
     """The visibility of a tree as a bit mask [N + 1, words]: row j is bit j % 32 of word j // 32.
 
     Raises InputError if the words cannot hold N + 1 rows.
@@ -335,7 +334,7 @@ def ancestor_bits(parents: NDArray[np.int64], words: int) -> NDArray[np.int32]:
     return _ancestor_bits(parents, words).view(np.int32)
 
 
-def pack_bits(visible: NDArray[np.bool_], words: int) -> NDArray[np.int32]:
+def pack_bits(visible: Bools, words: int) -> NDArray[np.int32]:
     """A visibility [rows, keys] as a bit mask [rows, words], with bits as in `ancestor_bits`.
 
     Raises InputError if the words cannot hold the keys.

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array, Bools, Ints
 from decoder.tree.draft_tree import CandidateTree
 
 UNBOUNDED = 1 << 30
 NO_CHILD = -1.0  # the probability of a place where a source has no child
 
-Children = tuple[NDArray[np.int64], NDArray[np.float64]]
+Children = tuple[Ints, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Frontier:
     """
 
     depth: int
-    rows: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    above: NDArray[np.int64]
-    ranks: NDArray[np.int64]
+    rows: Ints
+    tokens: Ints
+    above: Ints
+    ranks: Ints
 
 
 class LevelSource(Protocol):
@@ -69,9 +69,7 @@ class Growth(Protocol):
     def max_nodes(self) -> int:
         """Nodes after which growth stops, in the order of their rows."""
 
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
+    def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
         """Which children at `depth` become nodes, [F, K].
 
         scores [F]            path scores of the expanded nodes, their parents
@@ -79,7 +77,7 @@ class Growth(Protocol):
                               child, and such a place is never kept
         """
 
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def expand(self, depth: int, scores: Array) -> Bools:
         """Which of the nodes at `depth`, with path scores [M], are expanded further."""
 
 
@@ -91,7 +89,7 @@ def grow(source: LevelSource, growth: Growth, depth: int) -> CandidateTree:
     """
     deepest = min(depth, growth.max_depth)
     rows, scores = np.zeros(1, np.int64), np.ones(1)
-    levels: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
+    levels: list[tuple[Ints, Ints, Array]] = []
     nodes = 0
     if deepest < 1:
         return CandidateTree(rows[:0], rows[:0], scores[:0])
@@ -132,12 +130,10 @@ class TopPaths:
     max_depth: int = 8
     max_nodes: int = UNBOUNDED
 
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
+    def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
         return np.ones(probabilities.shape, np.bool_)
 
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def expand(self, depth: int, scores: Array) -> Bools:
         return best(scores, self.frontier)
 
 
@@ -149,16 +145,14 @@ class SinglePath:
     max_depth: int = UNBOUNDED
     max_nodes: int = UNBOUNDED
 
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
+    def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
         return np.ones(probabilities.shape, np.bool_)
 
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def expand(self, depth: int, scores: Array) -> Bools:
         return np.ones(scores.shape, np.bool_)
 
 
-def best(scores: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+def best(scores: Array, count: int) -> Bools:
     """True at the `count` largest values, the first ones among equals; any shape."""
     taken = np.zeros(scores.size, np.bool_)
     taken[np.argsort(-scores, axis=None, kind="stable")[:count]] = True

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array, Bools, Ints
 from decoder.tree.heap import jit, sift_down, sift_up
 
 NO_EDGE = -1.0  # the probability of a candidate that may not follow
 
-Nodes = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+Nodes = tuple[Ints, Ints, Ints, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class PairLattice:
     candidate that may not follow.
     """
 
-    tokens: NDArray[np.int64]
-    first: NDArray[np.float64]
-    edges: NDArray[np.float64]
+    tokens: Ints
+    first: Array
+    edges: Array
 
 
 def sound_pairs(pairs: PairLattice, vocab: int | None) -> PairLattice:
@@ -48,16 +48,14 @@ def sound_pairs(pairs: PairLattice, vocab: int | None) -> PairLattice:
     return PairLattice(np.where(unsound, 0, pairs.tokens), first, edges)
 
 
-def _sound(chances: NDArray[np.float64], unsound: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _sound(chances: Array, unsound: Bools) -> Array:
     valid = (chances >= 0.0) | (chances == NO_EDGE)  # NaN compares false
     if not unsound.any() and valid.all() and chances.max(initial=0.0) <= 1.0:
         return chances
     return np.where((chances >= 0.0) & ~unsound, np.minimum(chances, 1.0), NO_EDGE)
 
 
-def best_first_pairs(
-    pairs: PairLattice, nodes: int, depth_factors: NDArray[np.float64] | None
-) -> Nodes:
+def best_first_pairs(pairs: PairLattice, nodes: int, depth_factors: Array | None) -> Nodes:
     """Tokens, parents, depths and path scores of the `nodes` best nodes, in best-first order."""
     gamma, width = pairs.tokens.shape
     factors = np.ones(1) if depth_factors is None else depth_factors
@@ -68,7 +66,7 @@ def best_first_pairs(
     return _best_first(pairs.tokens, first, edges, factors, nodes)
 
 
-def greedy_pairs(pairs: PairLattice, depth: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def greedy_pairs(pairs: PairLattice, depth: int) -> tuple[Ints, Array]:
     """Tokens and path scores of the most probable child at every step."""
     gamma, width = pairs.tokens.shape
     tokens, scores, score = [], [], 1.0

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from costmodel.acceptance import AcceptanceProcess
+from costmodel.statistics import Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.tree.draft_tree import Lattice
 from decoder.tree.heap import jit
@@ -33,7 +33,7 @@ class Truth:
         """Add a text, prompt and continuation in one."""
         self._texts.append(np.asarray(text, dtype=np.int64))
 
-    def find(self, context: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def find(self, context: Ints) -> Ints | None:
         """The longest text that begins with `context`, or None."""
         size = len(context)
         texts = [
@@ -66,10 +66,7 @@ class SimulatedDrafter(Drafter):
         self.confidences = process.confidences()
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> SimulatedSession:
         return SimulatedSession(self, prompt)
 
@@ -77,13 +74,13 @@ class SimulatedDrafter(Drafter):
 class SimulatedSession(DraftSession):
     """The replay of one sequence."""
 
-    def __init__(self, drafter: SimulatedDrafter, prompt: NDArray[np.int64]) -> None:
+    def __init__(self, drafter: SimulatedDrafter, prompt: Ints) -> None:
         self._drafter = drafter
         tokens = np.ascontiguousarray(prompt, dtype=np.int64)
         self._key = _key(tokens, drafter.seed % 2**63)
         self._text = drafter.truth.find(prompt)
 
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
+    def draft(self, context: Ints, request: DraftRequest) -> Lattice:
         """[depth, K] candidates with the probabilities that they are the target's tokens."""
         drafter = self._drafter
         depth = min(request.depth, drafter.max_depth)
@@ -97,7 +94,7 @@ class SimulatedSession(DraftSession):
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         return
 
-    def _true_tokens(self, context: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
+    def _true_tokens(self, context: Ints, depth: int) -> Ints:
         """The true tokens [depth] after the context; `UNKNOWN` where no text reaches."""
         truth = np.full(depth, UNKNOWN, dtype=np.int64)
         size, text = len(context), self._text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.calibration.base import CALIBRATIONS
 from costmodel.calibration.linear import LinearCalibration
@@ -26,8 +26,7 @@ from costmodel.imports.table import ImportedTable
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.roofline import Roofline
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array, Bools
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ def cross_validated(points: Points, roofline: Roofline) -> dict[str, Any]:
     return {"fitted": len(points), "selected": selection.selected, "calibrations": calibrations}
 
 
-def held_out_error(points: Points, predicted_s: Array, left: NDArray[np.bool_]) -> dict[str, Any]:
+def held_out_error(points: Points, predicted_s: Array, left: Bools) -> dict[str, Any]:
     """Errors on the points in `left` [points]; regret over all points of each context."""
     result: dict[str, Any] = weighted_error(points, predicted_s, left)
     regret = regret_at_contexts(points, predicted_s)
@@ -140,9 +139,7 @@ def held_out_error(points: Points, predicted_s: Array, left: NDArray[np.bool_]) 
     return result
 
 
-def weighted_error(
-    points: Points, predicted_s: ArrayLike, left: NDArray[np.bool_]
-) -> dict[str, Any]:
+def weighted_error(points: Points, predicted_s: ArrayLike, left: Bools) -> dict[str, Any]:
     """Relative errors on the points in `left` [points], with equal weight for each row count."""
     error = np.abs(np.asarray(predicted_s)[left] / points.seconds[left] - 1)
     _, inverse, counts = np.unique(points.rows[left], return_inverse=True, return_counts=True)

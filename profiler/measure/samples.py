@@ -12,14 +12,13 @@ from statistics import median
 from typing import Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.errors import MeasurementError
-from costmodel.statistics import MAD_TO_SIGMA, mad_s, relative_error, relative_spread
+from costmodel.statistics import MAD_TO_SIGMA, Array, Ints, mad_s, relative_error, relative_spread
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
-Array = NDArray[np.float64]
 
 WARMUP_SIGMAS = 4.0
 WARMUP_SHARE = 0.03
@@ -218,7 +217,7 @@ def paces(seconds: ArrayLike, points: ArrayLike) -> Array:
     return pace
 
 
-def _medians(seconds: Array, points: NDArray[np.int64]) -> Array:
+def _medians(seconds: Array, points: Ints) -> Array:
     """The median of each point: [points]."""
     medians = np.ones(int(points.max()) + 1)
     for point in np.unique(points):

@@ -20,17 +20,16 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from costmodel.planning.engines import EngineRules
 from costmodel.planning.simulation.steps import PLAIN, Speculation, StepTime
 from costmodel.planning.traffic import Trace
+from costmodel.statistics import Array
 
 if TYPE_CHECKING:
     import simpy
 
-Array = NDArray[np.float64]
 
 _DRAWN_AT_ONCE = 4096
 # A queue grows if more requests than this wait at the last arrival.

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from costmodel.planning.accuracy import INTERVAL
@@ -31,8 +30,7 @@ from costmodel.planning.traffic import (
     Traffic,
     poisson_trace,
 )
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array
 
 # Largest fleet of the search, as a multiple of the servers that the means need.
 MOST_TIMES = 32

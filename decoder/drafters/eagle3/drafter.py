@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from costmodel.statistics import Bools, Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.device import to_device
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
@@ -74,10 +74,7 @@ class Eagle3Drafter(Drafter):
         self._captured: CapturedLevels | None = None
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> Eagle3Session:
         return Eagle3Session(self, prompt, features)
 
@@ -96,9 +93,7 @@ class Eagle3Session(DraftSession):
 
     rewinds = True
 
-    def __init__(
-        self, drafter: Eagle3Drafter, prompt: NDArray[np.int64], features: torch.Tensor | None
-    ) -> None:
+    def __init__(self, drafter: Eagle3Drafter, prompt: Ints, features: torch.Tensor | None) -> None:
         """features: of the prompt, [tokens, 3 * hidden]
 
         The row of the prompt's last token waits for the bonus token, which it embeds.
@@ -110,7 +105,7 @@ class Eagle3Session(DraftSession):
         self.observe(prompt.tolist(), features)
         self._take_in(prompt)
 
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+    def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """The tree grown by `request.growth`, with probabilities given the parent."""
         drafter = self._drafter
         q = _Eagle3Distributions(self._tree(context), request.temperature)
@@ -119,11 +114,7 @@ class Eagle3Session(DraftSession):
         return grow(children, request.growth, deepest)
 
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
         drafter = self._drafter
@@ -143,7 +134,7 @@ class Eagle3Session(DraftSession):
         self._waiting.clear()
         self._narrow.clear()
 
-    def _tree(self, context: NDArray[np.int64]) -> Eagle3Forward:
+    def _tree(self, context: Ints) -> Eagle3Forward:
         """The forward with all of the context taken in, ready for a new tree."""
         self._take_in(context)
         check_observed(self._forward.length, len(context))
@@ -156,7 +147,7 @@ class Eagle3Session(DraftSession):
             self._narrow.append(self._drafter.model.fc(features))
 
     @torch.inference_mode()
-    def _take_in(self, context: NDArray[np.int64]) -> None:
+    def _take_in(self, context: Ints) -> None:
         """Bring every row whose next token is known into the draft cache."""
         self._make_narrow()
         if not self._narrow:
@@ -180,7 +171,7 @@ class _Eagle3Distributions:
 
     forward: Eagle3Forward
     temperature: float
-    tokens: NDArray[np.int64] | None = None
+    tokens: Ints | None = None
     vocab: int | None = None
 
     def root(self) -> torch.Tensor:
@@ -223,7 +214,7 @@ class Eagle3Forward(Protocol):
     def cut(self, tokens: int) -> None:
         """Forget the context after its first tokens; `extend` must follow before a tree."""
 
-    def extend(self, hidden: torch.Tensor, next_tokens: NDArray[np.int64]) -> None:
+    def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
         """Append rows of narrowed features [rows, hidden] and the tokens after them."""
 
     def root(self) -> torch.Tensor:
@@ -265,7 +256,7 @@ class EagerEagle3(Eagle3Forward):
         self._cache.length = min(self._cache.length, tokens)
 
     @torch.inference_mode()
-    def extend(self, hidden: torch.Tensor, next_tokens: NDArray[np.int64]) -> None:
+    def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
         cache, rows, device = self._cache, len(hidden), hidden.device
         cache.make_room(rows)
         start, end = cache.length, cache.length + rows
@@ -330,7 +321,7 @@ class CapturedLevels:
         """Begin a tree at the root, whose output is [1, hidden]."""
         self._hidden[:1].copy_(root)
 
-    def expand(self, place: CachePlace, block: RowBlock, above: NDArray[np.int64]) -> torch.Tensor:
+    def expand(self, place: CachePlace, block: RowBlock, above: Ints) -> torch.Tensor:
         """Logits [rows, draft_vocab] of nodes below the rows `above` of the last frontier."""
         if block.rows > len(self._hidden):
             self._widen(block.rows)
@@ -388,7 +379,7 @@ class GraphedEagle3(Eagle3Forward):
             self._place.cut(tokens)
 
     @torch.inference_mode()
-    def extend(self, hidden: torch.Tensor, next_tokens: NDArray[np.int64]) -> None:
+    def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
         rows = len(hidden)
         self.cut(self.length)  # the rows of the last tree
         place = self._room(rows)
@@ -423,7 +414,7 @@ class GraphedEagle3(Eagle3Forward):
         return self._place
 
 
-def seen_in_tree(ancestors: NDArray[np.bool_], frontier: Frontier) -> NDArray[np.bool_]:
+def seen_in_tree(ancestors: Bools, frontier: Frontier) -> Bools:
     """Which of the tree's rows the frontier's nodes see, [F, rows so far + F].
 
     ancestors  the same for the last frontier

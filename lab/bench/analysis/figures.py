@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from costmodel.statistics import Array
 from lab.bench.analysis.ratios import Ratio, compare_arms, rate, responses_of, tally
 from lab.bench.record import PLAIN, Response, Result, Rounds
 
@@ -228,7 +228,7 @@ def cost_error(rounds: Sequence[Rounds], which: str) -> CostError | None:
     )
 
 
-def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
+def _correlation(x: Array, y: Array) -> float | None:
     """Pearson's correlation; None where one side is constant."""
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return None

@@ -15,9 +15,9 @@ from statistics import median
 from typing import Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 
+from costmodel.statistics import Array
 from lab.bench.record import Response, Result
 
 Part = Literal["decode", "total"]  # after the first token; the whole call and its update
@@ -133,7 +133,7 @@ def paired_ratio(arm: Mapping[Key, Tally], base: Mapping[Key, Tally]) -> Ratio |
     )
 
 
-def bootstrap_interval(table: NDArray[np.float64]) -> tuple[float, float]:
+def bootstrap_interval(table: Array) -> tuple[float, float]:
     """95 % interval of the pooled ratio of [prompts, 4] tokens, seconds, and the base's two.
 
     A percentile bootstrap over prompts with a fixed seed. Its levels are widened to Student's
@@ -149,15 +149,15 @@ def bootstrap_interval(table: NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def rate_ratios(table: NDArray[np.float64]) -> NDArray[np.float64]:
+def rate_ratios(table: Array) -> Array:
     """[...] ratios of the rates in [..., 4] tokens, seconds, and the base's tokens, seconds."""
     tokens, seconds, base_tokens, base_seconds = np.moveaxis(table, -1, 0)
-    ratios: NDArray[np.float64] = tokens / seconds / (base_tokens / base_seconds)
+    ratios: Array = tokens / seconds / (base_tokens / base_seconds)
     return ratios
 
 
 @lru_cache(maxsize=8)
-def _resamples(prompts: int) -> NDArray[np.float64]:
+def _resamples(prompts: int) -> Array:
     """[draws, prompts] counts of each prompt in each resample; the same on every call."""
     random = np.random.default_rng(0)
     counts = random.multinomial(prompts, np.full(prompts, 1 / prompts), size=DRAWS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import model_validator
 
 from costmodel.calibration.base import Calibration, RooflineCalibration
 from costmodel.fields import Factor, SecondsOrZero
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline
+from costmodel.statistics import Array
 from decoder.policies.base import DEFAULT_MAX_NODES, Cost, FindCost, Limits, Policy
 from decoder.tree.draft_tree import Candidates, DraftTree, best_first, committed_by_size
 
@@ -60,10 +61,10 @@ class PrintedBastion(_Growing):
         return tree.first(1 + int(stops[0]) if len(stops) else tree.nodes)
 
 
-def _speeds(tree: DraftTree, cost: Cost, context: int) -> NDArray[np.float64]:
+def _speeds(tree: DraftTree, cost: Cost, context: int) -> Array:
     """[rows] A(N) / C(N) of the tree's first N = 0, 1, ... nodes."""
     sizes = np.arange(tree.nodes + 1, dtype=np.float64)
-    speeds: NDArray[np.float64] = committed_by_size(tree.scores) / cost.cycle_s(sizes, context)
+    speeds: Array = committed_by_size(tree.scores) / cost.cycle_s(sizes, context)
     return speeds
 
 
@@ -84,8 +85,6 @@ def printed(cost: FindCost, max_nodes: int) -> PrintedBastion:
     """`bastion:printed`"""
     return PrintedBastion(cost(Profile.linear_calibration), max_nodes)
 
-
-Array = NDArray[np.float64]
 
 # The calibration of BASTION's public code (cost_model.py): its grid and its weights.
 RELEASED_ROWS = tuple(range(16, 513, 16))

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Array, Bools, Ints
 from decoder.acceptance.rules import RuleName
 from decoder.policies.base import Limits, Policy
 from decoder.tree.draft_tree import (
@@ -84,7 +84,7 @@ class CandidateSource:
     def expand(self, frontier: Frontier, width: int) -> Children:
         return self._children(self._offered[frontier.above, frontier.ranks] + 1, width)
 
-    def _children(self, rows: NDArray[np.int64], width: int) -> Children:
+    def _children(self, rows: Ints, width: int) -> Children:
         """Children of the given rows of the candidate tree, [F, K]."""
         counts = self._counts[rows]
         ranks = np.arange(min(width, int(counts.max(initial=0))))
@@ -108,13 +108,11 @@ class Beam:
     def max_nodes(self) -> int:
         return self.width * self.max_depth
 
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
+    def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
         paths = np.where(probabilities < 0.0, NO_CHILD, scores[:, None] * probabilities)
         return best(paths, self.width)
 
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def expand(self, depth: int, scores: Array) -> Bools:
         return np.ones(scores.shape, np.bool_)
 
 
@@ -136,13 +134,11 @@ class FixedTree:
     def max_depth(self) -> int:
         return self.levels + 1
 
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
+    def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
         children = self.width if depth > 1 else 1
         return np.broadcast_to(np.arange(probabilities.shape[1]) < children, probabilities.shape)
 
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def expand(self, depth: int, scores: Array) -> Bools:
         return scores >= self.least_score
 
 

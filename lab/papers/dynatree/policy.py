@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Array, Bools
 from decoder.statistics import Round
 from lab.papers.dynatree.baselines import Grown
 
@@ -63,9 +63,7 @@ class ConfidentGrowth:
     def width(self) -> int:
         return self.many
 
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
+    def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
         if probabilities.shape[1] == 0:
             return np.zeros(probabilities.shape, np.bool_)
         confidence = probabilities[:, 0]
@@ -77,7 +75,7 @@ class ConfidentGrowth:
         likely = scores[:, None] * probabilities >= self.least_score
         return (ranks < children[:, None]) & likely
 
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def expand(self, depth: int, scores: Array) -> Bools:
         deep_enough = scores > self.deep_score if depth >= self.base_depth else True
         return (scores >= self.stop_score) & deep_enough
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, span
@@ -78,14 +78,11 @@ class SpecBlockDrafter(Drafter):
         return cls(target, name)
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> SpecBlockSession:
         return SpecBlockSession(self, prompt, features)
 
-    def embed(self, tokens: NDArray[np.int64]) -> torch.Tensor:
+    def embed(self, tokens: Ints) -> torch.Tensor:
         """Embeddings [rows, hidden] of target tokens."""
         ids = torch.from_numpy(np.array(tokens))
         return self.target.embed(ids.to(self.target.device))
@@ -100,7 +97,7 @@ class SpecBlockSession(DraftSession):
     """
 
     def __init__(
-        self, drafter: SpecBlockDrafter, prompt: NDArray[np.int64], features: torch.Tensor | None
+        self, drafter: SpecBlockDrafter, prompt: Ints, features: torch.Tensor | None
     ) -> None:
         """features: of the prompt, [tokens, 3 * hidden]"""
         self._drafter = drafter
@@ -118,7 +115,7 @@ class SpecBlockSession(DraftSession):
         self._take_in(prompt, most=1)
 
     @torch.inference_mode()
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+    def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """The tree of Algorithm 2, with probabilities given the parent."""
         drafter = self._drafter
         growth = drafter.growth
@@ -136,11 +133,7 @@ class SpecBlockSession(DraftSession):
 
     @torch.inference_mode()
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """A `DrawnTree` of this shape, drawn level by level from q at this temperature.
 
@@ -163,7 +156,7 @@ class SpecBlockSession(DraftSession):
         if self._waiting.many:
             self._make_narrow()
 
-    def _blocks(self, context: NDArray[np.int64]) -> Blocks:
+    def _blocks(self, context: Ints) -> Blocks:
         """The forwards of one draft after the context, whose last token is the bonus."""
         self._take_in(context, most=self._chunk)
         count = len(self._conditions)
@@ -181,7 +174,7 @@ class SpecBlockSession(DraftSession):
             self._conditions = torch.cat((self._conditions, narrow))
 
     @torch.inference_mode()
-    def _take_in(self, context: NDArray[np.int64], most: int) -> None:
+    def _take_in(self, context: Ints, most: int) -> None:
         """Bring tokens into the cache until at most `most` of them wait for the next draft."""
         self._make_narrow()
         cache, drafter = self._cache, self._drafter
@@ -194,9 +187,7 @@ class SpecBlockSession(DraftSession):
             cache.length += count * self._length
             self._conditions = self._conditions[count:]
 
-    def _best(
-        self, blocks: Blocks, rows: NDArray[np.int64], temperature: float
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    def _best(self, blocks: Blocks, rows: Ints, temperature: float) -> tuple[Ints, Array, Ints]:
         """The arguments of `BlockTree.attach` from the forward that gave these rows [S, K].
 
         One copy from the device serves all: float64 holds ids and buckets exactly.
@@ -237,7 +228,7 @@ class _BlockDistributions:
             self._places = self._rows[:, 0]
         return self._answer()
 
-    def children(self) -> NDArray[np.int64]:
+    def children(self) -> Ints:
         """The most children of each node of the last level, by its bucket."""
         ranks = self._blocks.ranks
         if ranks is None:
@@ -245,7 +236,7 @@ class _BlockDistributions:
         buckets = ranks.argmax(-1).cpu().numpy()[self._places - self._rows[0, 0]]
         return np.maximum(self._drafter.growth.branching, 1)[buckets]
 
-    def _run(self, rows: NDArray[np.int64]) -> None:
+    def _run(self, rows: Ints) -> None:
         drafted = softmax(self._blocks.logits, self._temperature)
         self._rows = rows
         self._q = drafted.new_zeros(len(drafted), self._drafter.target.architecture.vocab)
@@ -307,14 +298,14 @@ class Blocks:
         self.logits = conditions[:0]  # of the last forward's block rows, [S * K, draft_vocab]
         self.ranks: torch.Tensor | None = None  # and its buckets, [S * K, 4]
 
-    def first(self) -> NDArray[np.int64]:
+    def first(self) -> Ints:
         """Run the first block; returns its rows [1, K]."""
         drafter = self._drafter
         given = (self._conditions, self._embeddings)
         self._hidden = drafter.model.first_blocks(drafter.rotary, self._cache, *given)[0]
         return self._read(self._hidden)
 
-    def more(self, starts: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    def more(self, starts: Ints, tokens: Ints) -> Ints:
         """Run a block from each of these rows [S] and the tokens they proposed; rows [S, K]."""
         model, cache, length = self._drafter.model, self._cache, self._length
         device = self._hidden.device
@@ -334,7 +325,7 @@ class Blocks:
         self._visible = np.concatenate((np.pad(self._visible, ((0, 0), (0, len(rows)))), visible))
         return self._read(hidden)
 
-    def _read(self, hidden: torch.Tensor) -> NDArray[np.int64]:
+    def _read(self, hidden: torch.Tensor) -> Ints:
         self.logits, self.ranks = self._drafter.model.read(hidden)
         first = len(self._hidden) - len(hidden)
         return np.arange(first, len(self._hidden)).reshape(-1, self._length)

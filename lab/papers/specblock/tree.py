@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.statistics import Array, Bools, Ints
 from decoder.tree.draft_tree import CandidateTree
 from lab.papers.specblock.model import BUCKETS, TREES
 
@@ -61,12 +61,12 @@ class Starts:
     positions  its position in that block, 0..K - 1
     """
 
-    nodes: NDArray[np.int64]
-    depths: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    tokens: NDArray[np.int64]
-    blocks: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    nodes: Ints
+    depths: Ints
+    scores: Array
+    tokens: Ints
+    blocks: Ints
+    positions: Ints
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -87,12 +87,7 @@ class BlockTree:
         self._tokens = self._parents = np.zeros(0, np.int64)
         self._scores = np.zeros(0)
 
-    def attach(
-        self,
-        tokens: NDArray[np.int64],
-        probabilities: NDArray[np.float64],
-        buckets: NDArray[np.int64],
-    ) -> None:
+    def attach(self, tokens: Ints, probabilities: Array, buckets: Ints) -> None:
         """Add one forward's blocks for all `starts`, and choose the starts of the next forward.
 
         tokens, probabilities  [S, K, W] best first, W of at least the widest branching
@@ -142,9 +137,7 @@ class BlockTree:
                           out=np.zeros(len(chosen)))  # fmt: skip
         return CandidateTree(self._tokens[chosen], parents, given)
 
-    def _counts(
-        self, first: NDArray[np.float64], buckets: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _counts(self, first: Array, buckets: Ints) -> tuple[Ints, Bools]:
         """Children at each position [S, K] by its first token's probability and bucket.
 
         Also whether each block has given up [S].
@@ -163,9 +156,7 @@ class BlockTree:
         return np.clip(counts, 1, self._width), given_up.any(axis=1)
 
 
-def _capped(
-    counts: NDArray[np.int64], first: NDArray[np.float64], caps: tuple[tuple[float, int], ...]
-) -> NDArray[np.int64]:
+def _capped(counts: Ints, first: Array, caps: tuple[tuple[float, int], ...]) -> Ints:
     """Counts, at most those of the last cap whose probability is reached."""
     for least, most in caps:
         counts = np.where(first >= least, np.minimum(counts, most), counts)

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch.nn import functional
 
 from costmodel.errors import InputError
+from costmodel.statistics import Ints
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.blocks import Rotary
 from decoder.model.loading import LoadedModel
@@ -318,8 +318,8 @@ class Trees:
                       those that were right too
     """
 
-    reached: NDArray[np.int64]
-    matched: NDArray[np.int64]
+    reached: Ints
+    matched: Ints
     accepted: int = 0
     drafts: int = 0
 

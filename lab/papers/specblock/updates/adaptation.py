@@ -14,10 +14,10 @@ from typing import Protocol, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from costmodel.errors import InputError
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree
 from decoder.device import synchronise
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
@@ -100,10 +100,7 @@ class AdaptiveDrafter(Drafter):
         self._session: RecordingSession | None = None
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> RecordingSession:
         session = self._drafter.start(prompt, features, logits)
         self._session = RecordingSession(session, prompt, features)
@@ -263,7 +260,7 @@ class TargetResponse:
     roots: torch.Tensor
     rejected: torch.Tensor
     logits: torch.Tensor
-    probabilities: NDArray[np.float64]
+    probabilities: Array
 
     @property
     def signal(self) -> float:
@@ -283,9 +280,7 @@ class _Rejection:
 class RecordingSession(DraftSession):
     """Drafts as the session it wraps, and records the target's response."""
 
-    def __init__(
-        self, session: DraftSession, prompt: NDArray[np.int64], features: torch.Tensor | None
-    ) -> None:
+    def __init__(self, session: DraftSession, prompt: Ints, features: torch.Tensor | None) -> None:
         self._session = session
         self._prompt = np.array(prompt)
         self._emitted: list[int] = []  # without the first new token, which no round emits
@@ -303,16 +298,12 @@ class RecordingSession(DraftSession):
     def rewind(self, tokens: int) -> None:
         self._session.rewind(tokens)
 
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice | CandidateTree:
+    def draft(self, context: Ints, request: DraftRequest) -> Lattice | CandidateTree:
         self._proposed = candidates = self._session.draft(context, request)
         return candidates
 
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         drawn = self._session.draw(context, shape, temperature, generator)
         self._proposed = drawn if isinstance(drawn, DrawnTree) else None
