@@ -110,12 +110,8 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
             kind="cpu",
             name=cpu_name(),
             memory_bytes=psutil.virtual_memory().total,
-            mig=None,
             threads=torch.get_num_threads(),
             instruction_set=this_cpu().label,
-            driver=None,
-            cuda=None,
-            power_limit_w=None,
         )
     properties = torch.cuda.get_device_properties(device)
     facts = driver_facts(torch.cuda.current_device() if device.index is None else device.index)
@@ -125,8 +121,6 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
         name=name,
         memory_bytes=properties.total_memory,
         mig=name.split("MIG", 1)[1].strip() if "MIG" in name else None,
-        threads=None,
-        instruction_set=None,
         driver=facts.driver,
         cuda=torch.version.cuda,
         power_limit_w=facts.power_limit_w,

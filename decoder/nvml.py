@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from costmodel.errors import DeviceError
+from costmodel.profile.profile import SoftKey
 
 # Reasons for lower clocks that make a sample worthless. The power cap is not among them: it is
 # the steady state of a GPU under full load and stays in what is measured.
@@ -110,11 +111,9 @@ class Gpu:
                 fields[name] = reading()
         return fields
 
-    def driver_facts(self) -> DriverFacts:
+    def driver_facts(self) -> SoftKey:
         """The driver's version and the power limit."""
-        return DriverFacts(
-            driver=self._ask(self._driver), power_limit_w=self._ask(self._power_limit_w)
-        )
+        return SoftKey(driver=self._ask(self._driver), power_limit_w=self._ask(self._power_limit_w))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         try:
@@ -151,16 +150,8 @@ class Gpu:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFacts:
-    """Soft keys of a GPU; None where the driver does not tell."""
-
-    driver: str | None = None
-    power_limit_w: float | None = None
-
-
 @cache
-def driver_facts(cuda_index: int) -> DriverFacts:
+def driver_facts(cuda_index: int) -> SoftKey:
     """Driver version and power limit of a CUDA device, read once a process.
 
     Empty where there is no NVML: a decoder runs without it.
@@ -168,7 +159,7 @@ def driver_facts(cuda_index: int) -> DriverFacts:
     try:
         return Gpu.open(cuda_index).driver_facts()
     except DeviceError:
-        return DriverFacts()
+        return SoftKey()
 
 
 def open_handle(cuda_index: int) -> tuple[Any, Any]:

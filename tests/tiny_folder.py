@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from costmodel.catalog import Peaks
-from profiler.measure.instruments import Instruments, NoGuard
+from profiler.measure.instruments import Guard, Instruments
 from profiler.measure.machine import Activity
 from tests.fake_timing import CountRule, FakeTimer
 
@@ -110,7 +110,7 @@ def fake_clock(patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int
             return 1e-3 * (1.0 + 0.1 * random.random())
 
         return Instruments(
-            timer=FakeTimer(duration_s), guard=NoGuard(), rule=CountRule(samples=samples)
+            timer=FakeTimer(duration_s), guard=Guard(), rule=CountRule(samples=samples)
         )
 
     patch.setattr("profiler.calibrate.sources.decoder.instruments", instruments)

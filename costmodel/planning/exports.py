@@ -44,12 +44,9 @@ PLANNED_FOR = {
 }
 VERSIONS = {
     "vllm": "vLLM 0.32",
-    "vllm-contexts": "vLLM 0.32",
     "sglang": "SGLang 0.5.23",
-    "sglang-dspark": "SGLang 0.5.23",
-    "sglang-dspark-steps": "SGLang 0.5.23",
-    "tensorrt-llm": "TensorRT-LLM 1.2",
-    "transformers": "rooftree 0.1",
+    "trtllm": "TensorRT-LLM 1.2",
+    "rooftree": "rooftree 0.1",
 }
 # Longest n-gram that is looked up, as in vLLM's own example.
 _NGRAM = 4
@@ -112,7 +109,7 @@ def _version(engine: str, best: PlanOption) -> str:
     """The first version of the engine that takes the settings."""
     if engine == "tensorrt-llm" and best.drafter is not None:
         return f"TensorRT-LLM {_TENSORRT_LLM.get(drafter_kind(best.drafter.name), ('', '1.2'))[1]}"
-    return VERSIONS[engine]
+    return VERSIONS[PLANNED_FOR[engine]]
 
 
 def served_name(target: str) -> str:
@@ -307,13 +304,9 @@ def _tensorrt_llm(request: PlanRequest, best: PlanOption) -> list[str]:
 
 def _ends(table: list[list[int]], most: int) -> dict[int, int]:
     """The size at both ends of each range; none may exceed that of one request, `most`."""
-    joined: list[list[int]] = []
-    for first, last, size in table:
-        if joined and joined[-1][2] == min(size, most):
-            joined[-1][1] = last
-        else:
-            joined.append([first, last, min(size, most)])
-    return {batch: size for first, last, size in joined for batch in (first, last)}
+    sizes = [min(size, most) for _, _, size in table]
+    ranges = joined([first for first, _, _ in table], table[-1][1], sizes)
+    return {batch: size for span, size in ranges for batch in span}
 
 
 def _transformers(request: PlanRequest, best: PlanOption) -> list[str]:

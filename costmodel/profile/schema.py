@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -207,11 +206,27 @@ class PeaksSection(Section):
         return Peaks(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
 
 
-class SurfaceSection(Section):
-    """The measured points: arrays of one length, ascending by batch, then context, then rows.
+class SampledSection(Section):
+    """Medians of samples: arrays of one length, ascending by the axes in their order."""
 
-    `mad_s` is null where a point had too few samples.
-    """
+    axes: ClassVar[tuple[str, ...]]
+
+    if TYPE_CHECKING:  # each section declares them after its axes, the order in the file
+        median_s: SecondsList
+        mad_s: SpreadList
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_lengths(self, (*self.axes, "median_s", "mad_s", "n"))
+        check_spread(self.median_s, self.mad_s)
+        check_ascending(", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes))
+        return self
+
+
+class SurfaceSection(SampledSection):
+    """The measured points; `mad_s` is null where a point had too few samples."""
+
+    axes = ("batch", "context", "rows")
 
     rows: Counts
     context: CountsOrZero
@@ -237,13 +252,6 @@ class SurfaceSection(Section):
             mad_s=[np.nan if value is None else value for value in self.mad_s],
             n=self.n,
         )
-
-    @model_validator(mode="after")
-    def _check(self) -> SurfaceSection:
-        check_lengths(self, ("rows", "context", "batch", "median_s", "mad_s", "n"))
-        check_spread(self.median_s, self.mad_s)
-        check_ascending("batch, then context, then rows", self.batch, self.context, self.rows)
-        return self
 
 
 class CalibrationSection(Section):
@@ -339,55 +347,42 @@ class RegretSection(Section):
         return self
 
 
-class SampledSection(Section):
-    """Medians of samples along one axis; all arrays have one length and the axis ascends."""
-
-    axis: ClassVar[str]
-
-    if TYPE_CHECKING:  # each section declares them after its axis, the order in the file
-        median_s: SecondsList
-        mad_s: SpreadList
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_lengths(self, (self.axis, "median_s", "mad_s", "n"))
-        check_spread(self.median_s, self.mad_s)
-        check_ascending(self.axis, getattr(self, self.axis))
-        return self
+class LineSection(SampledSection):
+    """Medians of samples along one axis."""
 
     def seconds(self, at: ArrayLike) -> Array:
         """Linear interpolation; beyond the last point the last slope, but never a falling one."""
-        return extend_linear(getattr(self, self.axis), self.median_s, at)
+        return extend_linear(getattr(self, self.axes[0]), self.median_s, at)
 
 
-class NodesSection(SampledSection):
+class NodesSection(LineSection):
     """Cost by the number of drafted nodes N: building or accepting a tree."""
 
-    axis = "nodes"
+    axes = ("nodes",)
     nodes: CountsOrZero
     median_s: SecondsList
     mad_s: SpreadList
     n: Counts
 
 
-class TokensSection(SampledSection):
+class TokensSection(LineSection):
     """Cost by the number of tokens: of the prompt in prefill, committed ones in commit."""
 
-    axis = "tokens"
+    axes = ("tokens",)
     tokens: Counts
     median_s: SecondsList
     mad_s: SpreadList
     n: Counts
 
 
-class DrafterSection(SampledSection):
+class DrafterSection(LineSection):
     """Cost of one draft of one drafter, by context.
 
     `kind` and `created_utc` are present where it was not timed with the rest of the profile:
     `quick` by a decoder at its start, `measured` by an earlier calibration.
     """
 
-    axis = "context"
+    axes = ("context",)
     name: Text
     kind: Literal["measured", "quick"] | None = None
     created_utc: Utc | None = None
@@ -403,13 +398,13 @@ class DrafterSection(SampledSection):
         return self
 
 
-class EngineDrafterSection(Section):
+class EngineDrafterSection(SampledSection):
     """Cost of one draft inside an engine: a full grid over batch, draft length and context.
 
-    Ascending by batch, then tokens, then context. With 0 tokens it is what the drafter costs in
-    a step that drafts nothing.
+    With 0 tokens it is what the drafter costs in a step that drafts nothing.
     """
 
+    axes = ("batch", "tokens", "context")
     name: Text
     batch: Counts
     tokens: CountsOrZero
@@ -419,10 +414,7 @@ class EngineDrafterSection(Section):
     n: Counts
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_lengths(self, ("batch", "tokens", "context", "median_s", "mad_s", "n"))
-        check_spread(self.median_s, self.mad_s)
-        check_ascending("batch, then tokens, then context", self.batch, self.tokens, self.context)
+    def _check_grid(self) -> Self:
         shape = [len(set(axis)) for axis in (self.batch, self.tokens, self.context)]
         if np.prod(shape) != len(self.batch):
             raise ValueError("batch, tokens and context are not a full grid")
@@ -432,26 +424,20 @@ class EngineDrafterSection(Section):
         """Of each length in `tokens`: linear along each axis, beyond its end as `extend_linear`."""
         axes = [np.unique(axis) for axis in (self.batch, self.tokens, self.context)]
         values = np.reshape(self.median_s, [len(axis) for axis in axes])
-        of_context = np.apply_along_axis(partial(_extended, axes[2], context), -1, values)
-        of_batch = np.apply_along_axis(partial(_extended, axes[0], batch), 0, of_context)
+        of_context = np.apply_along_axis(lambda v: extend_linear(axes[2], v, context), -1, values)
+        of_batch = np.apply_along_axis(lambda v: extend_linear(axes[0], v, batch), 0, of_context)
         return extend_linear(axes[1], of_batch, tokens)
 
 
-class PlainSection(Section):
-    """The decoder's plain step: one row a sequence; ascending by batch, then context."""
+class PlainSection(SampledSection):
+    """The decoder's plain step: one row a sequence."""
 
+    axes = ("batch", "context")
     context: CountsOrZero
     batch: Counts
     median_s: SecondsList
     mad_s: SpreadList
     n: Counts
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_lengths(self, ("context", "batch", "median_s", "mad_s", "n"))
-        check_spread(self.median_s, self.mad_s)
-        check_ascending("batch, then context", self.batch, self.context)
-        return self
 
     def seconds(self, context: float, batch: int = 1) -> float | None:
         """Seconds of a plain step; None where this batch was not measured."""
@@ -475,7 +461,3 @@ class StagesSection(Section):
     accept: NodesSection | None = None
     accept_sampled: NodesSection | None = None
     commit: TokensSection | None = None
-
-
-def _extended(axis: Array, at: float, values: Array) -> Array:
-    return extend_linear(axis, values, at)

@@ -126,7 +126,7 @@ def forward_row(
     call, tools = workload.call(task), instruments(workload.device)
     for _ in range(3):
         call()
-    samples = measure(call, timer=tools.timer, rule=tools.rule, guard=tools.guard)
+    samples = measure(call, tools)
     moved_bytes = float(
         physical_bytes(
             measured.architecture, rows, context, element_bytes=measured.element_bytes
@@ -242,7 +242,7 @@ def run_launches(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         call = workload.call(Task(kind="verify", size=rows, context=scale.verify_context))
         for _ in range(3):
             call()
-        samples = measure(call, timer=tools.timer, rule=tools.rule, guard=tools.guard)
+        samples = measure(call, tools)
         with torch.profiler.profile() as record:
             call()
             synchronise(target.device)

@@ -48,7 +48,7 @@ def stages_section(swept: SweepResult) -> StagesSection:
         rows = _of_kind(swept, kind, "size")
         if not rows:
             return None
-        return section_type(**{section_type.axis: [size for size, _ in rows]}, **_columns(rows))
+        return section_type(**{section_type.axes[0]: [size for size, _ in rows]}, **_columns(rows))
 
     plain = sorted(
         (

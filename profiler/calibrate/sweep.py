@@ -247,10 +247,9 @@ class _Sweep:
         self._measure(lambda: [task for task in tasks if task in self._points])
 
     def _measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
-        timer, guard = self._instruments.timer, self._instruments.guard
         for task in interleave(waiting, self._random):
             try:
-                sample = take_sample(self._calls[task], timer, guard)
+                sample = take_sample(self._calls[task], self._instruments)
             except OutOfMemory as error:
                 self._skip(task, error)
                 continue

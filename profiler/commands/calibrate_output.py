@@ -50,15 +50,16 @@ def to_record(result: CalibrationResult) -> dict[str, Any]:
 
 
 def print_result(result: CalibrationResult, as_json: bool) -> None:
-    from profiler.report.console import print_json, print_table
-    from profiler.report.profiles import linear_line, profile_columns, profile_rows, verdict
+    from profiler.report.console import print_json
+    from profiler.report.profiles import linear_line, print_surface, verdict
 
     if as_json:
         print_json(to_record(result))
         return
     profile = result.profile
     provenance = profile.provenance
-    print_table(profile_columns(profile), profile_rows(profile))
+    if profile.surface is not None:
+        print_surface(profile.surface)
     click.echo(
         f"{provenance.points} points from {provenance.samples} samples in "
         f"{provenance.duration_s:.0f} s ({provenance.discarded_samples} discarded); "

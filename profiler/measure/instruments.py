@@ -109,35 +109,22 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class DisturbanceGuard(Protocol):
-    """Detects disturbed samples (throttled clocks, stolen processor time)."""
+class Guard:
+    """Detects disturbed samples (throttled clocks, stolen processor time); the base finds none."""
 
     def start(self) -> None:
         """Called just before a sample."""
-        ...
 
     def disturbance(self) -> str:
         """What disturbed the sample since `start`; empty when nothing did."""
-        ...
-
-    def summary(self) -> dict[str, Any]:
-        """The state of the device over all samples, in the fields of the metadata."""
-        ...
-
-
-class NoGuard:
-    """Accepts every sample, and keeps nothing; the base of other guards."""
-
-    def start(self) -> None: ...
-
-    def disturbance(self) -> str:
         return ""
 
     def summary(self) -> dict[str, Any]:
+        """The state of the device over all samples, in the fields of the metadata."""
         return {}
 
 
-class CpuGuard(NoGuard):
+class CpuGuard(Guard):
     """Rejects samples during which the host or a container quota took processor time away."""
 
     # The kernel counts stolen time in ticks of 10 ms, so one tick in a short sample means little.
@@ -161,7 +148,7 @@ class CpuGuard(NoGuard):
         return ""
 
 
-class GpuGuard(NoGuard):
+class GpuGuard(Guard):
     """Rejects samples taken at low clocks, and keeps the GPU's readings.
 
     A sample is rejected while heat or the power supply holds the clocks down, and while the
@@ -216,7 +203,7 @@ class Instruments:
     """The timer of a sample, the guard that rejects it, and the rule that ends a point."""
 
     timer: Timer
-    guard: DisturbanceGuard
+    guard: Guard
     rule: StoppingRule
 
 
@@ -228,7 +215,7 @@ def instruments(device: torch.device) -> Instruments:
     return Instruments(timer=CudaTimer(device), guard=gpu_guard(device.index or 0), rule=rule)
 
 
-def gpu_guard(cuda_index: int) -> DisturbanceGuard:
+def gpu_guard(cuda_index: int) -> Guard:
     """A guard of clocks and temperature; one that accepts everything where NVML is not available.
 
     `machine.warnings` reports that case.
@@ -236,7 +223,7 @@ def gpu_guard(cuda_index: int) -> DisturbanceGuard:
     try:
         return GpuGuard(Gpu.open(cuda_index))
     except DeviceError:
-        return NoGuard()
+        return Guard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,30 +231,20 @@ class TimedSample:
     """Seconds of one call, and what disturbed it (empty: nothing)."""
 
     seconds: float
-    disturbance: str = ""
+    disturbance: str
 
 
-def take_sample(
-    function: Callable[[], object], timer: Timer, guard: DisturbanceGuard | None = None
-) -> TimedSample:
-    """Time one call under an optional guard."""
-    if guard is None:
-        return TimedSample(seconds=timer.time_s(function))
-    guard.start()
-    seconds = timer.time_s(function)
-    return TimedSample(seconds=seconds, disturbance=guard.disturbance())
+def take_sample(function: Callable[[], object], tools: Instruments) -> TimedSample:
+    """Time one call under the guard."""
+    tools.guard.start()
+    seconds = tools.timer.time_s(function)
+    return TimedSample(seconds=seconds, disturbance=tools.guard.disturbance())
 
 
-def measure(
-    function: Callable[[], object],
-    *,
-    timer: Timer,
-    rule: StoppingRule,
-    guard: DisturbanceGuard | None = None,
-) -> PointSamples:
-    """Time `function` until `rule` stops. Raises MeasurementError when no sample was accepted."""
-    point = PointAccumulator(rule)
+def measure(function: Callable[[], object], tools: Instruments) -> PointSamples:
+    """Time `function` until the rule stops. Raises MeasurementError when none was accepted."""
+    point = PointAccumulator(tools.rule)
     while not point.done:
-        sample = take_sample(function, timer, guard)
+        sample = take_sample(function, tools)
         point.add(sample.seconds, ok=not sample.disturbance)
     return point.samples

@@ -15,24 +15,15 @@ from costmodel.compose.support import Support
 from costmodel.hf_config import config_fields
 from profiler.report.console import print_table
 
-# One letter for each origin of times, in the order of the legend.
+# Origins of times, whose first letters stand for them, in the order of the legend.
 ORIGINS = {
-    "measured": "m",
-    "quick": "q",
-    "imported": "i",
-    "composed": "c",
-    "transferred": "t",
-    "datasheet": "d",
-    "operators": "o",
-}
-MEANINGS = {
-    "m": "measured here",
-    "q": "quick probe here",
-    "i": "imported from another tool's file",
-    "c": "composed from operator tables",
-    "t": "transferred from another device",
-    "d": "data sheet",
-    "o": "no profile; plans compose one from operator tables",
+    "measured": "measured here",
+    "quick": "quick probe here",
+    "imported": "imported from another tool's file",
+    "composed": "composed from operator tables",
+    "transferred": "transferred from another device",
+    "datasheet": "data sheet",
+    "operators": "no profile; plans compose one from operator tables",
 }
 
 
@@ -153,7 +144,7 @@ def _title(row: Support) -> str:
 
 def print_matrix(rows: Sequence[Support]) -> None:
     """Print targets by devices, one letter for the origin of the times of each pair."""
-    cells = {(_title(row), row.device): ORIGINS.get(row.provenance or "", "-") for row in rows}
+    cells = {(_title(row), row.device): (row.provenance or "-")[0] for row in rows}
     targets = list(dict.fromkeys(map(_title, rows)))
     devices = [
         slug
@@ -173,7 +164,7 @@ def print_matrix(rows: Sequence[Support]) -> None:
     for slug in devices:
         click.echo(f"{labels[slug]} {slug}")
     used = {letter for letter in cells.values() if letter != "-"}
-    legend = [f"{letter} {meaning}" for letter, meaning in MEANINGS.items() if letter in used]
+    legend = [f"{name[0]} {meaning}" for name, meaning in ORIGINS.items() if name[0] in used]
     click.echo("\n" + "\n".join(legend))
     absent = [slug for slug in dict.fromkeys(row.device for row in rows) if slug not in devices]
     if absent:

@@ -10,6 +10,7 @@ import numpy as np
 
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
+from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
 from profiler.report.console import print_facts, print_table
 from profiler.report.drawing import (
@@ -59,11 +60,8 @@ def verdict(profile: Profile) -> str:
     return text + "."
 
 
-def profile_rows(profile: Profile) -> list[list[object]]:
-    """The measured surface as table rows: milliseconds by row count and context."""
-    if profile.surface is None:
-        return []
-    surface = profile.surface
+def print_surface(surface: SurfaceSection) -> None:
+    """Print the measured points of the smallest batch: milliseconds by row count and context."""
     contexts = sorted(set(surface.context))
     cells = {
         (rows, context): seconds
@@ -72,16 +70,11 @@ def profile_rows(profile: Profile) -> list[list[object]]:
         )
         if batch == min(surface.batch)
     }
-    return [
+    table = [
         [rows, rows - 1, *(_ms(cells.get((rows, context))) for context in contexts)]
         for rows in sorted({rows for rows, _ in cells})
     ]
-
-
-def profile_columns(profile: Profile) -> list[str]:
-    """The headings of `profile_rows`."""
-    contexts = sorted(set(profile.surface.context)) if profile.surface else []
-    return ["rows", "nodes", *(f"ms at context {context}" for context in contexts)]
+    print_table(["rows", "nodes", *(f"ms at context {context}" for context in contexts)], table)
 
 
 def linear_line(profile: Profile) -> str:

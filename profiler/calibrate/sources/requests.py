@@ -23,7 +23,7 @@ from costmodel.roofline import Roofline, physical_bytes, physical_flops
 from profiler.calibrate.points import draw_rows, verify_grid
 from profiler.calibrate.sources.http_client import Completion
 from profiler.calibrate.sweep import SweepResult, Task
-from profiler.measure.instruments import NoGuard
+from profiler.measure.instruments import Guard
 from profiler.measure.samples import PointSamples
 
 ROWS = (2, 4, 8, 16, 32, 64, 128)
@@ -229,7 +229,7 @@ class ServedWorkload:
         return drawn
 
 
-class ArrivalGuard(NoGuard):
+class ArrivalGuard(Guard):
     """Rejects steps of streams that did not run together or whose tokens came in bunches."""
 
     def __init__(self, workload: ServedWorkload) -> None:

@@ -20,7 +20,7 @@ from profiler.calibrate.sweep import (
     Uncertainty,
     run_sweep,
 )
-from profiler.measure.instruments import Instruments, NoGuard
+from profiler.measure.instruments import Guard, Instruments
 from profiler.measure.journal import Journal
 from tests.fake_timing import CountRule, FakeTimer
 
@@ -51,7 +51,7 @@ class FakeWorkload:
         return work
 
 
-class FakeGuard(NoGuard):
+class FakeGuard(Guard):
     """Every `every`-th sample is disturbed; none without it."""
 
     def __init__(self, every: int = 0) -> None:

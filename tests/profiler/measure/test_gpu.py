@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from costmodel.errors import DeviceError
+from costmodel.profile.profile import SoftKey
 from decoder import nvml
 from decoder.device import default_dtype, fingerprint, parse_dtype
-from decoder.nvml import DriverFacts, Gpu, driver_facts
-from profiler.measure.instruments import CudaTimer, GpuGuard, NoGuard, gpu_guard
+from decoder.nvml import Gpu, driver_facts
+from profiler.measure.instruments import CudaTimer, GpuGuard, Guard, gpu_guard
 from profiler.measure.machine import Metadata, run_collectors, warnings
 
 
@@ -164,12 +165,12 @@ class TestMig:
     def test_the_power_limit_of_the_soft_key(self, monkeypatch, board_given, limit_w):
         driver_facts.cache_clear()
         monkeypatch.setattr("decoder.nvml.open_handle", lambda index: (SlicedNvml(board_given), 2))
-        assert driver_facts(0) == DriverFacts(driver="570.86", power_limit_w=limit_w)
+        assert driver_facts(0) == SoftKey(driver="570.86", power_limit_w=limit_w)
         driver_facts.cache_clear()
 
     def test_a_slice_has_profiles_of_its_own(self, monkeypatch):
         FakeCuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-        monkeypatch.setattr("decoder.device.driver_facts", lambda index: DriverFacts())
+        monkeypatch.setattr("decoder.device.driver_facts", lambda index: SoftKey())
         assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
         FakeCuda(monkeypatch, (9, 0))
         assert fingerprint(torch.device("cuda")).mig is None
@@ -277,14 +278,14 @@ class TestWithoutNvml:
 
     def test_samples_pass_unwatched_and_that_is_told(self):
         guard = gpu_guard(0)
-        assert type(guard) is NoGuard
+        assert type(guard) is Guard
         assert guard.disturbance() == "" and guard.summary() == {}
         metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
         (warning,) = warnings(metadata)
         assert "cannot be watched" in warning and "Driver Not Loaded" in warning
 
     def test_the_soft_keys_stay_unknown(self):
-        assert driver_facts(0) == DriverFacts(driver=None, power_limit_w=None)
+        assert driver_facts(0) == SoftKey(driver=None, power_limit_w=None)
         driver_facts.cache_clear()
 
 
@@ -309,7 +310,7 @@ def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
 
     def facts(cuda_index):
         asked.append(cuda_index)
-        return DriverFacts(driver="570.86", power_limit_w=700.0)
+        return SoftKey(driver="570.86", power_limit_w=700.0)
 
     FakeCuda(monkeypatch, (9, 0))
     monkeypatch.setattr("decoder.device.driver_facts", facts)
