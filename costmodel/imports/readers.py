@@ -3,9 +3,9 @@
 `llama-bench -o jsonl` (llama.cpp): a line is one test. `-p` tests are one forward of `n_prompt`
 rows on `n_depth` cached tokens, `-n` tests are `n_gen` plain steps. Times are in nanoseconds.
 
-`llama-batched-bench` (llama.cpp): PP prompt and TG generated tokens for each of B sequences, as
-text or as JSON lines. It names neither weights nor build, so a file also holds `llama-bench`'s
-table of the same model, as llama.cpp's scripts/bench-models.sh writes both.
+`llama-batched-bench` (llama.cpp): PP prompt and TG generated tokens for each of B sequences. It
+names neither weights nor build, so a file also holds `llama-bench`'s table of the same model, as
+llama.cpp's scripts/bench-models.sh writes both.
 
 DSpark tables (SGLang 0.5.23, --speculative-dspark-sps-table-path): steps per second by the rows of
 a step (`sample_batch_tokens`, `sample_steps_per_sec`), or seconds as a sum, `bias_seconds` plus
@@ -15,13 +15,11 @@ alpha(requests) plus theta(rows), both linear between their probes. Neither says
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -212,20 +210,27 @@ _BATCHED_HINT = (
     "Write it with llama.cpp's scripts/bench-models.sh, and keep the part of one model: the tables"
     " of llama-batched-bench and llama-bench, and the build"
 )
-_BATCHED_ROW = re.compile(r"\|\s*(\d+) \|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*([\d.]+) \|\s*[\d.]+ \|"
-                          r"\s*([\d.]+) \|.*")  # fmt: skip
-_BENCH_ROW = re.compile(r"\| (?P<kind>\S.*?) +\|\s*(?P<size>[\d.]+) (?P<unit>[MG])iB \|\s*"
-                        r"(?P<count>[\d.]+) (?P<of>[MB]) \| (?P<backend>\S+) .*?\|\s*"
-                        r"(?P<test>pp|tg)(?P<tokens>\d+)(?: @ d(?P<depth>\d+))? \|\s*"
-                        r"(?P<rate>[\d.]+) ± .*")  # fmt: skip
+# Whole numbers that int takes, decimal ones, and those above 0.
+_WHOLE, _DECIMAL, _ABOVE_0 = r"\d{1,9}", r"\d{1,9}\.\d{1,9}", r"(?=[.\d]*[1-9])\d{1,9}\.\d{1,9}"
+_BATCHED_ROW = re.compile(
+    rf"\| *({_WHOLE}) \| *({_WHOLE}) \| *({_WHOLE}) \| *{_WHOLE} \| *({_DECIMAL}) \| *{_DECIMAL}"
+    rf" \| *({_DECIMAL}) \|.*"
+)
+_BENCH_ROW = re.compile(
+    rf"\| (?P<kind>\S.*?) +\| *(?P<size>{_ABOVE_0}) (?P<unit>[MG])iB \| *(?P<count>{_ABOVE_0})"
+    rf" (?P<of>[MB]) \| (?P<backend>\S+) .*?\| *(?P<test>pp|tg)(?P<tokens>{_WHOLE})"
+    rf"(?: @ d(?P<depth>{_WHOLE}))? \| *(?P<rate>{_ABOVE_0}) ± .*"
+)
 
 
 def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
     """Prompts and plain steps of several sequences. Raises InputError."""
     text = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES).decode(errors="replace")
-    settings = {name: int(value) for name, value in re.findall(r"\b(n_\w+|is_\w+)\W+(\d+)", text)}
-    rows = [[float(cell) for cell in row] for row in map(_batched_row, text.splitlines()) if row]
-    tests = [match for line in text.splitlines() if (match := _BENCH_ROW.fullmatch(line.strip()))]
+    lines = [line.strip() for line in text.splitlines()]
+    named = re.findall(rf"\b(n_\w+|is_\w+) = ({_WHOLE})\b", text)
+    settings = {name: int(value) for name, value in named}
+    rows = [match.groups() for match in map(_BATCHED_ROW.fullmatch, lines) if match]
+    tests = [match for match in map(_BENCH_ROW.fullmatch, lines) if match]
     builds = set(re.findall(r"^build: (\w+) \((\d+)\)", text, re.MULTILINE))
     models = {(test["kind"], test["size"], test["count"], test["backend"]) for test in tests}
     if not rows or "n_ubatch" not in settings or len(models) != 1 or len(builds) != 1:
@@ -260,32 +265,20 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
     )
 
 
-def _batched_row(line: str) -> Sequence[Any] | None:
-    """PP, TG, B, and seconds of both; None for another line."""
-    if line.startswith("{"):
-        try:
-            record = json.loads(line)
-            return [record[name] + 0 for name in ("pp", "tg", "pl", "t_pp", "t_tg")]
-        except (ValueError, KeyError, TypeError):
-            return None
-    match = _BATCHED_ROW.fullmatch(line.strip())
-    return match and match.groups()
-
-
 def _add_batched(
-    times: ShapeTimes, row: list[float], one_forward: int, settings: dict[str, int]
+    times: ShapeTimes, row: Sequence[str], one_forward: int, settings: dict[str, int]
 ) -> None:
     """A prompt of at most `one_forward` rows, and the plain steps after it."""
     prompt, steps, batch = (int(count) for count in row[:3])
-    if settings.get("is_pp_shared"):
-        times.leave_out("of a prompt that sequences share")
+    if settings.get("is_pp_shared") or not batch:
+        times.leave_out("of a prompt that sequences share, or of no sequence")
         return
     if 0 < prompt * batch <= one_forward:
-        times.add((prompt, 0, batch), row[3])
+        times.add((prompt, 0, batch), float(row[3]))
     elif prompt:
         times.leave_out("of a prompt in several forwards, or the first of all, which warms up")
     if steps:
-        times.add((1, prompt + (steps - 1) // 2, batch), row[4] / steps)
+        times.add((1, prompt + (steps - 1) // 2, batch), float(row[4]) / steps)
 
 
 def _add_bench_row(times: ShapeTimes, test: re.Match[str], one_forward: int) -> None:

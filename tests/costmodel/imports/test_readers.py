@@ -81,17 +81,13 @@ def test_a_file_that_llama_batched_bench_wrote(tmp_path):
     assert table.version == "llama.cpp 2f68ce7cf (6918)" and table.parameters == 30_530_000_000
     assert table.weights.quantization == "q8_0"
     assert table.weights.weight_bytes == pytest.approx(30.25 * 2**30 / 30.53e9)
-    # The same as JSON lines, with a table of llama-bench after them.
     text = path.read_text()
-    line = {"n_batch": 2048, "n_ubatch": 2048, "is_pp_shared": 0, "pp": 512, "tg": 32, "pl": 2,
-            "t_pp": 0.355, "t_tg": 0.998}  # fmt: skip
-    lines = write_lines(tmp_path / "f", [line, line | {"pl": 4, "t_pp": 0.614, "t_tg": 1.255}])
-    lines.write_text(lines.read_text() + text[text.index("- `llama-bench`") :])
-    again = times_of(read("llama-batched-bench", lines))
-    assert all(again[shape] == times[shape] for shape in ((512, 0, 4), (1, 512 + 15, 4)))
     (tmp_path / "two").write_text(text + text.replace("30B.A3B", "8B"))
     with pytest.raises(InputError, match="2 models of llama-bench"):
         read("llama-batched-bench", tmp_path / "two")
+    (tmp_path / "zero").write_text(text.replace("0.555", "0.000"))
+    with pytest.raises(InputError, match="no time of a forward"):
+        read("llama-batched-bench", tmp_path / "zero")
 
 
 def test_both_tables_of_dspark(tmp_path):
