@@ -11,6 +11,7 @@ from lab.bench.record import Arm, Result
 from lab.bench.report.tables import drafter_tables, interval_text, number_text, ratio_text
 
 LOOKUP = "transformers:prompt-lookup"
+BLOCK_SIZES = "DFlash's block sizes and BlockPilot"
 ABSENT = "-"
 
 
@@ -73,11 +74,10 @@ def sweep_table(result: Result) -> list[str]:
 
 
 def family_tables(result: Result) -> list[str]:
-    """The tables of online updates, SpecBlock's ablations and DFlash's block sizes."""
-    lines = []
-    for table in drafter_tables(ResultFigures(result)):
-        lines += [f"{table.title}:", "", *markdown(table.columns, table.rows), ""]
-    return lines[:-1]
+    """The table of DFlash's block sizes."""
+    tables = drafter_tables(ResultFigures(result))
+    (sizes,) = (table for table in tables if table.title == BLOCK_SIZES)
+    return markdown(sizes.columns, sizes.rows)
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:

@@ -36,7 +36,7 @@ from lab.studies.bench_tables import (
     sweep_table,
 )
 from lab.studies.common import RESULTS
-from lab.studies.trained import blockpilot_table, demo_table, specblock_table
+from lab.studies.trained import blockpilot_table, demo_table
 from profiler.cli import run
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ def bench_run() -> str:
 
 
 def bench_families(name: str) -> str:
-    """A stored run of related drafters: its heading and the tables of its families."""
+    """A stored run of related drafters: its heading and the table of DFlash's block sizes."""
     result = bench_result(name)
     return "\n".join([heading(result), "", *family_tables(result)])
 
@@ -183,7 +183,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": headline, "numbers": numbers, "bench-run": bench_run,
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-studies": lambda: bench_arms("bench_studies"), "bench-engines": bench_engines,
-    "families": families_table, "trained-demo": demo_table, "trained-specblock": specblock_table,
+    "families": families_table, "trained-demo": demo_table,
     "trained-blockpilot": blockpilot_table,
 }  # fmt: skip
 

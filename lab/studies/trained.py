@@ -69,27 +69,6 @@ def _openings(run: Mapping[str, Any]) -> str:
     return str(run["collecting"].get("openings", "templates"))
 
 
-def specblock_table() -> str:
-    """SpecBlock drafters, whole and without parts, in Markdown."""
-    lines = [
-        "| trained | texts | steps | chain, tokens a verification | whole tree |"
-        " places 1 to 4 of the first block right, each behind right ones |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, run in runs().items():
-        if run["kind"] != "specblock":
-            continue
-        last = run["last"]
-        shares = ", ".join(f"{last.get(f'alpha_1_{place}', 0):.0%}" for place in range(1, 5))
-        begun = f", from {run['from']}" if run.get("from") else ""
-        lines.append(
-            f"| {name}{begun} | {run['texts']:,}, {_openings(run)} | {last['step']:,.0f} |"
-            f" {last['chain']:.2f} | {last.get('tree', 0):.2f} |"
-            f" {shares} |"
-        )
-    return "\n".join(lines)
-
-
 def blockpilot_table() -> str:
     """Acceptance of each block size on held-out prompts, and of the predictor's choices."""
     run = runs()["blockpilot"]
