@@ -109,9 +109,9 @@ def read_table(path: Path) -> io.StringIO:
     return io.StringIO(raw.decode("utf-8-sig"), newline="")
 
 
-def read_yaml(path: Path, error: type[RooftreeError] = InputError) -> Any:
-    """The plain values of a YAML file. Raises `error` where it cannot be read or parsed."""
-    return parse_yaml(read_bytes(path, error), str(path), error)
+def read_yaml(path: Path) -> Any:
+    """The plain values of a YAML file. Raises InputError where it cannot be read or parsed."""
+    return parse_yaml(read_bytes(path, InputError), str(path), InputError)
 
 
 def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError) -> Any:
@@ -148,35 +148,31 @@ def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError
     raise error(f"{label}: {problem}", hint=hint)
 
 
-def read_json(
-    path: Path, error: type[RooftreeError] = InputError, *, hint: str = "", finite: bool = True
-) -> Any:
+def read_json(path: Path, *, hint: str = "", finite: bool = True) -> Any:
     """The JSON value in a file; `finite` refuses NaN and infinity, which JSON does not have.
 
-    Raises `error` naming the file where it cannot be read or is not JSON.
+    Raises InputError naming the file where it cannot be read or is not JSON.
     """
-    raw = read_bytes(path, error, most_bytes=MAX_JSON_BYTES)
+    raw = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES)
     try:
         return parse_json(raw, finite=finite)
     except NotJson as failure:
-        raise error(
+        raise InputError(
             f"{path} cannot be read as JSON: {failure}", hint=hint or "Restore the file."
         ) from None
 
 
-def json_lines(
-    path: Path, raw: bytes, error: type[RooftreeError] = InputError, *, hint: str = ""
-) -> Iterator[tuple[int, Any]]:
+def json_lines(path: Path, raw: bytes, *, hint: str = "") -> Iterator[tuple[int, Any]]:
     """The number, from 1, and the JSON value of each line of `raw` that is not blank.
 
-    Raises `error` naming the file and the line that is not JSON.
+    Raises InputError naming the file and the line that is not JSON.
     """
     for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             try:
                 yield number, parse_json(line)
             except NotJson as failure:
-                raise error(
+                raise InputError(
                     f"{path}, line {number} cannot be read as JSON: {failure}", hint=hint
                 ) from None
 

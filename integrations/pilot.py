@@ -56,7 +56,8 @@ class StepPilot:
     def choose(self, sequences: Sequence[RunningSequence]) -> StepChoice:
         """The choice for the step that is scheduled next."""
         policy = self.policy
-        lengths = policy.verified(sequences) if policy.shortens else map(_draft_length, sequences)
+        drafted = [len(sequence.draft) for sequence in sequences]
+        lengths = policy.verified(sequences) if policy.shortens else drafted
         named = {sequence.name: sequence for sequence in sequences}
         self._steps.append(StepRecord(sequences=named, start_s=self._clock_s()))
         verified = dict(zip(named, lengths, strict=True))
@@ -116,10 +117,6 @@ class StepPilot:
         sequences = list(step.sequences.values())
         context = mean_context(sequences)
         self.policy.observe_step(len(sequences), context, tokens, step.predicted_s)
-
-
-def _draft_length(sequence: RunningSequence) -> int:
-    return len(sequence.draft)
 
 
 class DraftTable:

@@ -35,11 +35,8 @@ class DoctorCheck:
     advice: str = ""
 
 
-def run_checks(interval_s: float = 0.5) -> list[DoctorCheck]:
-    """All checks on this machine.
-
-    interval_s  time to watch other processes
-    """
+def run_checks() -> list[DoctorCheck]:
+    """All checks on this machine."""
     device = select_device()
     metadata = collect(0 if device.type == "cuda" else None)
     return [
@@ -49,7 +46,7 @@ def run_checks(interval_s: float = 0.5) -> list[DoctorCheck]:
         DoctorCheck("default target", "ok", default_target(device)),
         _profile(default_target(device), device),
         _demo_model(),
-        _quiet(metadata, interval_s),
+        _quiet(metadata),
     ]
 
 
@@ -140,8 +137,8 @@ def _demo_model() -> DoctorCheck:
     return DoctorCheck("demo model", "missing", f"not in {folder}", advice)
 
 
-def _quiet(metadata: Metadata, interval_s: float) -> DoctorCheck:
-    messages = warnings(metadata, observe(interval_s))
+def _quiet(metadata: Metadata) -> DoctorCheck:
+    messages = warnings(metadata, observe())
     if not messages:
         return DoctorCheck("machine", "ok", "quiet")
     return DoctorCheck("machine", "warn", "; ".join(messages), "Measure when the machine is quiet.")

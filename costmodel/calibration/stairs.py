@@ -401,12 +401,6 @@ def _prepared(
     return places, np.log(points.seconds / predicted), CovarianceTerms.of(places, places)
 
 
-def _bound_share(points: Points, physical: PhysicalCalibration) -> float:
-    """Share of the physical bound that the fastest point reaches, at most 1."""
-    bound = physical.bound_s(points.rows, points.context, points.batch)
-    return min(1.0, float(np.min(points.seconds / bound)))
-
-
 def _ranked(
     variance: Array, ratio: Array, parts: CovarianceTerms, exact: bool
 ) -> list[StairsScales]:
@@ -445,6 +439,7 @@ def _conditioned(
         wild = _contradicted(covariance + np.diag(variance), ratio, places)
         variance = np.where(wild, 1.0, variance)
     weights = np.linalg.solve(covariance + np.diag(variance), ratio)
+    bound_s = physical.bound_s(points.rows, points.context, points.batch)
     return StairsCalibration(
         physical=physical,
         scales=scales,
@@ -453,7 +448,7 @@ def _conditioned(
         weights=np.asarray(weights, dtype=np.float64),
         left_out=wild,
         reach=(float(ratio.min()) - _MARGIN, float(ratio.max()) + _MARGIN),
-        bound_share=_bound_share(points.take(~wild), physical),
+        bound_share=min(1.0, float(np.min((points.seconds / bound_s)[~wild]))),
     )
 
 

@@ -109,10 +109,7 @@ class CausalLMSession(DraftSession):
     def draw(
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
-        """A `DrawnTree` of this shape, drawn from q; a chain is speculative sampling.
-
-        Returns the empty tree past the drafter's last position.
-        """
+        """As the base says; the empty tree past the drafter's last position."""
         depth = self._depth(context, int(shape.depths.max(initial=0)))
         if depth < 1:
             return EMPTY
@@ -129,7 +126,6 @@ class CausalLMSession(DraftSession):
         self._rows = PendingRows(self._rows.tokens[:0])
 
     def rewind(self, tokens: int) -> None:
-        """Forget the rows after the first tokens, and those of the last draft."""
         if self._place is not None:
             self._place.cut(tokens)
         self._rows = PendingRows(self._rows.tokens[:0])

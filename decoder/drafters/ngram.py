@@ -81,10 +81,7 @@ class NgramSession(DraftSession):
         self._forget_trie()
 
     def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
-        """The trie of the best matches' continuations, parents before children.
-
-        context  int64 [tokens], the bonus token last
-        """
+        """The trie of the best matches' continuations, parents before children."""
         depth = min(request.depth, self._drafter.max_depth)
         tokens, parents, probabilities, matches = _build_trie(
             context, depth, self._drafter.hit_rates()

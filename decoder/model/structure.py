@@ -224,7 +224,7 @@ def read_structure(model: Any) -> Structure:
         raise UnsupportedModelError("it has no separate decoder and LM head")
     notes = _noted(model)
     config = model.config.get_text_config(decoder=True)
-    structure = _sizes(notes, _layers(config))
+    structure = _sizes(notes, int(getattr(config, "num_hidden_layers", 0) or 0))
     if notes.index_widths:
         structure = _with_indexers(structure, notes.index_widths)
     _check_options(notes.calls)
@@ -284,10 +284,6 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
 
 def _positions(config: Any) -> int:
     return min(int(getattr(config, "max_position_embeddings", 0) or FAR), FAR)
-
-
-def _layers(config: Any) -> int:
-    return int(getattr(config, "num_hidden_layers", 0) or 0)
 
 
 def _sizes(notes: _Notes, layers: int) -> Structure:

@@ -93,7 +93,6 @@ def calibrate(
             limit_s = max(ready.limit_s - prepared_s, budget_s)
         else:
             budget_s = limit_s = settings.time_budget_s
-        limit_s = settings.time_limit_s or limit_s
         control = SweepControl(
             budget_s=budget_s,
             limit_s=limit_s,

@@ -30,8 +30,6 @@ class CalibrationSettings:
     max_nodes      nodes of the largest draft tree
     batches        batch sizes
     time_budget_s  time to measure. None: a default, which begins when the target is loaded
-    time_limit_s   the most time to measure. Beyond the budget it is used only while a choice of
-                   tree size may still cost over 3 %. None: a given budget, or a default
     output         YAML file of the profile; None: the user's profile directory
     fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
@@ -48,7 +46,6 @@ class CalibrationSettings:
     max_nodes: int | None = None
     batches: tuple[int, ...] | None = None
     time_budget_s: float | None = None
-    time_limit_s: float | None = None
     output: Path | None = None
     fresh: bool = False
     seed: int = 0
@@ -70,7 +67,8 @@ class PreparedSource:
     fixed         points that are measured in any case: held-out ones and stages
     journal       what the journal's header says of this run besides its subject
     budget_s      default time to measure
-    limit_s       default of the most time to measure
+    limit_s       the most time to measure where no budget is given; beyond the budget it is used
+                  only while a choice of tree size may still cost over 3 %
     loaded_s      when the target was loaded, by time.perf_counter
     warnings      what the user should know, beside the state of the machine
     """

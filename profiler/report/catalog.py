@@ -81,7 +81,7 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
             _billions(entry.architecture.parameters),
             _billions(entry.architecture.active_parameters),
             f"{2 * entry.architecture.token_values / 1e3:.0f}",
-            _plan(entry),
+            "partly" if unread_parts(entry.architecture) else "yes",
         )
         for entry in entries
     ]
@@ -97,11 +97,6 @@ def _kind(entry: TargetEntry) -> str:
     fields = config_fields(entry.hf_config)
     text = fields.get("text_config")
     return str((text if isinstance(text, Mapping) else fields).get("model_type"))
-
-
-def _plan(entry: TargetEntry) -> str:
-    a = entry.architecture
-    return "partly" if unread_parts(a) else "yes"
 
 
 def _billions(count: int) -> str:

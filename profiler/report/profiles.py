@@ -64,14 +64,14 @@ def print_surface(surface: SurfaceSection) -> None:
     """Print the measured points of the smallest batch: milliseconds by row count and context."""
     contexts = sorted(set(surface.context))
     cells = {
-        (rows, context): seconds
+        (rows, context): round(seconds * 1e3, 2)
         for rows, context, batch, seconds in zip(
             surface.rows, surface.context, surface.batch, surface.median_s, strict=True
         )
         if batch == min(surface.batch)
     }
     table = [
-        [rows, rows - 1, *(_ms(cells.get((rows, context))) for context in contexts)]
+        [rows, rows - 1, *(cells.get((rows, context)) for context in contexts)]
         for rows in sorted({rows for rows, _ in cells})
     ]
     print_table(["rows", "nodes", *(f"ms at context {context}" for context in contexts)], table)
@@ -146,10 +146,6 @@ def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
     axes.set_title(f"context {context:,}", fontsize=9)
     axes.set_xlabel("nodes", fontsize=9)
     axes.set_ylabel("verification, ms", fontsize=9)
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 2)
 
 
 def list_record(stored: StoredProfile) -> dict[str, Any]:

@@ -161,8 +161,8 @@ def test_json_errors_name_the_file_and_the_line(tmp_path: Path) -> None:
     place.write_text('{"a": NaN}')
     with pytest.raises(InputError, match=r"a\.json cannot be read as JSON: .* not finite"):
         read_json(place)
-    with pytest.raises(ProfileError, match=r"none\.json: there is no such file"):
-        read_json(tmp_path / "none.json", ProfileError)
+    with pytest.raises(InputError, match=r"none\.json: there is no such file"):
+        read_json(tmp_path / "none.json")
     lines = b'\xef\xbb\xbf{"a": "x\xe2\x80\xa8y"}\r\n\n[1, 2]\n'
     assert list(json_lines(place, lines)) == [(1, {"a": "x\u2028y"}), (3, [1, 2])]
     with pytest.raises(InputError, match=r"json, line 2 cannot be read as JSON: .*UTF-8"):

@@ -116,20 +116,17 @@ class Eagle3Session(DraftSession):
     def draw(
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
-        """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
         drafter = self._drafter
         vocab = drafter.target.architecture.vocab
         q = _Eagle3Distributions(self._tree(context), temperature, drafter.tokens, vocab)
         return draw_levels(shape, q, generator, int(shape.depths.max(initial=0)))
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        """Keep the features of the committed rows for the next draft."""
         self._waiting.add(features)
         if self._waiting.many:
             self._make_narrow()
 
     def rewind(self, tokens: int) -> None:
-        """Forget the features after the first tokens."""
         self._forward.cut(tokens)
         self._waiting.clear()
         self._narrow.clear()

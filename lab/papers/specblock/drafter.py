@@ -135,9 +135,7 @@ class SpecBlockSession(DraftSession):
     def draw(
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
-        """A `DrawnTree` of this shape, drawn level by level from q at this temperature.
-
-        Within a block q does not depend on the tokens above. Every node with children at the end
+        """Within a block q does not depend on the tokens above. Every node with children at the end
         of a block starts one of its own, so there are as many forwards as rounds of blocks. The
         rank head bounds the children of every node but the root.
         """
@@ -147,7 +145,6 @@ class SpecBlockSession(DraftSession):
         return draw_levels(shape, q, generator, drafter.max_depth, most)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        """Keep the features of the committed rows for the next draft."""
         self._waiting.add(features)
         # Rows that the draft has run belong to committed tokens now, the bonus included.
         self._cache.length += self._drafted * self._length

@@ -47,21 +47,15 @@ class UrlSource:
     """
 
     def __init__(
-        self,
-        settings: CalibrationSettings,
-        url: str,
-        *,
-        model: str | None = None,
-        tensor_parallel: int = 1,
+        self, settings: CalibrationSettings, url: str, *, tensor_parallel: int = 1
     ) -> None:
         """
         url              http://HOST:PORT
-        model            its name there; None: the only one, or the one named like the target
         tensor_parallel  devices that share the target there
 
         Raises InputError or DeviceError.
         """
-        self._settings, self._model, self._degree = settings, model, tensor_parallel
+        self._settings, self._degree = settings, tensor_parallel
         self._address = Address.parse(url)
         self._device = self._local_device()
         on_gpu = self._device is not None and self._device.type == "cuda"
@@ -75,8 +69,7 @@ class UrlSource:
         settings, address = self._settings, self._address
         server = ServerClient(address, api_key=os.environ.get(API_KEY, "").strip() or None)
         models, version = server.models()
-        named = self._model or settings.target
-        model = _choose(models, named, address, required=self._model is not None)
+        model = _choose(models, settings.target, address)
         server.model = model.name
         architecture = _architecture(settings.target, model, address)
         dtype = parse_dtype(settings.dtype, self._device or torch.device("cpu"))
@@ -198,14 +191,12 @@ class UrlSource:
         return plan, tuple(remarks)
 
 
-def _choose(
-    models: list[ServedModel], name: str | None, address: Address, *, required: bool
-) -> ServedModel:
+def _choose(models: list[ServedModel], name: str | None, address: Address) -> ServedModel:
     """The model called `name`, or the only one. Raises InputError that lists those served."""
     for model in models:
         if model.name == name:
             return model
-    if len(models) == 1 and not required:
+    if len(models) == 1:
         return models[0]
     listed = ", ".join(shown(model.name) for model in models[:8]) or "none"
     wanted = f"no model {shown(name)}" if name else f"{len(models)} models"

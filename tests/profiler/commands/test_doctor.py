@@ -30,7 +30,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "fingerprint", lambda device: HERE)
     monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
     monkeypatch.setattr(checks, "_unused_gpu", lambda: "")
-    monkeypatch.setattr(checks, "observe", lambda s: Activity(processes=(), steal_share=0.0))
+    monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
     monkeypatch.setattr(checks, "warnings", lambda metadata, activity: ())
     return tmp_path
 

@@ -121,7 +121,7 @@ def place(tmp_path, monkeypatch, target, result):
     }  # fmt: skip
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)
-    monkeypatch.setattr(checks, "observe", lambda s: Activity(processes=(), steal_share=0.0))
+    monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
     home = isolate(monkeypatch, tmp_path)
     return Place(tmp_path, home, target, result)
 
