@@ -268,6 +268,7 @@ def _differing(model: Any, prompt: list[int], count: int) -> str:
     by_dtype = WAYS if double else {torch.float32: WAYS[torch.float64]}
     for dtype, ways in by_dtype.items():
         typed = copy.deepcopy(model).to(dtype)
+        make_target(borrow_model(typed), owned=False)  # raises for one that is refused
         truth = greedy(typed, prompt, count, pad_token_id=0)
         second = [*prompt, *truth, *prompt[:3]]
         turns = ((prompt, truth), (second, greedy(typed, second, count // 3, pad_token_id=0)))

@@ -21,6 +21,9 @@ from decoder.drafters.dspark.config import DSparkConfig
 from decoder.drafters.dspark.drafter import DSparkDrafter
 from decoder.drafters.dspark.model import DSparkModel
 from decoder.engine import TreeDecoder
+from decoder.model.loading import borrow_model
+from decoder.model.making import make_target
+from lab.studies.families import SIZES, tiny_model
 from tests.decoder.enumeration import chi_square_p
 from tests.decoder.models import (
     LatticeDrafter,
@@ -127,6 +130,21 @@ def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
     exact = exact_probabilities(model, Sampling(**sampling))
     decoder = drawing_decoder(model, policy, rule)
     assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1", "gpt_oss", "deepseek_v3"]
+)
+def test_models_of_every_mechanism_keep_their_distribution(kind, monkeypatch):
+    """States, latents, windows with sinks; the window is shorter than the prompt."""
+    monkeypatch.setitem(SIZES, "sliding_window", 2)
+    model = tiny_model(kind).float()
+    model.resize_token_embeddings(VOCAB)
+    target = make_target(borrow_model(model), owned=False)
+    drafter = WholeDrafter(VOCAB, depth=2, width=4)
+    decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter, acceptance="recursive")
+    exact = exact_probabilities(model, Sampling(**HOT))
+    assert p_value(observed_counts(decoder, SAMPLES // 2, **HOT), exact) > 0.001
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("vanilla", "recursive"), ("rnn", "traversal")])
