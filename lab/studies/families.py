@@ -268,14 +268,14 @@ def _differing(model: Any, prompt: list[int], count: int) -> str:
     by_dtype = WAYS if double else {torch.float32: WAYS[torch.float64]}
     for dtype, ways in by_dtype.items():
         typed = copy.deepcopy(model).to(dtype)
-        make_target(borrow_model(typed), owned=False)  # raises for one that is refused
         truth = greedy(typed, prompt, count, pad_token_id=0)
-        second = [*prompt, *truth, *prompt[:3]]
-        turns = ((prompt, truth), (second, greedy(typed, second, count // 3, pad_token_id=0)))
-        hiding = HidingDrafter([*second, *turns[1][1]])
+        turns, second = [(prompt, truth)], [*prompt, *truth, *prompt[:3]]
         for owned, policy in ways:
             own = copy.deepcopy(typed) if owned else typed
             target = make_target(borrow_model(own), owned=owned)
+            if len(turns) == 1:  # a model that is not refused
+                turns.append((second, greedy(typed, second, count // 3, pad_token_id=0)))
+            hiding = HidingDrafter([*second, *turns[1][1]])
             for drafter in (hiding,) if policy == "plain" else (hiding, "ngram"):
                 decoder = TreeDecoder(target, drafter=drafter, policy=policy)
                 for turn, (start, wanted) in enumerate(turns, 1):
