@@ -106,8 +106,9 @@ def _sizes(fields: Fields, kind: ModelKind, label: str, name: str | None) -> dic
     """The sizes that every kind has; a kind that is not known may leave out that of its FFN."""
     hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
     width = None if label in KINDS else 4 * hidden
-    if kind.experts == "moe_intermediate_size" and not kind.dense:  # no layer has an FFN of its own
-        width = whole(fields, kind.experts)
+    if kind.experts == "moe_intermediate_size" and not kind.dense:
+        # No layer has an FFN of its own, except in a Nemotron-H without experts.
+        width = whole(fields, kind.experts) if "intermediate_size" not in fields else None
     return {
         "name": name or str(fields.get("_name_or_path") or label),
         "layers": whole(fields, "num_hidden_layers"),

@@ -81,16 +81,6 @@ def test_a_wider_matrix_repeats_the_tiles_of_the_widest():
         made.seconds(ROWS, 8 * widest + 1, 4096)
 
 
-def test_outside_says_how():
-    assert table(GRID).outside(4096, 2000) == ""
-    assert table(GRID).outside(151936, 512) == "n = 151936 above 16384 and k = 512 below 1024"
-
-
-def test_no_products_are_refused():
-    with pytest.raises(InputError, match="no matrix products"):
-        MatmulTable(shapes={}, peaks=PEAKS, l2_bytes=1)
-
-
 def test_left_out_error():
     assert table(GRID).left_out_error() < 0.01
     assert table(GRID[:2]).left_out_error() == 0.2

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from costmodel.catalog import find_target, load_targets
+from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import (
-    block_architecture,
     block_drafter,
     find_drafter,
     lookup_drafter,
@@ -179,12 +178,6 @@ def test_drafters_of_other_kinds_by_their_size(line_steps, target, name, billion
     each = drafter.size.each_token
     assert eight == pytest.approx(4 * two) if each else two < eight < 2 * two
     assert 0 < eight < steps.decode(4, 1000, 16).total
-
-
-def test_every_target_has_a_dense_drafter_without_windows():
-    for entry in load_targets().values():
-        drafter = block_architecture(entry.architecture)
-        assert (drafter.layers, drafter.experts, drafter.sliding_window) == (5, 0, None)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "fixed", "fixed:0", "fixed:x", "auto:3"])

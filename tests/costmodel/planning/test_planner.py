@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.catalog import find_device
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
 from costmodel.planning.accuracy import DRAFTING_ERROR, SERVER_ERROR, relative_error
@@ -33,7 +32,7 @@ from costmodel.planning.search import (
     plan,
     server_overheads,
 )
-from costmodel.planning.servers import Group, Interval, choose, nearest, size
+from costmodel.planning.servers import Group, Interval, size
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.planning.conftest import point
@@ -96,12 +95,6 @@ def test_intervals_choose_again():
 def test_goals_that_are_missed_at_the_slow_end_say_so():
     sizing = size(asked(goals=Goals(tpot_s=10.1e-3)), GROUP, POINTS, error=0.1)
     assert sizing.gpus.high is None
-
-
-def test_the_nearest_point_misses_by_least():
-    goals = Goals(tpot_s=5e-3, ttft_s=1.0)
-    assert choose(POINTS, goals) is None
-    assert nearest(POINTS, goals).running == 1
 
 
 def test_errors_add_in_squares():
@@ -187,13 +180,6 @@ def test_a_faster_gpu_is_never_slower(slower, faster, prompt_tokens, acceptance)
     assert len(pairs) > 5
     for slow, fast in pairs:
         assert fast.tpot_s <= slow.tpot_s * 1.02
-
-
-@pytest.mark.parametrize("gpu", ["h20", "l40", "NVIDIA L40", "a10"])
-def test_a_name_of_another_gpu_gets_scaled_numbers_that_say_so(gpu):
-    (option,) = plan(asked(gpus=(gpu,)), SHIPPED).options
-    assert option.device == find_device(gpu).name
-    assert option.origin.kind == "transferred" and option.origin.error >= 0.05
 
 
 def test_an_unknown_gpu_among_others_is_named_and_they_are_planned():

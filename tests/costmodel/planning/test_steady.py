@@ -75,12 +75,6 @@ def test_cache_of_a_token():
     assert cache_bytes_per_token(LLAMA, ValueBytes(), 16) == 131072 / 8  # heads are never split
 
 
-def test_weights_in_bfloat16_are_two_bytes_each():
-    assert weight_bytes(LLAMA, ValueBytes()) == 2 * 8030261248
-    assert weight_bytes(LLAMA, ValueBytes(), 4) == 2 * 8030261248 / 4
-    assert weight_bytes(SMALL, ValueBytes()) == 2 * 596049920
-
-
 def test_quantised_weights_leave_embedding_and_head_alone():
     embeddings = 2 * 128256 * 4096
     rest = 8030261248 - embeddings
