@@ -22,10 +22,6 @@ from lab.studies.shipped import ROOT, document, recipes
 
 PATHS = sorted(shipped_directory().glob("*/*.yaml"))
 NAMES = [f"{path.parent.name}/{path.name}" for path in PATHS]
-WANTED = (
-    "a100-sxm-80gb", "h100-sxm", "h200", "b200", "l40s", "rtx-pro-6000-server", "rtx-a6000",
-    "rtx-pro-6000-workstation", "a100-pcie-80gb", "h100-pcie", "b300", "gb200", "gb300",
-)  # fmt: skip
 
 
 @pytest.fixture(params=PATHS, ids=NAMES)
