@@ -90,9 +90,10 @@ def make_server(
     if acceptance is not None:
         drafter = find_drafter(forward, request.drafter, acceptance.measured)
         trees = rules.verifies_trees and request.policy.kind != "chain"
-        acceptance = acceptance_for(
-            acceptance, (request.target, forward.architecture), drafter, trees=trees
-        )
+        whole, groups = forward.architecture, request.data_parallel
+        if groups > 1:  # the forward has one group's share of the experts
+            whole = dataclasses.replace(whole, experts=groups * whole.experts)
+        acceptance = acceptance_for(acceptance, (request.target, whole), drafter, trees=trees)
     return Server(
         forward=forward,
         rules=rules,
@@ -274,7 +275,8 @@ def _no_room(traffic: Traffic, server: Server) -> InputError:
     problem = f"does not fit: a request needs {tokens:.0f} cached tokens"
     problem += f", there is room for {room:.0f}" if room > 0 else ", the weights leave no room"
     if fitting is None:
-        return InputError(problem, hint=f"a smaller model or precision than {a.name} in bfloat16")
+        stored = server.forward.profile.runtime.quantization or "bfloat16"
+        return InputError(problem, hint=f"a smaller model or precision than {a.name} in {stored}")
     return InputError(problem, hint=f"--tp {fitting}, or a smaller precision")
 
 
