@@ -217,7 +217,8 @@ class EagerRuntime:
         self.warnings = warnings
         self._step = step
         self._group, self._window = structure.group, structure.window
-        self._plain, self._structure = not structure.uneven, structure
+        self._plain = not structure.uneven
+        self._latent_layers = structure.layers if structure.latent else None
 
     def hides(self, cache: KVCache, blocks: Sequence[RowBlock]) -> bool:
         """Whether some layer's window hides tokens from some rows."""
@@ -279,10 +280,10 @@ class EagerRuntime:
                 segment = mask_segment(segment, masks, positions[-1], visible, self._group)
             segments.append(segment)
             first = rows.stop
-        states = row_states(cache, blocks)
+        states = None if cache.states is None else row_states(cache, blocks)
         plan = ForwardPlan(tuple(segments), states)
-        if self._structure.latent:
-            plan = LatentPlan(tuple(segments), states, layers=self._structure.layers)
+        if self._latent_layers is not None:
+            plan = LatentPlan(tuple(segments), states, layers=self._latent_layers)
         return _join(tokens), _join(positions), plan
 
 
