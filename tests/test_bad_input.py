@@ -234,18 +234,6 @@ def no_space(*arguments: Any, **options: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.slow
-class TestFullDisk:
-    def test_at_a_probe(self, place, monkeypatch):
-        """Decoding does not need the profile to be kept."""
-        before = place.files()
-        monkeypatch.setattr("costmodel.io.os.write", no_space)
-        exit_code, (line,) = place.run(*place.generate())
-        assert exit_code == 0
-        assert "not saved: " in line and "the disk is full" in line
-        assert place.files() == before
-
-
 def test_profiles_that_cannot_be_used(place):
     """Damaged ones are in test_faults.py; nothing in one is executed."""
     assert place.run(*place.generate())[0] == 0

@@ -24,7 +24,6 @@ class Calibration(Protocol):
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds in the broadcast shape of the arguments."""
-        ...
 
 
 class RooflineCalibration(Section):

@@ -24,7 +24,7 @@ from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA
 from costmodel.planning.drafting import BLOCK_KINDS, CHECKPOINTS, drafter_kind
 from costmodel.planning.forwards import TargetForward
-from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
+from costmodel.planning.request import PlanRequest, Precision
 from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import OperatingPoint, Server
@@ -322,13 +322,14 @@ def _transformers(request: PlanRequest, best: PlanOption) -> list[str]:
             " runs on one",
             hint="Plan with --tp 1, or export to vllm or sglang",
         )
-    load, policy = _at_load(best), _decoder_policy(request.policy)
-    if best.drafter is None:
-        policy = "plain"
-    target = served_name(request.target)
-    arguments = [f'"{target}"']
+    load, planned, target = _at_load(best), request.policy, served_name(request.target)
+    arguments, policy = [f'"{target}"'], "plain"
+    if best.drafter is not None:
+        names = {"auto": "bastion", "fixed": f"fixed:{planned.nodes}"}
+        policy = names.get(planned.kind, planned.kind)
     if policy != "plain" and best.drafter is not None:
-        arguments.append(f'drafter="{_decoder_drafter(best.drafter.name, target)}"')
+        drafter = "+".join(checkpoint_of(part, target) for part in best.drafter.name.split("+"))
+        arguments.append(f'drafter="{drafter}"')
     arguments.append(f'policy="{policy}"')
     if policy == "chain" and load.nodes:
         arguments.append(f"max_nodes={load.nodes}")
@@ -339,16 +340,6 @@ def _transformers(request: PlanRequest, best: PlanOption) -> list[str]:
         "",
         f"decoder = TreeDecoder.from_pretrained({', '.join(arguments)})",
     ]
-
-
-def _decoder_policy(policy: ServingPolicy) -> str:
-    """This decoder's policy for the plan's: `auto` chooses the size at each step."""
-    return {"auto": "bastion", "fixed": f"fixed:{policy.nodes}"}.get(policy.kind, policy.kind)
-
-
-def _decoder_drafter(name: str, target: str) -> str:
-    """The name that this decoder loads; a part `dflash` stands for the target's checkpoint."""
-    return "+".join(checkpoint_of(part, target) for part in name.split("+"))
 
 
 def _drafter(best: PlanOption) -> str:

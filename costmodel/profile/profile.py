@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from costmodel.calibration.base import Calibration
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.stairs import MIN_POINTS
-from costmodel.catalog import DeviceFingerprint, device_by_name, protocols_of
+from costmodel.catalog import DeviceFingerprint, device_by_name
 from costmodel.errors import InputError, ProfileError
 from costmodel.fields import Hash, Section
 from costmodel.io import parse_yaml, read_bytes, write_atomic
@@ -227,16 +227,8 @@ class Profile(Section):
 
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
         """The roofline of this device and target."""
-        return Roofline(
-            architecture=self.target.architecture,
-            peaks=self.peaks.peaks(),
-            element_bytes=self.runtime.element_bytes,
-            weight_bytes=self.runtime.weight_bytes,
-            cache_bytes=self.runtime.cache_bytes,
-            count=count,
-            tensor_parallel=self.runtime.tensor_parallel,
-            protocols=protocols_of(self.device.slug, self.runtime.tensor_parallel),
-        )
+        paper = self.runtime.roofline(self.device, self.target.architecture, self.peaks)
+        return paper.with_count(count)
 
     def linear_calibration(self) -> LinearCalibration:
         """The calibration that the paper prints, which every profile has."""

@@ -17,7 +17,7 @@ from costmodel.calibration.physical import PhysicalCalibration
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
-from costmodel.catalog import Peaks
+from costmodel.catalog import DeviceFingerprint, Peaks, protocols_of
 from costmodel.errors import InputError
 from costmodel.fields import (
     AnyText,
@@ -138,6 +138,21 @@ class TargetSection(Section):
         return self
 
 
+class PeaksSection(Section):
+    """The peaks of the rooflines, their source, and measured peaks."""
+
+    source: Literal["datasheet", "measured"]
+    flops_per_s: FlopsPerS
+    bytes_per_s: BytesPerS
+    measured_flops_per_s: FlopsPerS | None = None
+    measured_bytes_per_s: BytesPerS | None = None
+    measured_copy_bytes_per_s: BytesPerS | None = None
+
+    def peaks(self) -> Peaks:
+        """The peaks that the rooflines use."""
+        return Peaks(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
+
+
 class EngineSection(Section):
     """A serving engine, as far as its configuration decides what a step costs.
 
@@ -181,6 +196,20 @@ class RuntimeSection(Section):
         """Bytes of one weight or activation."""
         return ELEMENT_BYTES[self.dtype]
 
+    def roofline(
+        self, device: DeviceFingerprint, architecture: ModelArchitecture, peaks: PeaksSection
+    ) -> Roofline:
+        """The paper's roofline of a target in this runtime."""
+        return Roofline(
+            architecture=architecture,
+            peaks=peaks.peaks(),
+            element_bytes=self.element_bytes,
+            weight_bytes=self.weight_bytes,
+            cache_bytes=self.cache_bytes,
+            tensor_parallel=self.tensor_parallel,
+            protocols=protocols_of(device.slug, self.tensor_parallel),
+        )
+
     @model_validator(mode="after")
     def _check_buckets(self) -> RuntimeSection:
         check_ascending("buckets", self.buckets)
@@ -189,21 +218,6 @@ class RuntimeSection(Section):
                 f"engine belongs to the runtimes {', '.join(ENGINES)}, and to no other"
             )
         return self
-
-
-class PeaksSection(Section):
-    """The peaks of the rooflines, their source, and measured peaks."""
-
-    source: Literal["datasheet", "measured"]
-    flops_per_s: FlopsPerS
-    bytes_per_s: BytesPerS
-    measured_flops_per_s: FlopsPerS | None = None
-    measured_bytes_per_s: BytesPerS | None = None
-    measured_copy_bytes_per_s: BytesPerS | None = None
-
-    def peaks(self) -> Peaks:
-        """The peaks that the rooflines use."""
-        return Peaks(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
 
 
 class SampledSection(Section):

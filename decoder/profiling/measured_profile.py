@@ -14,7 +14,7 @@ import transformers
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import select_calibration
-from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name, protocols_of
+from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
 from costmodel.profile.schema import (
@@ -118,16 +118,7 @@ class MeasuredSubject:
 
     def roofline(self, peaks: PeaksSection) -> Roofline:
         """The paper's roofline, over which calibrations are fitted."""
-        degree = self.runtime.tensor_parallel
-        return Roofline(
-            architecture=self.architecture,
-            peaks=peaks.peaks(),
-            element_bytes=self.runtime.element_bytes,
-            weight_bytes=self.runtime.weight_bytes,
-            count="paper",
-            tensor_parallel=degree,
-            protocols=protocols_of(self.device.slug, degree),
-        )
+        return self.runtime.roofline(self.device, self.architecture, peaks)
 
 
 def subject_of(target: Target) -> MeasuredSubject:
@@ -137,10 +128,6 @@ def subject_of(target: Target) -> MeasuredSubject:
         runtime=runtime_section(target),
         note=weights_note(target),
     )
-
-
-def roofline_of(target: Target, peaks: PeaksSection) -> Roofline:
-    return subject_of(target).roofline(peaks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

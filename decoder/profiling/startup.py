@@ -25,7 +25,7 @@ from decoder.extensions import DRAFTERS, is_installed
 from decoder.model.making import runtime_kind
 from decoder.model.target import Target
 from decoder.policies.base import Fit
-from decoder.profiling.measured_profile import find_peaks, profile_key, roofline_of, soft_key
+from decoder.profiling.measured_profile import find_peaks, profile_key, soft_key, subject_of
 from decoder.profiling.probe import quick_profile, time_drafter, time_forward
 
 FLOOR_CONTEXT = 256  # cached tokens of the plain step that gives the host's floor
@@ -240,7 +240,7 @@ def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> Cost
 
 def _from_roofline(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
     """The paper's `ema`: one factor over the roofline, learnt from each verification."""
-    roofline = roofline_of(target, find_peaks(target))
+    roofline = subject_of(target).roofline(find_peaks(target))
     section = choice.drafts.get(drafter.architecture_hash) or time_drafter(drafter, target)
     cost = CycleCost.from_roofline(roofline, buckets=target.runtime.buckets)
     return CostSource(

@@ -113,12 +113,9 @@ class CalibrationSource(Protocol):
 
     def prepare(self, say: Callable[[str], None]) -> PreparedSource:
         """Load or ask what is measured, and plan its points."""
-        ...
 
     def forwards(self, swept: SweepResult) -> SweepResult:
         """The samples as those of forwards, where the calls timed something more."""
-        ...
 
     def additions(self, swept: SweepResult) -> Additions:
         """The parts of the profile that this source alone has."""
-        ...

@@ -127,11 +127,9 @@ class TimedCalls(Protocol):
 
     def call(self, task: Task) -> Callable[[], object]:
         """A function that runs the task once, from the same state each time."""
-        ...
 
     def shortfall(self, task: Task) -> str:
         """The reason why the task cannot be run; empty where it can."""
-        ...
 
 
 def run_sweep(

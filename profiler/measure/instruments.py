@@ -27,11 +27,9 @@ class Timer(Protocol):
 
     def time_s(self, function: Callable[[], object]) -> float:
         """Seconds of one call of `function`, until its work on the device is done."""
-        ...
 
     def now_s(self) -> float:
         """Seconds of a monotonic clock."""
-        ...
 
 
 class WallTimer:

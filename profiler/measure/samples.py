@@ -36,7 +36,6 @@ class StoppingRule(Protocol):
         attempts  all samples taken, including warm-up and rejected ones
         spent_s   the sum of the times of all samples
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

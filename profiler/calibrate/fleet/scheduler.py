@@ -54,23 +54,18 @@ class Cluster(Protocol):
 
     def devices(self) -> Sequence[FleetDevice]:
         """The devices of all nodes that are alive."""
-        ...
 
     def start(self, device: FleetDevice) -> Job:
         """Start a calibration on the device. Raises NodeLostError."""
-        ...
 
     def finished(self, jobs: Sequence[Job], timeout_s: float) -> Sequence[Job]:
         """The jobs that have ended, within `timeout_s`; sleeps as long when there are no jobs."""
-        ...
 
     def result(self, job: Job) -> NodeResult:
         """The result of a finished job. Raises NodeLostError or RooftreeError."""
-        ...
 
     def state(self, job: Job) -> JobState:
         """The progress of a running job."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,8 @@ class Workload:
 
     def _prefill(self, task: Task) -> Callable[[], object]:
         target = self._target
-        prompt = self._tokens(task.size)
+        ids = self._random.integers(0, target.architecture.vocab, task.size)
+        prompt = torch.from_numpy(ids).to(target.device)
 
         def run() -> object:
             self._use_cache(task.batch).truncate(0)
@@ -208,10 +209,6 @@ class Workload:
         planned = self._capacities.get(batch, self._capacity)
         each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
         return max(min(planned, int(CACHE_SHARE * self._free_bytes()) // each_bytes), 1)
-
-    def _tokens(self, tokens: int) -> torch.Tensor:
-        ids = self._random.integers(0, self._target.architecture.vocab, tokens)
-        return torch.from_numpy(ids).to(self._target.device)
 
     def _lattice(self, nodes: int) -> Lattice:
         """Marginals of a typical drafter: 0.7, 0.23, 0.08, ... and 5 % less at each depth."""

@@ -162,11 +162,6 @@ def test_more_servers_get_the_same_requests_farther_apart():
     assert np.array_equal(four.output_tokens, one.output_tokens)
 
 
-def test_equal_lengths_without_variation():
-    (drawn,) = server_traces(SimulationSettings(variation=0.0), TRAFFIC, 5.0, 1, None)
-    assert set(drawn.prompt_tokens) == {300} and set(drawn.output_tokens) == {100}
-
-
 def test_no_request_is_longer_than_the_window():
     (drawn,) = server_traces(SimulationSettings(variation=2.0), TRAFFIC, 5.0, 1, 600)
     whole = drawn.prompt_tokens + drawn.output_tokens

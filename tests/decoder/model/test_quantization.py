@@ -12,7 +12,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.model.quantization import check_loadable, quantization_of
-from decoder.profiling.measured_profile import find_peaks, profile_key, roofline_of, soft_key
+from decoder.profiling.measured_profile import find_peaks, profile_key, soft_key, subject_of
 from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import isolate, write_config, write_weights
@@ -169,7 +169,7 @@ def test_what_a_quantised_target_reads(tmp_path, monkeypatch):
     assert 0.25 < loaded.weight_bytes < 0.35  # scales, norms and frequencies included
     target = make_target(loaded)
     assert profile_key(target).quantization == "bitnet"
-    roofline = roofline_of(target, find_peaks(target))
+    roofline = subject_of(target).roofline(find_peaks(target))
     assert roofline.weight_bytes == loaded.weight_bytes
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     texts = [
