@@ -13,7 +13,7 @@ import pytest
 
 from costmodel.errors import MeasurementError
 from costmodel.statistics import relative_error
-from profiler.measure.instruments import CudaTimer, WallTimer, measure
+from profiler.measure.instruments import CudaTimer, Guard, Instruments, WallTimer, measure
 from profiler.measure.samples import (
     NoiseRule,
     PointAccumulator,
@@ -25,42 +25,42 @@ from profiler.measure.samples import (
 from tests.fake_timing import CountRule, FakeTimer
 
 
-def nothing() -> None:
-    return None
+def measured(durations_s, rule, guard=Guard()):
+    tools = Instruments(timer=FakeTimer(durations_s), rule=rule, guard=guard)
+    return measure(lambda: None, tools)
 
 
 def test_quiet_point_stops_at_the_fewest_samples():
-    samples = measure(nothing, timer=FakeTimer(repeat(0.25)), rule=NoiseRule())
+    samples = measured(repeat(0.25), NoiseRule())
     assert samples.seconds == (0.25,) * 5
     assert samples.median_s == 0.25
     assert samples.mad_s == 0.0
 
 
 def test_warmup_is_cut_and_kept_aside():
-    timer = FakeTimer([5.0, 2.0, *repeat(1.0, 20)])
-    samples = measure(nothing, timer=timer, rule=NoiseRule())
+    samples = measured([5.0, 2.0, *repeat(1.0, 20)], NoiseRule())
     assert samples.warmup == (5.0, 2.0)
     assert samples.seconds == (1.0,) * 5
 
 
 def test_noise_that_has_settled_stops():
     generator = np.random.default_rng(5)
-    timer = FakeTimer(generator.normal(1.0, 0.05, size=1000).tolist())
-    samples = measure(nothing, timer=timer, rule=NoiseRule(target=0.001, max_samples=1000))
+    noisy_s = generator.normal(1.0, 0.05, size=1000).tolist()
+    samples = measured(noisy_s, NoiseRule(target=0.001, max_samples=1000))
     assert 16 <= samples.n < 1000
     assert relative_error(samples.seconds) > 0.001
 
 
 def test_limit_of_samples():
     rule = NoiseRule(target=0.01, max_samples=12, settle_samples=100)
-    samples = measure(nothing, timer=FakeTimer([1.0, 1.4, 0.7] * 4), rule=rule)
+    samples = measured([1.0, 1.4, 0.7] * 4, rule)
     assert samples.n == 12
     # MAD 0.3 of the median 1: 1.4826 x 0.3 x sqrt(pi / 2) / sqrt(12) = 0.1609.
     assert relative_error(samples.seconds) == pytest.approx(0.1609, abs=1e-4)
 
 
 def test_limit_of_time_counts_every_sample():
-    samples = measure(nothing, timer=FakeTimer(repeat(2.0)), rule=NoiseRule(max_time_s=3.9))
+    samples = measured(repeat(2.0), NoiseRule(max_time_s=3.9))
     assert samples.n == 2
     assert samples.mad_s is None
 
@@ -70,16 +70,14 @@ def guard(disturbances):
 
 
 def test_disturbed_samples_are_set_aside_and_counted():
-    timer = FakeTimer([1.0, 9.0] * 10)
-    samples = measure(nothing, timer=timer, rule=NoiseRule(), guard=guard(cycle(["", "hot"])))
+    samples = measured([1.0, 9.0] * 10, NoiseRule(), guard(cycle(["", "hot"])))
     assert samples.seconds == (1.0,) * 5
     assert samples.rejected == (9.0,) * 4
 
 
 def test_no_accepted_sample_is_an_error():
-    timer, rule = FakeTimer(repeat(1.0)), NoiseRule(max_samples=7)
     with pytest.raises(MeasurementError, match="none of 7 samples could be used"):
-        measure(nothing, timer=timer, rule=rule, guard=guard(repeat("hot")))
+        measured(repeat(1.0), NoiseRule(max_samples=7), guard(repeat("hot")))
 
 
 def unfinished(points: list[PointAccumulator]) -> list[int]:
@@ -123,8 +121,8 @@ def test_cuda_timer_agrees_with_the_wall_clock():
         torch.cuda.synchronize()
 
     rule = NoiseRule(target=0.02)
-    by_events = measure(work, timer=CudaTimer(), rule=rule)
-    by_clock = measure(work, timer=WallTimer(), rule=rule)
+    by_events = measure(work, Instruments(timer=CudaTimer(), rule=rule, guard=Guard()))
+    by_clock = measure(work, Instruments(timer=WallTimer(), rule=rule, guard=Guard()))
     assert by_events.median_s == pytest.approx(by_clock.median_s, rel=0.1)
 
 
