@@ -25,7 +25,10 @@ from profiler.measure.samples import (
 from tests.fake_timing import CountRule, FakeTimer
 
 
-def measured(durations_s, rule, guard=Guard()):
+QUIET = Guard()
+
+
+def measured(durations_s, rule, guard=QUIET):
     tools = Instruments(timer=FakeTimer(durations_s), rule=rule, guard=guard)
     return measure(lambda: None, tools)
 
@@ -121,8 +124,8 @@ def test_cuda_timer_agrees_with_the_wall_clock():
         torch.cuda.synchronize()
 
     rule = NoiseRule(target=0.02)
-    by_events = measure(work, Instruments(timer=CudaTimer(), rule=rule, guard=Guard()))
-    by_clock = measure(work, Instruments(timer=WallTimer(), rule=rule, guard=Guard()))
+    by_events = measure(work, Instruments(timer=CudaTimer(), rule=rule, guard=QUIET))
+    by_clock = measure(work, Instruments(timer=WallTimer(), rule=rule, guard=QUIET))
     assert by_events.median_s == pytest.approx(by_clock.median_s, rel=0.1)
 
 
