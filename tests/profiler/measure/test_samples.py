@@ -24,7 +24,6 @@ from profiler.measure.samples import (
 )
 from tests.fake_timing import CountRule, FakeTimer
 
-
 QUIET = Guard()
 
 
