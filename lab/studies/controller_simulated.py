@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.acceptance import AcceptanceProcess, process_of, published_rows
 from costmodel.io import shipped_directory
@@ -28,6 +27,7 @@ from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import user_directory
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import DraftRequest
 from decoder.model.demo_model import DEMO_NAME
@@ -45,9 +45,6 @@ WIDTH = 256  # candidates a position; lower ranks hardly ever end in a tree
 VOCAB = 151_936  # Qwen3's; only its order of size matters
 
 
-Array = NDArray[np.float64]
-
-
 def accepted_rows(tree: DraftTree, truth: Sequence[int]) -> list[int]:
     """The rows that a target accepts whose next tokens are `truth`, in order."""
     rows: list[int] = []
@@ -60,7 +57,7 @@ def accepted_rows(tree: DraftTree, truth: Sequence[int]) -> list[int]:
     return rows
 
 
-def committed_by_size(tree: DraftTree, truth: Sequence[int], max_nodes: int) -> NDArray[np.int64]:
+def committed_by_size(tree: DraftTree, truth: Sequence[int], max_nodes: int) -> Ints:
     """Tokens that the first N = 0 .. `max_nodes` nodes of a tree commit, the bonus token included.
 
     tree  in best-first order, so that its first N nodes are the best tree of N nodes
@@ -80,7 +77,7 @@ class FixedSizes:
     seconds    [R, S]   of the whole cycle
     """
 
-    sizes: NDArray[np.int64]
+    sizes: Ints
     committed: Array
     seconds: Array
 
@@ -136,7 +133,7 @@ class Setting:
 
 def draw_rounds(
     process: AcceptanceProcess, rounds: int, seed: int
-) -> Iterator[tuple[Lattice, NDArray[np.int64]]]:
+) -> Iterator[tuple[Lattice, Ints]]:
     """Blocks of independent positions, each with the tokens [gamma] that come true."""
     gamma = process.gamma
     text = np.random.default_rng(seed).integers(0, VOCAB, rounds * gamma + 1)
@@ -164,9 +161,7 @@ def compare(
     return played, FixedSizes(sizes=sizes, committed=committed, seconds=seconds)
 
 
-def _play(
-    policy: Policy, played: Played, drawn: tuple[Lattice, NDArray[np.int64]], setting: Setting
-) -> None:
+def _play(policy: Policy, played: Played, drawn: tuple[Lattice, Ints], setting: Setting) -> None:
     """One round of one policy."""
     block, truth = drawn
     context, cost = setting.context, setting.cost
@@ -188,7 +183,7 @@ def _play(
 class CostAt:
     """A cost model evaluated once at one context."""
 
-    cycles_s: NDArray[np.float64]
+    cycles_s: Array
     draft: float
     plain: float
 
@@ -203,12 +198,10 @@ class CostAt:
     def draft_s(self, context: float) -> float:
         return self.draft
 
-    def sizes(self, most: int) -> NDArray[np.int64]:
+    def sizes(self, most: int) -> Ints:
         return np.arange(most + 1)
 
-    def cycle_s(
-        self, nodes: NDArray[np.float64], context: float, batch: int = 1
-    ) -> NDArray[np.float64]:
+    def cycle_s(self, nodes: Array, context: float, batch: int = 1) -> Array:
         return self.cycles_s[np.asarray(nodes, dtype=np.int64)]
 
 

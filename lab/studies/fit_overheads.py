@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from costmodel.architecture import ModelArchitecture
@@ -38,8 +37,7 @@ from costmodel.planning.engines import (
 )
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.traffic import Traffic
-
-Array = NDArray[np.float64]
+from costmodel.statistics import Array, Bools
 
 # Seconds of one unit of each fitted overhead: about its expected size.
 _UNIT_S = {
@@ -156,7 +154,7 @@ class _Layout:
     engines: int
 
     @property
-    def differences(self) -> NDArray[np.bool_]:
+    def differences(self) -> Bools:
         shared = len(FITTED)
         return np.arange(shared + self.engines * len(OVERHEADS)) >= shared
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import rotate_half
 
 from costmodel.errors import RooftreeError
+from costmodel.statistics import Ints
 from decoder.device import parse_dtype, select_device, synchronise
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
@@ -296,13 +296,13 @@ def run_logits(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fill(target: Target, tokens: NDArray[np.int64], context: int, most: int) -> torch.Tensor:
+def fill(target: Target, tokens: Ints, context: int, most: int) -> torch.Tensor:
     """Prefill the context with room for `most` rows; float32 logits [vocab] on the host."""
     target.reserve(context + 2 * most)
     return target.prefill(torch.from_numpy(tokens[:context])).float().cpu()
 
 
-def chain(target: Target, tokens: NDArray[np.int64], context: int, rows: int) -> torch.Tensor:
+def chain(target: Target, tokens: Ints, context: int, rows: int) -> torch.Tensor:
     """Float32 logits [rows, vocab], on the host, of a chain behind the context, not kept."""
     drafted = tokens[context + 1 : context + rows]
     places = np.arange(len(drafted), dtype=np.int64)
@@ -313,7 +313,7 @@ def chain(target: Target, tokens: NDArray[np.int64], context: int, rows: int) ->
 
 
 @torch.inference_mode()
-def transformers_logits(model: Any, tokens: NDArray[np.int64], first: int) -> torch.Tensor:
+def transformers_logits(model: Any, tokens: Ints, first: int) -> torch.Tensor:
     """Float32 logits [tokens - first, vocab] by transformers' own forward, on the host."""
     ids = torch.from_numpy(tokens)[None].to(model.device)
     logits: torch.Tensor = model(ids, use_cache=False).logits[0, first:]

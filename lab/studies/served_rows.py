@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from costmodel.catalog import resolve_target
@@ -48,9 +47,8 @@ from costmodel.planning.simulation.percentiles import replay
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
+from costmodel.statistics import Array
 from lab.studies.common import environment, store
-
-Array = NDArray[np.float64]
 
 PROMPT_TOKENS = {"lm-arena-chat": 200.0, "gpqa": 250.0}
 GPUS = {"H100": "h100-sxm", "B200": "b200"}
