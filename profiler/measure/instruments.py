@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -22,26 +22,18 @@ MIN_SAMPLES = 10  # fewer may have a small spread by chance
 L2_BYTES = 128 << 20  # assumed where the device does not report its L2 cache; above all known sizes
 
 
-class Timer(Protocol):
-    """Times calls on one device, and gives the time for budgets."""
+class WallTimer:
+    """`time.perf_counter` around the call, with the garbage collector off; the base of others."""
 
     def time_s(self, function: Callable[[], object]) -> float:
         """Seconds of one call of `function`, until its work on the device is done."""
-
-    def now_s(self) -> float:
-        """Seconds of a monotonic clock."""
-
-
-class WallTimer:
-    """`time.perf_counter` around the call, with the garbage collector off."""
-
-    def time_s(self, function: Callable[[], object]) -> float:
         with _without_garbage_collection():
             start_s = time.perf_counter()
             function()
             return time.perf_counter() - start_s
 
     def now_s(self) -> float:
+        """Seconds of a monotonic clock, for budgets."""
         return time.perf_counter()
 
 
@@ -200,7 +192,7 @@ class GpuGuard(Guard):
 class Instruments:
     """The timer of a sample, the guard that rejects it, and the rule that ends a point."""
 
-    timer: Timer
+    timer: WallTimer
     guard: Guard
     rule: StoppingRule
 

@@ -14,14 +14,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
 from costmodel.errors import MeasurementError
 from costmodel.roofline import Roofline, physical_bytes, physical_flops
 from profiler.calibrate.points import draw_rows, verify_grid
-from profiler.calibrate.sources.http_client import Completion
+from profiler.calibrate.sources.http_client import Completion, ServerClient
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import Guard
 from profiler.measure.samples import PointSamples
@@ -40,14 +39,6 @@ NO_CACHE = (
 ANSWER_TOKENS = 9  # of one sample of a plain step
 LEAST_PIECES = 0.75  # of a stream's tokens that come one by one; a few wait for a whole character
 EVEN = 0.6  # least median of the intervals between tokens over their mean
-
-
-class Requests(Protocol):
-    """What the workload asks of a server (`http_client.ServerClient`)."""
-
-    def complete(self, prompt: list[int], tokens: int = 1) -> Completion: ...
-
-    def stream(self, prompts: list[list[int]], tokens: int) -> list[list[float]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +100,7 @@ class ServedWorkload:
     """
 
     def __init__(
-        self, server: Requests, *, vocab: int, seed: int, most_tokens: int | None = None
+        self, server: ServerClient, *, vocab: int, seed: int, most_tokens: int | None = None
     ) -> None:
         """
         vocab        tokens of the vocabulary; its ends, where special tokens are, are not drawn
