@@ -250,11 +250,6 @@ def test_speculation_divides_the_time_a_token_by_the_mean_committed_length() -> 
     assert np.mean(found.tpot_s) == pytest.approx(1 / 2.0, rel=0.01)
 
 
-def test_utilisation_counts_idle_time_within_the_window_only() -> None:
-    found = simulate(made([100.0, 102.0, 104.0, 106.0], [1] * 4, [1] * 4), server(), constant)
-    assert found.busy_share(100.0, 106.0) == 0.5
-
-
 def test_a_queue_that_grows_is_called_overloaded() -> None:
     assert simulate(poisson_ones(1.2, 5000, 0), server(sequences=1), constant).overloaded
     assert not simulate(poisson_ones(0.8, 5000, 0), server(sequences=1), constant).overloaded
