@@ -140,10 +140,7 @@ class IsolatedSession:
 
 
 def read_only(array: Ints) -> Ints:
-    """A copy of the array that cannot be written to: torch shares an array's memory all the same.
-
-    A text of 10,000 tokens is copied in some microseconds.
-    """
+    """A copy of the array that cannot be written to: torch shares the memory of the array."""
     copy = array.copy()
     copy.flags.writeable = False
     return copy
@@ -164,8 +161,7 @@ def _well_formed(drafted: Any, whole_vocab: int | None) -> Candidates:
         return _well_paired(drafted)
     if not isinstance(drafted, CandidateTree) or whole_vocab is not None:
         others = "" if whole_vocab is not None else ", a PairLattice or a CandidateTree"
-        wanted = f"a Lattice{others}"
-        raise ValueError(f"it must give {wanted}, not a {type(drafted).__name__}")
+        raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
     tokens, probabilities = _arrays(drafted.tokens, drafted.probabilities, 1)
     return CandidateTree(tokens, _parents(drafted.parents, len(tokens)), probabilities)
 

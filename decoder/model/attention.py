@@ -466,7 +466,7 @@ def split_attention_forward(
     states = plan.states if isinstance(plan, ForwardPlan) else None
     layer: int = module.layer_idx if states is None else states.next_attention()  # type: ignore
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    cap, sinks, chosen = (options.get(name) for name in ("softcap", "s_aux", "indices"))
+    cap, sinks, chosen = options.get("softcap"), options.get("s_aux"), options.get("indices")
     if cap is None and sinks is None and chosen is None:
         return plan.attend(layer, query, key, value, scale).contiguous(), None
     assert isinstance(plan, ForwardPlan)  # tables and their kernels know no extras
