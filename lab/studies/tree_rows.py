@@ -2,7 +2,8 @@
 
 Tiny models of each mechanism verify chains, stars, combs and random trees behind texts that pass
 their windows and that are committed tree by tree. A long text of models with states shows their
-drift. The last table has times of a layer's rules, which `RuleRows` runs without a state a node.
+drift. Then come times of a layer's rules, which `RuleRows` runs without a state a node, and what
+states take of a round in a model of the shape of Qwen3.5 with 124 M random weights.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import argparse
 import timeit
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import transformers
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
+from decoder.model.mixers import RowStates
 from decoder.model.recurrence import Ancestors, KeptRows, gated_delta, stepped
 from decoder.model.target import Step, Target
 from decoder.tree.draft_tree import DraftTree, visibility
@@ -42,6 +46,12 @@ STATES = ("qwen3_5_text", "falcon_h1")  # of the long texts
 SHAPES = ("chain", "star", "comb", "random")
 GROUPS, TREES = 3, 8  # each prompt is followed by groups, one tree of each committed
 HEADS, WIDTH = 32, 128  # of a layer of Qwen3.5-4B
+SMALL = {
+    "hidden_size": 640, "intermediate_size": 1792, "num_hidden_layers": 16, "vocab_size": 49152,
+    "num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 64, "linear_key_head_dim": 64,
+    "linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_value_head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def tree_of(shape: str, nodes: int, random: np.random.Generator) -> DraftTree:
@@ -178,6 +188,39 @@ def layer_times(rows: int) -> dict[str, Any]:
     return {"rows": rows} | best
 
 
+@torch.inference_mode()
+def round_times(context: int) -> list[dict[str, float]]:
+    """Seconds of a verification, of these in states, and of a commit of at most four rows."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **SMALL))
+    target, spent = make_target(borrow_model(model.to(torch.bfloat16)), owned=False), [0.0]
+    run = RowStates.__call__
+
+    def timed(states: RowStates, *arguments: Any, **options: Any) -> Any:
+        start = perf_counter()
+        result = run(states, *arguments, **options)
+        spent[0] += perf_counter() - start
+        return result
+
+    target.reserve(context + 256)
+    target.prefill(torch.randint(SMALL["vocab_size"], (context,)))
+    times = []
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        tree, measured = tree_of("random", rows - 1, np.random.default_rng(0)), []
+        for _ in range(5):
+            target.commit([])
+            spent[0], start = 0.0, perf_counter()
+            with patch.object(RowStates, "__call__", timed):
+                target.verify([Step(1, tree)])
+            verified = perf_counter()
+            target.commit(paths_of(tree)[-1][:4])
+            measured.append((verified - start, spent[0], perf_counter() - verified))
+        verify_s, states_s, commit_s = min(measured)
+        times.append(
+            {"rows": rows, "verify_s": verify_s, "states_s": states_s, "commit_s": commit_s}
+        )
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=42, help="of each kind and dtype")
@@ -187,6 +230,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.inference_mode():
         layers = [layer_times(rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
+    rounds = round_times(256)
     trees, texts = [], []
     for dtype in (torch.float64, torch.float32):
         for mechanism, kind in MECHANISMS.items():
@@ -194,6 +238,7 @@ def main() -> None:
             print(trees[-1], flush=True)
         texts += [long_text(kind, dtype, arguments.tokens) for kind in STATES]
     result = {"environment": environment(), "trees": trees, "texts": texts, "layers": layers}
+    result["rounds"] = {"context": 256, "times": rounds}
     store("tree_rows", result)
 
 
