@@ -190,7 +190,8 @@ def test_every_kind_has_the_parameters_that_transformers_builds(kind):
     config = transformers.AutoConfig.for_model(kind, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    routers = "e_score_correction_bias", "expert_bias"
+    biases = [bias for name, bias in model.named_buffers() if name.endswith(routers)]
     expected = sum(tensor.numel() for tensor in (*model.parameters(), *biases))
     assert ModelArchitecture.from_hf_config(config).parameters == expected
 
