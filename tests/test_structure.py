@@ -25,8 +25,8 @@ MOST_LINES = 500
 CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
 CORE_FILES, CORE_LINES = 230, 41_850
 LAB_FILES, LAB_LINES = 90, 10_800  # without its studies
-STUDIES, STUDIES_LINES = 25, 6_430  # those that can be run
-TEST_LINES = 33_850
+STUDIES, STUDIES_LINES = 25, 6_460  # those that can be run
+TEST_LINES = 33_860
 DOCS_WORDS = 22_000
 OPTIONS = 120
 

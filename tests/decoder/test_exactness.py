@@ -101,6 +101,10 @@ DRAFTERS = {
     **ADVERSARIES,
 }
 EVERY = (*FAMILIES, *HYBRIDS)
+TURNS = [
+    pytest.param(turn, family, marks=pytest.mark.slow if family in HYBRIDS else ())
+    for turn, family in enumerate(EVERY)
+]
 POLICIES = ("plain", "chain", "fixed:1", "fixed:13", "fixed:120", "bastion")
 # The family turns with both, so that each policy and each drafter meets all of them.
 CASES = [
@@ -191,7 +195,7 @@ class TestDraftersThatReadTheTarget:
     LAYERS = 6
 
     @pytest.mark.parametrize("kind", PUBLISHED)
-    @pytest.mark.parametrize(("turn", "family"), list(enumerate(EVERY)))
+    @pytest.mark.parametrize(("turn", "family"), TURNS)
     def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
         """Each family with a third of the policies, all of them over the families."""
         decoder, truth = self.decoder(tmp_path, kind, family)

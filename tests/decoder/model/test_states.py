@@ -74,6 +74,7 @@ def test_each_row_is_the_decoding_of_its_path_before_and_after_a_commit(kind, dt
     check_rows(target, model, text, 11, seeded("comb", 6, 2), BOUNDS[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["chain", "star", "comb", "random"])
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_trees_of_many_shapes(kind, shape):
