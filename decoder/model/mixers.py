@@ -228,19 +228,17 @@ class RowStates:
         return number
 
 
-def row_states(cache: KVCache, blocks: Sequence[RowBlock]) -> RowStates | None:
-    """The states of a forward of these blocks; None for a model that keeps none.
+def row_states(cache: KVCache, states: StateCache, blocks: Sequence[RowBlock]) -> RowStates:
+    """The states of the cache in a forward of these blocks.
 
     What rows see of each other is looked at here, once for all layers.
     """
-    if cache.states is None:
-        return None
     segments, first = [], 0
     for block in blocks:
         sequence, rows = block.sequence, slice(first, first + block.rows)
         if not cache.pending[sequence]:
-            cache.states.drop(sequence)
-        pending = cache.states.pending(sequence)
+            states.drop(sequence)
+        pending = states.pending(sequence)
         text = block.rows == 1 or (len(blocks) == 1 and isinstance(block.visible, CausalVisible))
         ancestors = None
         if pending.rows or not text:
@@ -250,4 +248,4 @@ def row_states(cache: KVCache, blocks: Sequence[RowBlock]) -> RowStates | None:
         pending.rows += block.rows
         segments.append(StateSegment(sequence, rows, ancestors))
         first = rows.stop
-    return RowStates(cache.states, segments)
+    return RowStates(states, segments)

@@ -280,7 +280,7 @@ class EagerRuntime:
                 segment = mask_segment(segment, masks, positions[-1], visible, self._group)
             segments.append(segment)
             first = rows.stop
-        states = None if cache.states is None else row_states(cache, blocks)
+        states = None if cache.states is None else row_states(cache, cache.states, blocks)
         plan = ForwardPlan(tuple(segments), states)
         if self._latent_layers is not None:
             plan = LatentPlan(tuple(segments), states, layers=self._latent_layers)
