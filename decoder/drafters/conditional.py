@@ -25,6 +25,9 @@ from decoder.tree.draft_tree import CandidateTree
 from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
 
+# DARTree's settings (magneto0124/DARTree): nodes of a level, and those of them that are expanded.
+LEVEL_NODES, FRONTIER = 64, 12
+
 # From a slot's number, states [F, S] and tokens int64 [F] of paths that end before the slot, to
 # the states behind these tokens [F, S] and what is added to the candidates' scores [F, K].
 Step = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -95,7 +98,7 @@ def grow_levels(
 ) -> torch.Tensor:
     """A tree of K nodes a slot, packed as float64 [3, rows, K]; see `level_tree`.
 
-    As in DARTree (magneto0124/DARTree), the `frontier` best paths of a level are expanded
+    As in DARTree, the `frontier` best paths of a level are expanded
     together, by the sum of their logarithms; but the greedy path is always one of them, and all
     K best children become nodes, which the node budget chooses from.
 

@@ -10,6 +10,8 @@ from decoder.acceptance.drawn import LevelDistributions
 from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import hash_of
 from decoder.drafters.conditional import (
+    FRONTIER,
+    LEVEL_NODES,
     PathDistributions,
     Slots,
     check_tables,
@@ -21,9 +23,6 @@ from decoder.drafters.domino.model import Correction, DominoModel
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
-
-# DARTree's settings: tokens of a slot whose scores are corrected, and paths expanded in a level.
-CANDIDATES, FRONTIER = 64, 12
 
 
 class DominoDrafter(DFlashDrafter):
@@ -43,7 +42,7 @@ class DominoDrafter(DFlashDrafter):
         source: str | Path | DominoModel,
         block_size: int | None = None,
         *,
-        candidates: int = CANDIDATES,
+        candidates: int = LEVEL_NODES,
         frontier: int = FRONTIER,
     ) -> None:
         super().__init__(target, source, block_size)

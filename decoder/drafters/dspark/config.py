@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from decoder.drafters.checkpoint import Fields, architectures
+from decoder.drafters.conditional import LEVEL_NODES
 from decoder.drafters.dflash.config import INNER, DFlashConfig, backbone, in_list
 
 Correction = Literal["none", "vanilla", "gated", "rnn"]
 CORRECTIONS: tuple[Correction, ...] = ("vanilla", "gated", "rnn")
 PAIRED = 32  # candidates of a position, among which all pairs are scored
-GROWN, FRONTIER = 64, 12  # nodes of a level, and those of them that are expanded
 LISTED = ("dspark", "dflash")  # kinds of the speculators library
 OWN_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "DFlashSpeculator")
 
@@ -69,5 +69,5 @@ class DSparkConfig(DFlashConfig):
         costs = DFlashConfig.costs(self)
         if self.correction == "none":
             return costs
-        width = GROWN if self.correction == "rnn" else PAIRED
+        width = LEVEL_NODES if self.correction == "rnn" else PAIRED
         return costs | {"correction": self.correction, "rank": self.rank, "candidates": width}

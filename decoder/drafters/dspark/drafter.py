@@ -10,6 +10,8 @@ import torch
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.conditional import (
+    FRONTIER,
+    LEVEL_NODES,
     PathDistributions,
     Slots,
     Step,
@@ -20,7 +22,7 @@ from decoder.drafters.conditional import (
     score_pairs,
 )
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
-from decoder.drafters.dspark.config import FRONTIER, GROWN, PAIRED
+from decoder.drafters.dspark.config import PAIRED
 from decoder.drafters.dspark.model import DSparkModel
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
@@ -103,7 +105,7 @@ class MarkovLevels(MarkovPairs):
         self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
     ) -> Tensors:
         logits, markov = self._drafter.logits(hidden), self._markov
-        slots = Slots.of(logits, GROWN, temperature, self._drafter.head)
+        slots = Slots.of(logits, LEVEL_NODES, temperature, self._drafter.head)
         parts, after = markov.parts(hidden), markov.markov_w2.weight[slots.places].float()
 
         def step(

@@ -163,7 +163,7 @@ def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, tempera
     assert (drafter.model.own_embedding is None) == (own.get("embed_tokens", 1.0) == 1.0)
     assert (drafter.model.own_head is None) == (own.get("lm_head", 1.0) == 1.0)
     seen = SimpleNamespace(model=target.model, embed=lambda tokens: embedding[tokens])
-    count = dspark.GROWN if changed.get("markov_head_type") == "rnn" else dspark.PAIRED
+    count = dspark.LEVEL_NODES if changed.get("markov_head_type") == "rnn" else dspark.PAIRED
     shape = best_first(Lattice(np.ones((4, 3), np.int64), np.full((4, 3), 0.5)), 20)
     for session, context in rounds(target, drafter, PROMPT, [3, 0]):
         equations = Equations(config, tensors, seen, context, head[ids], ids)
