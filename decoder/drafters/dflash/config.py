@@ -195,7 +195,7 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
     }
 
 
-def in_list(fields: Fields) -> bool:
+def of_speculators(fields: Fields) -> bool:
     """Whether a config is in the speculators library's form, which has defaults of its own."""
     return fields.values.get("speculators_model_type") is not None
 
@@ -239,7 +239,7 @@ def _causal(fields: Fields, layers: int) -> tuple[bool, ...]:
     against 5.27 with bidirectional sliding layers.
     """
     sliding = [kind == SLIDING for kind in _layer_types(fields, layers)]
-    both_ways = fields.flag("sliding_window_non_causal", in_list(fields))
+    both_ways = fields.flag("sliding_window_non_causal", of_speculators(fields))
     causal = fields.one_flag(("is_causal", "causal", "causal_head"), None)
     if causal is not None:
         return (causal,) * layers
@@ -256,7 +256,7 @@ def _layer_types(fields: Fields, layers: int) -> list[str]:
 
 def _layer_ids(fields: Fields) -> tuple[int, ...]:
     name, offset = "target_layer_ids", 0
-    if in_list(fields) and fields.values.get(name) is None:
+    if of_speculators(fields) and fields.values.get(name) is None:
         name, offset = "aux_hidden_state_layer_ids", -1  # indices of the hidden states
     ids = fields.values.get(name)
     least = EMBEDDING - offset

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal
 
 from decoder.drafters.checkpoint import Fields, architectures
 from decoder.drafters.conditional import LEVEL_NODES
-from decoder.drafters.dflash.config import INNER, DFlashConfig, backbone, in_list
+from decoder.drafters.dflash.config import INNER, DFlashConfig, backbone, of_speculators
 
 Correction = Literal["none", "vanilla", "gated", "rnn"]
 CORRECTIONS: tuple[Correction, ...] = ("vanilla", "gated", "rnn")
 PAIRED = 32  # candidates of a position, among which all pairs are scored
-LISTED = ("dspark", "dflash")  # kinds of the speculators library
+SPECULATORS = ("dspark", "dflash")  # kinds of the speculators library
 OWN_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "DFlashSpeculator")
 
 
@@ -43,12 +43,12 @@ class DSparkConfig(DFlashConfig):
         inner = published.get(INNER)
         named = any(name in architectures(published) for name in OWN_ARCHITECTURES)
         kind = inner.get("projector_type") if isinstance(inner, Mapping) else None
-        return named or kind == "dspark" or published.get("speculators_model_type") in LISTED
+        return named or kind == "dspark" or published.get("speculators_model_type") in SPECULATORS
 
     @classmethod
     def read(cls, fields: Fields) -> dict[str, Any]:
         fields.skip("projector_type")
-        values = backbone(fields, shifted=not in_list(fields))
+        values = backbone(fields, shifted=not of_speculators(fields))
         values["vocab"] = fields.whole("vocab_size")
         rank = fields.whole("markov_rank", 0, least=0)
         correction = fields.values.get("markov_head_type") or "vanilla"
