@@ -270,6 +270,7 @@ def _rising(seconds: Array) -> Array:
     return np.minimum.accumulate(seconds[::-1])[::-1]
 
 
+@functools.cache
 def _scale_times(folder: Path) -> dict[int, Curve]:
     """{k: (m, seconds)} of computing the scale of x[m, k]; empty where it was not measured."""
     paths = sorted(folder.glob("*/computescale_perf.parquet"))

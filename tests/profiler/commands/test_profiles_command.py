@@ -159,11 +159,12 @@ def test_plans_from_operator_tables_are_counted():
     rows = {(row.device, row.target): row for row in supported()}
     dense = rows["h100-sxm", "Qwen/Qwen3-32B"]
     assert (dense.provenance, dense.degrees) == ("operators", (1, 2, 4, 8))
-    # The B300's tables have at most 96 heads of size 128, so 128 heads need two devices. Whether
-    # the weights fit is left to the plan: on two, 203 GB each in fp8 do, 406 GB in bfloat16 not.
-    assert rows["b300", "meta-llama/Llama-3.1-405B"].degrees == (2, 4, 8)
+    # Its 128 heads are read from 64. Whether the weights fit is left to the plan: on two devices
+    # 203 GB each in fp8 do, 406 GB in bfloat16 do not.
+    assert rows["b300", "meta-llama/Llama-3.1-405B"].degrees == (1, 2, 4, 8)
     assert rows["a100-sxm-80gb", "google/gemma-3-1b-it"].provenance is None
-    assert rows["h100-sxm", "openai/gpt-oss-20b"].provenance is None
+    experts = rows["h100-sxm", "openai/gpt-oss-20b"]
+    assert (experts.provenance, experts.weights) == ("operators", "mxfp4")
 
 
 def test_devices_as_json_are_the_specs(run):
