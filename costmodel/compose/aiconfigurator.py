@@ -195,7 +195,8 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
     parquet: Any = importlib.import_module("pyarrow.parquet")
     try:
         present = [name for name in columns if name in parquet.read_schema(path).names]
-        table = parquet.read_table(path, columns=present)
+        # Texts, of which there are few, are read as numbers of a dictionary.
+        table = parquet.read_table(path, columns=present, read_dictionary=present)
     except (OSError, ValueError) as failure:
         raise InputError(f"{path.name} cannot be read ({failure})") from None
     read = {name: table.column(name).to_numpy() for name in present}
@@ -406,18 +407,22 @@ def _experts(
 def _expert_tables(
     table: Columns, usable: NDArray[np.bool_], sizes: tuple[str, ...], *, balanced: bool
 ) -> dict[tuple[int, ...], ExpertTable]:
-    """The usable rows by their sizes."""
-    places = np.stack([table[name][usable] for name in sizes], axis=1).astype(int)
-    tokens, seconds = table["num_tokens"][usable], table["latency"][usable] * 1e-3
-    shapes, number = np.unique(places, axis=0, return_inverse=True)
-    tables = {}
-    for index, shape in enumerate(shapes.tolist()):
-        here = np.flatnonzero(number.ravel() == index)
-        grid, first = np.unique(tokens[here], return_index=True)
-        tables[tuple(shape)] = ExpertTable(
-            tokens=grid.astype(float), seconds_measured=seconds[here][first], balanced=balanced
+    """The usable rows by their sizes, the first of those with as many tokens."""
+    if not usable.any():
+        return {}
+    columns = [table[name][usable].astype(int) for name in (*sizes, "num_tokens")]
+    order = np.lexsort(columns[::-1])
+    places, seconds = np.stack(columns, axis=1)[order], table["latency"][usable][order] * 1e-3
+    first = np.diff(places, axis=0, prepend=-1).any(axis=1)
+    places, seconds = places[first], seconds[first]
+    edges = np.flatnonzero(np.diff(places[:, :-1], axis=0).any(axis=1)) + 1
+    parts = zip(np.split(places, edges), np.split(seconds, edges), strict=True)
+    return {
+        tuple(part[0, :-1].tolist()): ExpertTable(
+            tokens=part[:, -1].astype(float), seconds_measured=measured_s, balanced=balanced
         )
-    return tables
+        for part, measured_s in parts
+    }
 
 
 @functools.cache

@@ -36,10 +36,13 @@ class MatmulTable:
     l2_bytes: int
     element_bytes: float = 2
     read_bytes_per_s: float = dataclasses.field(init=False)
+    _sizes: tuple[list[int], list[int]] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.shapes:
             raise InputError("the operator tables hold no matrix products")
+        n, k = (sorted(set(sizes)) for sizes in zip(*self.shapes, strict=True))
+        object.__setattr__(self, "_sizes", (n, k))
         object.__setattr__(self, "read_bytes_per_s", self._read_rate())
 
     def _read_rate(self) -> float:
@@ -55,7 +58,7 @@ class MatmulTable:
     def seconds(self, rows: ArrayLike, n: int, k: int) -> Array:
         """Seconds [rows] by row count. Raises InputError for (n, k) far from all measured ones."""
         m = np.asarray(rows, dtype=np.float64)
-        near = _neighbours(self.shapes, n, k)
+        near = _neighbours(self.shapes, self._sizes, n, k)
         log_share = np.zeros_like(m)
         for shape, weight in near:
             log_share += weight * np.log(self._measured(m, shape) / self._roof(m, *shape))
@@ -87,12 +90,11 @@ class MatmulTable:
     def outside(self, n: int, k: int) -> str:
         """A text on sizes of (n, k) outside the measured ones; empty where both are inside."""
         parts = []
-        for name, value, axis in (("n", n, 0), ("k", k, 1)):
-            sizes = [shape[axis] for shape in self.shapes]
-            if value > max(sizes):
-                parts.append(f"{name} = {value} above {max(sizes)}")
-            elif value < min(sizes):
-                parts.append(f"{name} = {value} below {min(sizes)}")
+        for name, value, sizes in zip("nk", (n, k), self._sizes, strict=True):
+            if value > sizes[-1]:
+                parts.append(f"{name} = {value} above {sizes[-1]}")
+            elif value < sizes[0]:
+                parts.append(f"{name} = {value} below {sizes[0]}")
         return " and ".join(parts)
 
     def _measured(self, m: Array, shape: Shape) -> Array:
@@ -109,16 +111,18 @@ class MatmulTable:
         return np.maximum(flops / self.peaks.flops_per_s, moved / self.peaks.bytes_per_s)
 
 
-def _neighbours(shapes: Collection[Shape], n: int, k: int) -> list[tuple[Shape, float]]:
+def _neighbours(
+    shapes: Collection[Shape], sizes: tuple[list[int], list[int]], n: int, k: int
+) -> list[tuple[Shape, float]]:
     """Measured shapes and weights: the corners of the cell around (n, k), else the nearest."""
     if (n, k) in shapes:
         return [((n, k), 1.0)]
-    widest = max(shape[0] for shape in shapes)
+    widest = sizes[0][-1]
     if FARTHEST * widest < n <= WIDEST * widest:
-        return _neighbours(shapes, widest, k)
+        return _neighbours(shapes, sizes, widest, k)
     corners: dict[Shape, float] = {}
-    for near_n, share_n in _bracket(n, sorted({shape[0] for shape in shapes})):
-        for near_k, share_k in _bracket(k, sorted({shape[1] for shape in shapes})):
+    for near_n, share_n in _bracket(n, sizes[0]):
+        for near_k, share_k in _bracket(k, sizes[1]):
             corners[near_n, near_k] = corners.get((near_n, near_k), 0.0) + share_n * share_k
     weighted = [(shape, weight) for shape, weight in corners.items() if weight > 0]
     if all(

@@ -66,7 +66,7 @@ SIZES: dict[str, Any] = {
     # Recurrent layers.
     "state_size": 8, "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_value_head_dim": 8, "mamba_chunk_size": 16,
     # Decoders of encoder-decoders.
     "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "d_model": 32,
     "add_cross_attention": False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import timeit
+from bisect import bisect_left
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -81,12 +82,18 @@ def read(model: Any, cache: DynamicCache, ids: Any) -> Any:
 
 
 def decoded(model: Any, prompt: Sequence[int], tails: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Logits [tails, vocab] behind each tail, read token by token behind the prompt."""
-    cache, lengths = DynamicCache(config=model.config), [len(tail) for tail in tails]
-    read(model, cache, [prompt] * len(tails))
-    padded = np.array([[*tail, *[1] * (max(lengths) - len(tail))] for tail in tails])
-    steps = [read(model, cache, padded[:, i : i + 1]) for i in range(max(lengths))]
-    return torch.stack([steps[length - 1][i] for i, length in enumerate(lengths)])
+    """Logits [tails, vocab] behind each tail, read token by token behind the prompt.
+
+    A tail with which others begin is read as part of one of them.
+    """
+    ordered = sorted(map(list, tails))
+    ends = [one for one, after in zip(ordered, [*ordered[1:], []], strict=True)
+            if after[: len(one)] != one]  # fmt: skip
+    cache, longest = DynamicCache(config=model.config), max(map(len, ends))
+    read(model, cache, [prompt] * len(ends))
+    padded = np.array([[*end, *[1] * (longest - len(end))] for end in ends])
+    steps = [read(model, cache, padded[:, i : i + 1]) for i in range(longest)]
+    return torch.stack([steps[len(tail) - 1][bisect_left(ends, list(tail))] for tail in tails])
 
 
 def off(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
