@@ -67,9 +67,17 @@ class DFlashTraining:
 
 
 def fresh_config(
-    loaded: LoadedModel, wanted: DFlashTraining, mask_token: int, kind: str = "dflash"
+    loaded: LoadedModel,
+    wanted: DFlashTraining,
+    mask_token: int,
+    kind: str = "dflash",
+    *,
+    shifted: bool = True,
 ) -> dict[str, Any]:
-    """config.json of a new drafter for this target, in a published form of its kind."""
+    """config.json of a new drafter for this target, in a published form of its kind.
+
+    `shifted`: whether the rows of kinds that may shift predict the token after their own position.
+    """
     sizes, wanted_kind = loaded.architecture, KINDS[kind]
     source = loaded.model.config.get_text_config(decoder=True)
     rope = source.rope_parameters or {}
@@ -93,7 +101,7 @@ def fresh_config(
         "block_size": wanted.block_size,
         "num_target_layers": sizes.layers,
         "dflash_config": {"mask_token_id": mask_token, "target_layer_ids": list(ids)}
-        | wanted_kind.fields(wanted.rank, wanted.state),
+        | wanted_kind.fields(wanted.rank, wanted.state, shifted),
         "dtype": "bfloat16",
     }
 

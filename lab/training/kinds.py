@@ -31,13 +31,14 @@ Added = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 class BlockKind:
     """One kind.
 
-    fields  of its config's `dflash_config`, from the rank of its tables and the size of its state
+    fields  of its config's `dflash_config`, from the rank of its tables, the size of its state and
+            whether its rows are shifted, where it has these
     begin   sets first weights, with which it drafts as DFlash does, from the target's embedding
     added   None where the scores depend on no token of the block
     """
 
     drafter: type[DFlashDrafter] = DFlashDrafter
-    fields: Callable[[int, int], Mapping[str, Any]] = lambda rank, state: {}
+    fields: Callable[[int, int, bool], Mapping[str, Any]] = lambda rank, state, shifted: {}
     begin: Callable[[Any, Tensor], None] = lambda model, embedding: None
     added: Added | None = None
 
@@ -91,11 +92,11 @@ def domino_added(model: DominoModel, hidden: Tensor, _: Tensor, embedded: Tensor
 
 KINDS = {
     "dflash": BlockKind(),
-    "jetspec": BlockKind(fields=lambda rank, state: {"causal_head": True}),
+    "jetspec": BlockKind(fields=lambda rank, state, shifted: {"causal_head": True}),
     "dspark": BlockKind(
         drafter=DSparkDrafter,
-        fields=lambda rank, state: {
-            "projector_type": "dspark", "shift_label": True, "markov_rank": rank,
+        fields=lambda rank, state, shifted: {
+            "projector_type": "dspark", "shift_label": shifted, "markov_rank": rank,
             "markov_head_type": "vanilla",
         },
         begin=begin_dspark,
@@ -103,7 +104,7 @@ KINDS = {
     ),
     "dflash2": BlockKind(
         drafter=DFlash2Drafter,
-        fields=lambda rank, state: {
+        fields=lambda rank, state, shifted: {
             "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": rank,
             "selector_top_k": 16,
         },
@@ -112,7 +113,7 @@ KINDS = {
     ),
     "domino": BlockKind(
         drafter=DominoDrafter,
-        fields=lambda rank, state: {
+        fields=lambda rank, state, shifted: {
             "projector_type": "domino", "shift_label": True, "pure_draft_prefix_len": 1,
             "gru_hidden_dim": state, "emb_dim": rank,
         },

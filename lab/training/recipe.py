@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
-from decoder.drafters.dflash.drafter import check_fit
+from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
 from decoder.drafters.dflash.model import DFlashModel, trainable_copy
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import LoadedModel, default_target, load_model
@@ -36,7 +36,8 @@ class Recipe(Generic[Sizes]):
     """All settings that determine the trained drafter.
 
     drafter  sizes and loss of its kind
-    start    name of a trained drafter to continue from, whose sizes then apply
+    start    name of a trained drafter to continue from, whose sizes then apply; DFlash's backbone
+             serves any kind
     kind     of block drafter
     """
 
@@ -89,14 +90,24 @@ def train_dflash(
     Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
     that does not fit the target.
     """
-    kind, seed = KINDS[recipe.kind], recipe.settings.seed
-    published = fresh_config(loaded, recipe.drafter, mask_token(loaded), recipe.kind)
+    kind, sizes = KINDS[recipe.kind], recipe.drafter
+    start = None if recipe.start is None else _begun_model(loaded, recipe.start, recipe.kind)
+    mask, shifted = mask_token(loaded), True
+    if start is not None:
+        begun, mask, shifted = start.config, start.config.mask_token_id, start.config.shifted
+        layers, block, read = begun.layers, begun.block_size, begun.target_layer_ids
+        sizes = replace(sizes, layers=layers, block_size=block, target_layers=read)
+    published = fresh_config(loaded, sizes, mask, recipe.kind, shifted=shifted)
     config = kind.drafter.model_type.config_type.parse(published)
     check_fit(config, make_target(loaded, owned=False))
-    start = None if recipe.start is None else _begun_model(loaded, recipe.start, recipe.kind)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
-    tokens = head_tokens(texts[0], recipe.drafter.vocabulary, loaded.architecture.vocab)
-    model = start or fresh_model(loaded, config, seed, tokens)
+    tokens = head_tokens(texts[0], sizes.vocabulary, loaded.architecture.vocab)
+    if start is not None and start.config.name == recipe.kind:
+        model = start
+    else:
+        model = fresh_model(loaded, config, recipe.settings.seed, tokens)
+        if start is not None:
+            model.load_state_dict(start.state_dict(), strict=False)
     if kind.added is None:  # without tables that belong to the tokens of its head
         model.head_tokens = tokens.numpy()
     objective = DFlashObjective(loaded, model, recipe.drafter)
@@ -106,14 +117,14 @@ def train_dflash(
 
 
 def _begun_model(loaded: LoadedModel, start: str, kind: str) -> DFlashModel:
-    """A trained drafter in float32."""
-    model = trainable_copy(begun(loaded, start, KINDS[kind].drafter, kind).model)
+    """A trained drafter in float32, of this kind or one of DFlash."""
+    model = trainable_copy(begun(loaded, start, DFlashDrafter, "block").model)
     config = model.config
     changed = any(config.windows) or config.embedding_scale != 1 or config.logit_scale != 1
-    if changed or config.softcap or config.name != kind:
+    if changed or config.softcap or config.name not in (kind, "dflash"):
         raise InputError(
             f"the drafter {start} is of the kind {config.name}, or has windows, scales or a cap",
-            hint="Training knows its own kinds without these; begin without --from.",
+            hint=f"Begin from one of {kind} or dflash without these, or without --from.",
         )
     return model
 

@@ -76,6 +76,12 @@ def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tm
         figures.main()
         assert "rank > 10: frequency, precision, recall, F1 | " in capsys.readouterr().out
     if kind == "dflash":
+        other = [*common, "--kind", "dspark", "--from", first["drafter"]]
+        status, _, err = run(capsys, *other, "--output", str(tmp_path / "third"))
+        assert status == 0, err
+        third = json.loads((tmp_path / "third/drafter/config.json").read_text(encoding="utf-8"))
+        assert third["block_size"] == config[0]["block_size"]
+        assert not third["dflash_config"]["shift_label"]
         words = ["--target", target, "--drafter", first["drafter"], "--texts", texts, "--json"]
         wanted = ("epochs=2", "hidden=8", "texts=9", "max_new_tokens=8", "held_out=0", "layers=3",
                   "input=softmax")  # fmt: skip
