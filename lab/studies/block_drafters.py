@@ -1,16 +1,17 @@
 """Block drafters, trained alike, on prompts that none of them was trained on.
 
-    for KIND in dflash jetspec dspark dflash2 domino (block_size 7 for dspark and domino, else 8):
+    for KIND in dflash jetspec dspark dflash2 domino:
         mkdir -p WORK/KIND WORK/texts; ln -s ../texts WORK/KIND/texts
-        rooftree train-drafter --kind KIND --target HuggingFaceTB/SmolLM2-135M-Instruct
-            --output WORK/KIND --texts 1152 --steps 1000 --set block_size=SIZE
+        rooftree train-drafter --kind KIND --from demo --output WORK/KIND --texts 576 --steps 500
+            --target HuggingFaceTB/SmolLM2-135M-Instruct --set learning_rate=5e-4 --set soft=0
     python -m lab.studies.block_drafters WORK/dflash/drafter ... WORK/domino/drafter demo
 
-The kinds share texts and features, steps, backbone and depth. Every drafter drafts at each
-position of the target's greedy texts. At temperature 0 the rounds of its chain and of its trees
-of every size follow from these drafts, as trees are nested. Also counted is how often the most
-probable next token is right: first, behind a path of most probable tokens (the spine), and behind
-one that left it. Intervals are over texts; ratios to others are to the drafter that is named first.
+The kinds share texts and features, steps, depth and the backbone that they begin with. Every
+drafter drafts at each position of the target's greedy texts. At temperature 0 the rounds of its
+chain and of its trees of every size follow from these drafts, as trees are nested. Also counted is
+how often the most probable next token is right: first, behind a path of most probable tokens (the
+spine), and behind one that left it. Intervals are over texts; ratios to others are to the drafter
+that is named first.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+import torch
+
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
@@ -94,14 +96,20 @@ def train_dflash(
     start = None if recipe.start is None else _begun_model(loaded, recipe.start, recipe.kind)
     mask, shifted = mask_token(loaded), True
     if start is not None:
-        begun, mask, shifted = start.config, start.config.mask_token_id, start.config.shifted
-        layers, block, read = begun.layers, begun.block_size, begun.target_layer_ids
+        begun = start.config
+        mask, shifted = begun.mask_token_id, begun.shifted
+        # Rows of Domino are always shifted, so that its first one drafts as well.
+        block = begun.block_size - (recipe.kind == "domino" and not shifted)
+        layers, read = begun.layers, begun.target_layer_ids
         sizes = replace(sizes, layers=layers, block_size=block, target_layers=read)
     published = fresh_config(loaded, sizes, mask, recipe.kind, shifted=shifted)
     config = kind.drafter.model_type.config_type.parse(published)
     check_fit(config, make_target(loaded, owned=False))
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
-    tokens = head_tokens(texts[0], sizes.vocabulary, loaded.architecture.vocab)
+    if start is None or start.head_tokens is None:
+        tokens = head_tokens(texts[0], sizes.vocabulary, loaded.architecture.vocab)
+    else:
+        tokens = torch.from_numpy(start.head_tokens)
     if start is not None and start.config.name == recipe.kind:
         model = start
     else:
