@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ MAD_TO_SIGMA = 1.4826
 MEDIAN_EFFICIENCY = 1.2533
 
 MIN_FOR_MAD = 3
+LEAST_TO_TRIM = 8
 
 
 def mad_s(seconds: Sequence[float]) -> float | None:
@@ -31,6 +32,18 @@ def mad_s(seconds: Sequence[float]) -> float | None:
         return None
     centre_s = median(seconds)
     return median([abs(value - centre_s) for value in seconds])
+
+
+def typical(values: Sequence[float]) -> float:
+    """The mean of the middle three quarters of eight values or more; the median of fewer.
+
+    Other work slows a short call in few of its samples by much, and a long call in all of them
+    by little. Their means rise by the same share, their medians do not.
+    """
+    count = len(values)
+    if count < LEAST_TO_TRIM:
+        return median(values)
+    return fmean(sorted(values)[count // 8 : count - count // 8])
 
 
 def robust_sigma(residuals: NDArray[np.float64]) -> float:

@@ -11,6 +11,8 @@ from pydantic import model_validator
 from costmodel.fields import Count, Section, Statistic
 from costmodel.statistics import MAD_TO_SIGMA, MEDIAN_EFFICIENCY, Array
 
+_COMMON_SAMPLES = 6  # that the spread of all points counts for at each point
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False)
 class Points:
@@ -62,12 +64,21 @@ class Points:
 
     @property
     def median_error(self) -> Array:
-        """Standard error of each median as a share of it; 0 where the spread is unknown.
+        """Standard error of each median as a share of it; 0 where no spread is known.
 
-        The standard deviation is estimated from the MAD, as for normal samples.
+        The standard deviation of a sample is estimated from the MAD, as for normal samples. Few
+        samples lie close together by chance: a point's variance counts for its samples, and the
+        median variance of all points for `_COMMON_SAMPLES` more.
         """
-        spread = np.nan_to_num(self.mad_s, nan=0.0)
-        error: Array = MAD_TO_SIGMA * MEDIAN_EFFICIENCY * spread / np.sqrt(self.n) / self.seconds
+        spread = MAD_TO_SIGMA * self.mad_s / self.seconds
+        if np.all(np.isnan(spread)):
+            return np.zeros(len(self))
+        common = float(np.nanmedian(spread)) ** 2
+        weight = np.where(np.isnan(spread), 0.0, self.n)
+        variance = weight * np.nan_to_num(spread) ** 2 + _COMMON_SAMPLES * common
+        error: Array = MEDIAN_EFFICIENCY * np.sqrt(
+            variance / (weight + _COMMON_SAMPLES) / np.maximum(self.n, 1)
+        )
         return error
 
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.base import CALIBRATIONS, Calibration, CalibrationName
+from costmodel.calibration.choices import choices, regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.stairs import StairsCalibration, fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
-from costmodel.speculation import Regret, decision_regret, standard_curves
-from costmodel.statistics import Array, Bools
+from costmodel.speculation import Regret
+from costmodel.statistics import Array
 
-MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
 # A step of the points: times rise by over 10 % more than the roofline, and by over three standard
 # errors. A fit that takes less than half of what exceeds the roofline smooths over it.
 _STEP, _STEP_ERRORS, _FOLLOWED = np.log(1.10), 3.0, 0.5
@@ -127,27 +126,6 @@ def _selected(losses: Mapping[CalibrationName, Array]) -> CalibrationName:
     return "stairs" if chance else best
 
 
-def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
-    """Decision regret over the standard curves, choosing among each context's row counts.
-
-    None where no context (and batch) has two row counts or more. Points of one shape that
-    come twice count once.
-    """
-    predicted = np.asarray(predicted_s, dtype=np.float64)
-    regrets = [
-        decision_regret(predicted[here], points.seconds[here], points.rows[here] - 1)
-        for here in _choices(points)
-    ]
-    if not regrets:
-        return None
-    decisions = sum(regret.decisions for regret in regrets)
-    return Regret(
-        mean=sum(regret.mean * regret.decisions for regret in regrets) / decisions,
-        worst=max(regret.worst for regret in regrets),
-        decisions=decisions,
-    )
-
-
 def smoothed_steps(points: Points, calibration: Calibration, roofline: Roofline) -> tuple[str, ...]:
     """One text for each step over rows that the calibration smooths over, the largest first.
 
@@ -155,7 +133,7 @@ def smoothed_steps(points: Points, calibration: Calibration, roofline: Roofline)
     more row costs far more than those before, and any calibration spreads that.
     """
     steps: dict[tuple[int, int], tuple[float, str]] = {}
-    for here in _choices(points):
+    for here in choices(points):
         p = points.take(here)
         fitted_s = calibration.predict_s(p.rows, p.context, p.batch)
         bound_s = roofline.with_count("physical").seconds(p.rows, p.context, p.batch)
@@ -176,38 +154,3 @@ def smoothed_steps(points: Points, calibration: Calibration, roofline: Roofline)
             )
             steps[low, high] = max((float(excess), text), steps.get((low, high), (0.0, "")))
     return tuple(text for _, text in sorted(steps.values(), reverse=True)[:_NAMED_STEPS])
-
-
-def has_choices(points: Points) -> Bools:
-    """[points] whether a point's context has row counts enough for a choice to be judged."""
-    _, number, counts = np.unique(points.context, return_inverse=True, return_counts=True)
-    enough: Bools = counts[number] >= MIN_CHOICES
-    return enough
-
-
-def costly_choices(points: Points, predicted_s: ArrayLike, tolerated: float) -> list[int]:
-    """The points between which a choice of `regret_at_contexts` loses more than is tolerated.
-
-    For each such choice these are the point that is chosen, and the one that is best; their
-    numbers, in ascending order.
-    """
-    predicted = np.asarray(predicted_s, dtype=np.float64)
-    numbers: set[int] = set()
-    for here in _choices(points):
-        for curve in standard_curves():
-            committed = curve.committed(points.rows[here] - 1)
-            rates = committed / points.seconds[here]
-            chosen, best = int(np.argmax(committed / predicted[here])), int(np.argmax(rates))
-            if rates[chosen] < (1 - tolerated) * rates[best]:
-                numbers |= {int(here[chosen]), int(here[best])}
-    return sorted(numbers)
-
-
-def _choices(points: Points) -> Iterator[NDArray[np.intp]]:
-    """The numbers of each context's points to choose among, one for each row count."""
-    shapes = np.stack([points.context, points.batch], axis=1)
-    for context, batch in np.unique(shapes, axis=0):
-        here = np.flatnonzero((points.context == context) & (points.batch == batch))
-        rows, first = np.unique(points.rows[here], return_index=True)
-        if len(rows) > 1:
-            yield here[first]

@@ -346,10 +346,14 @@ class HeldOutSection(Section):
 
 
 class RegretSection(Section):
-    """Share of tokens/s lost by choosing N from this profile instead of from the truth."""
+    """Share of tokens/s lost by choosing N from this profile instead of from the truth.
+
+    The noise of the held-out times is taken out; `interval` holds the mean with 90 % chance.
+    """
 
     mean: Share
     worst: Share
+    interval: tuple[Share, Share] | None = None
     curves: Count
     contexts: CountsOrZero
 

@@ -29,7 +29,7 @@ from decoder.tree.draft_tree import ancestor_bits, pack_bits, visibility
 
 ATTENTION_NAME = "rooftree_split"
 BLOCK_SCORES = 1 << 20  # scores held at once by `blocked_attention`, to fit a CPU's cache
-BLOCKED_FROM = 1 << 13  # rows x keys from which `blocked_attention` is fastest on a CPU
+BLOCKED_FROM = 3 << 12  # rows x keys from which `blocked_attention` is fastest on a CPU
 KEY_MULTIPLE = 128  # its key counts are rounded up: a product of a new shape costs 0.6 ms to set up
 
 

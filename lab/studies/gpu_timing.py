@@ -133,11 +133,11 @@ def forward_row(
         ).total
     )
     return {
-        "rows": rows, "context": context, "median_s": samples.median_s, "n": samples.n,
+        "rows": rows, "context": context, "median_s": samples.typical_s, "n": samples.n,
         "rejected": len(samples.rejected),
-        "over_physical_roofline": samples.median_s / float(measured.seconds(rows, context)),
-        "share_of_measured_read": moved_bytes / samples.median_s / measured.peaks.bytes_per_s,
-        "rows_per_s": rows / samples.median_s,
+        "over_physical_roofline": samples.typical_s / float(measured.seconds(rows, context)),
+        "share_of_measured_read": moved_bytes / samples.typical_s / measured.peaks.bytes_per_s,
+        "rows_per_s": rows / samples.typical_s,
     }  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def run_launches(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         events = [event for event in record.key_averages() if _event_s(event) > 0.0]
         events.sort(key=_event_s, reverse=True)
         tables[str(rows)] = {
-            "forward_s": samples.median_s,
+            "forward_s": samples.typical_s,
             "kernels_s": sum(map(_event_s, events)),
             "launches": sum(event.count for event in events),
             "kernels": [

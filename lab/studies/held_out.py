@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.points import ErrorSummary
-from costmodel.calibration.selection import regret_at_contexts
 from costmodel.profile.store import ProfileStore
 from decoder.device import default_dtype, select_device
 from decoder.drafters.ngram import NgramDrafter
@@ -50,15 +50,15 @@ def main() -> None:
     profile = ProfileStore().find(profile_key(target)).profile
     contexts = sorted(set(profile.surface.context))
     plan = SweepPlan(
-        contexts=tuple(contexts), max_nodes=max(profile.surface.rows) - 1,
+        contexts=tuple(contexts), max_nodes=max(profile.held_out.rows) - 1,
         held_out_contexts=options.contexts, held_out_rows=options.rows, seed=SEED,
     )  # fmt: skip
     workload = Workload(target, NgramDrafter(), capacity=plan.capacity, seed=SEED)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "held_out.jsonl", {"seed": SEED})
         swept = run_sweep(
-            plan.held_out(), workload, instruments(device), journal,
-            SweepControl(budget_s=options.time_budget),
+            plan.held_out(plan.max_nodes + 1), workload, instruments(device), journal,
+            SweepControl(limit_s=options.time_budget),
         )  # fmt: skip
     store(options.name, summary(profile, points_of(swept, "held_out")))
 

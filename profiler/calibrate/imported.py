@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from costmodel.calibration.base import CALIBRATIONS
+from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import Points
-from costmodel.calibration.selection import Selection, regret_at_contexts, select_calibration
+from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, find_device, resolve_target
 from costmodel.imports.profiles import (
     READERS,

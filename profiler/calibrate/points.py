@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.calibration.base import Calibration
+from costmodel.calibration.choices import (
+    LikelyRegret,
+    doubt,
+    has_choices,
+    likely_regret,
+    most_rows_that_pay,
+)
 from costmodel.calibration.design import CandidateShapes, PointDesign
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import (
-    costly_choices,
-    has_choices,
-    regret_at_contexts,
-    select_calibration,
-)
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.roofline import Roofline
-from costmodel.speculation import Regret
 from profiler.calibrate.sections import points_of
-from profiler.calibrate.sweep import SweepResult, Task, Uncertainty
-from profiler.report.profiles import TOLERATED_REGRET
+from profiler.calibrate.sweep import SweepResult, Task
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
-PREFILL_TOKENS = (128, 512)
+PREFILL_TOKENS = (64, 256)
 BUILD_NODES = (1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 COMMIT_TOKENS = (1, 2, 4, 8)
 
@@ -102,18 +101,18 @@ class SweepPlan:
     def grid(self) -> list[Task]:
         return verify_grid(self.rows, self.contexts, self.batches)
 
-    def held_out(self) -> list[Task]:
+    def held_out(self, most_rows: int) -> list[Task]:
         """Points that no fit uses: log-uniform contexts, each with log-uniform row counts.
 
-        They are drawn from the seed before anything is measured, all at the smallest batch.
-        Row counts are stratified, one draw a stratum. Each context also has a plain step, so
-        that the decision regret can be computed there.
+        They are drawn from the seed and `most_rows` alone, all at the smallest batch. Row
+        counts are stratified, one draw a stratum. Each context also has a plain step, so that
+        the decision regret can be computed there.
         """
         random = np.random.default_rng((self.seed, 7919))
         low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
         batch, tasks = min(self.batches), set()
         for context in np.exp(random.uniform(low, high, self.held_out_contexts)):
-            drawn = draw_rows(random, self.max_nodes + 1, self.held_out_rows)
+            drawn = draw_rows(random, min(most_rows, self.max_nodes + 1), self.held_out_rows)
             for rows in {1, *map(self.padded, drawn)}:
                 tasks.add(Task(kind="held_out", size=rows, context=round(context), batch=batch))
         return sorted(tasks)
@@ -141,12 +140,20 @@ class SweepPlan:
         return tasks
 
 
-FIRST_POINTS = 12
+FIRST_POINTS = 8
 STEP_POINTS = 6
 LEAST_POINTS = 24  # fewer may meet the goals by chance
 GOAL_MEDIAN_ERROR = 0.01
 GOAL_WORST_ERROR = 0.05
-GOAL_WORST_REGRET = 0.01
+GOAL_MEAN_REGRET = 0.003
+GOAL_WORST_REGRET = 0.02
+ROUGH = 0.25  # what rough times may be off by when sizes are told that no tree will have
+LEAST_REPEATS = 24  # samples taken before the points in doubt are chosen again
+REPEAT_SHARE = 0.1  # of the samples so far, where that is more
+HELD_OUT_SHARE = 1 / 3  # of further samples
+FEW_SHARE = 0.3  # of them, for points that have few
+CONTRADICTS = 0.15  # least deviation of a median that the other points do not explain
+SETTLED = 12  # samples of such a point from which on it is taken for what it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,72 +163,125 @@ class _HeldOutCheck:
     points: Points
     predicted_s: NDArray[np.float64]
     error: ErrorSummary
-    regret: Regret | None
+    regret: LikelyRegret | None
     noise: float
 
     @property
-    def costs_too_much(self) -> bool:
-        return self.regret is not None and self.regret.worst > TOLERATED_REGRET
+    def chooses_well(self) -> bool:
+        """Whether the decision regret meets its goals, where there is a choice."""
+        regret = self.regret
+        return regret is None or (
+            regret.mean <= GOAL_MEAN_REGRET and regret.worst <= GOAL_WORST_REGRET
+        )
 
 
 class AdaptiveGrid:
-    """Chooses points of a grid until the held-out points are predicted well enough."""
+    """Chooses points of a grid, and then points to time again, by what a choice depends on.
 
-    def __init__(self, grid: Sequence[Task], roofline: Roofline) -> None:
+    Rows beyond those that the most optimistic acceptance curve may pay for are timed at first
+    points alone: for the linear line and the picture.
+    """
+
+    def __init__(
+        self,
+        grid: Sequence[Task],
+        roofline: Roofline,
+        held_out: Callable[[int], Sequence[Task]] | None = None,
+    ) -> None:
+        """held_out: the points to hold out where trees have up to so many rows. None: they are
+        measured anyway, and no row count is too large to matter
+        """
         self._grid = list(grid)
         self._roofline = roofline
-        self._design = PointDesign(
-            CandidateShapes(
-                rows=[task.size for task in self._grid],
-                context=[task.context for task in self._grid],
-                batch=[task.batch for task in self._grid],
-            ),
-            roofline,
-        )
+        self._held_out = held_out
+        self._most_rows = max(task.size for task in grid)
+        self._random = np.random.default_rng(0)
 
     def first(self) -> list[Task]:
         """Space-filling points, chosen before anything is measured."""
-        return [self._grid[index] for index in self._design.first(FIRST_POINTS)]
+        return [self._grid[index] for index in self._design(self._grid).first(FIRST_POINTS)]
 
-    def more(self, swept: SweepResult) -> list[Task] | None:
-        """Further points, by the samples so far: [] if none is left, None if none is needed."""
-        points = points_of(swept, "verify")
-        if len(points) >= LEAST_POINTS and self._meets_goals(points, swept):
-            return None
-        chosen = [self._grid[index] for index in self._design.next(points, STEP_POINTS)]
-        return [task for task in chosen if task not in swept.skipped]
+    def more(self, swept: SweepResult) -> list[Task]:
+        """Further points, by the samples so far: the held-out ones first; [] where none is needed.
 
-    def uncertain(self, swept: SweepResult) -> Uncertainty | None:
-        """The points behind choices of a tree size that cost more than is tolerated; None: none do.
-
-        They are the held-out points of such a choice and their measured neighbours, from which
-        they are predicted.
+        Of the grid these are the points of least expected error.
         """
         points = points_of(swept, "verify")
-        check = self._check(self._quick_fit(points), swept)
-        if check is None or not check.costs_too_much:
-            return None
-        # The calibration that the profile will have: its selection takes seconds.
-        check = self._check(select_calibration(points, self._roofline).calibration, swept)
-        if check is None or check.regret is None or not check.costs_too_much:
-            return None
-        measured = [task for task in swept.samples if task.kind == "verify"]
-        held_out = [task for task in swept.samples if task.kind == "held_out"]
-        tasks: set[Task] = set()
-        here = np.flatnonzero(has_choices(check.points))
-        points, predicted_s = check.points.take(here), check.predicted_s[here]
-        for number in here[costly_choices(points, predicted_s, TOLERATED_REGRET)]:
-            tasks |= {held_out[number], *_around(held_out[number], measured)}
-        return Uncertainty(worst_regret=check.regret.worst, tasks=tuple(sorted(tasks)))
+        if self._held_out is not None:
+            self._most_rows = self._rows_that_pay(points)
+            held_out, self._held_out = self._held_out(self._most_rows), None
+            return [*held_out, *self._further(points, swept)]
+        return [] if self._predicts_well(points, swept) else self._further(points, swept)
 
-    def _meets_goals(self, points: Points, swept: SweepResult) -> bool:
+    def again(self, swept: SweepResult) -> list[Task]:
+        """Points to time again, each once; [] where the choices meet their goals.
+
+        They are drawn by their part in the expected regret, and some because they have few
+        samples, which may all be of one phase of the machine.
+        """
+        points, held_out = points_of(swept, "verify"), points_of(swept, "held_out")
+        fitted = self._quick_fit(points)
+        check = self._check(fitted, swept)
+        wild = [*_contradicted(points, fitted, swept, "verify")]
+        wild += _contradicted(held_out, fitted, swept, "held_out")
+        if not wild and (check is None or check.chooses_well):
+            return []
+        taken = sum(samples.n for samples in swept.samples.values())
+        count = max(LEAST_REPEATS, int(REPEAT_SHARE * taken))
+        shares = {"verify": 1 - HELD_OUT_SHARE, "held_out": HELD_OUT_SHARE}
+        drawn = list(wild)
+        for kind, measured in (("verify", points), ("held_out", held_out)):
+            tasks = [task for task in swept.samples if task.kind == kind]
+            share = self._shares(measured, fitted)
+            size = min(round(count * shares[kind]), np.count_nonzero(share))
+            numbers = self._random.choice(len(tasks), size, replace=False, p=share)
+            drawn += [tasks[number] for number in numbers]
+        return list(dict.fromkeys(drawn))
+
+    def _shares(self, points: Points, fitted: Calibration) -> NDArray[np.float64]:
+        """Each point's share of further samples; none beyond the sizes that may pay."""
+        within = points.rows <= self._most_rows
+        few = within / points.n
+        score = within * doubt(points, fitted.predict_s(points.rows, points.context, points.batch))
+        if score.sum() == 0:
+            return few / few.sum()
+        return (1 - FEW_SHARE) * score / score.sum() + FEW_SHARE * few / few.sum()
+
+    def _rows_that_pay(self, points: Points) -> int:
+        """The most rows of a tree that may pay by rough times, rounded up to those of the grid."""
+        c = CandidateShapes(
+            rows=[task.size for task in self._grid],
+            context=[task.context for task in self._grid],
+            batch=[task.batch for task in self._grid],
+        )
+        rough_s = self._quick_fit(points).predict_s(c.rows, c.context, c.batch)
+        shapes = Points(rows=c.rows, context=c.context, batch=c.batch, seconds=rough_s)
+        return most_rows_that_pay(shapes, ROUGH)
+
+    def _further(self, points: Points, swept: SweepResult) -> list[Task]:
+        """The points of the grid that no tree is too large for, of least expected error."""
+        within = [task for task in self._grid if task.size <= self._most_rows]
+        chosen = [within[index] for index in self._design(within).next(points, STEP_POINTS)]
+        return [task for task in chosen if task not in swept.skipped]
+
+    def _design(self, tasks: Sequence[Task]) -> PointDesign:
+        candidates = CandidateShapes(
+            rows=[task.size for task in tasks],
+            context=[task.context for task in tasks],
+            batch=[task.batch for task in tasks],
+        )
+        return PointDesign(candidates, self._roofline)
+
+    def _predicts_well(self, points: Points, swept: SweepResult) -> bool:
         """Whether the held-out error and the decision regret meet the goals."""
+        if len(points) < LEAST_POINTS:
+            return False
         check = self._check(self._quick_fit(points), swept)
         return (
             check is not None
             and check.error.median <= max(GOAL_MEDIAN_ERROR, check.noise)
             and check.error.worst <= GOAL_WORST_ERROR
-            and (check.regret is None or check.regret.worst <= GOAL_WORST_REGRET)
+            and check.chooses_well
         )
 
     def _quick_fit(self, points: Points) -> Calibration:
@@ -238,21 +298,17 @@ class AdaptiveGrid:
             points=held_out,
             predicted_s=predicted_s,
             error=ErrorSummary.of(predicted_s, held_out.seconds),
-            regret=regret_at_contexts(held_out.take(choices), predicted_s[choices]),
+            regret=likely_regret(held_out.take(choices), predicted_s[choices]),
             noise=float(np.median(held_out.median_error)),
         )
 
 
-def _around(task: Task, measured: Sequence[Task]) -> Iterator[Task]:
-    """The measured tasks next to one: of the contexts on both sides, the rows on both sides."""
-    alike = [one for one in measured if one.batch == task.batch]
-    for context in _next_to(task.context, [one.context for one in alike]):
-        beside = {one.size: one for one in alike if one.context == context}
-        yield from (beside[rows] for rows in _next_to(task.size, list(beside)))
-
-
-def _next_to(value: int, values: Sequence[int]) -> set[int]:
-    """The largest of the values up to `value`, and the smallest from it on."""
-    below = [one for one in values if one <= value]
-    above = [one for one in values if one >= value]
-    return {*([max(below)] if below else []), *([min(above)] if above else [])}
+def _contradicted(
+    points: Points, fitted: Calibration, swept: SweepResult, kind: str
+) -> Iterator[Task]:
+    """Points of few samples that the others contradict: all may be of one disturbed phase."""
+    predicted_s = fitted.predict_s(points.rows, points.context, points.batch)
+    off = np.abs(np.log(points.seconds / predicted_s))
+    wild = (off > np.maximum(CONTRADICTS, 4 * points.median_error)) & (points.n < SETTLED)
+    tasks = [task for task in swept.samples if task.kind == kind]
+    yield from (tasks[number] for number in np.flatnonzero(wild))

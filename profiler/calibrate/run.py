@@ -25,15 +25,13 @@ from profiler.calibrate.sweep import (
     SweepProgress,
     SweepResult,
     Task,
-    Uncertainty,
     run_sweep,
 )
 from profiler.measure.lock import device_lock
 from profiler.measure.machine import collect, observe, warnings
-from profiler.report.profiles import TOLERATED_REGRET
 
 UNSTEADY = 0.05  # spread of the machine's pace above which it is reported
-LEAST_BUDGET_S = 10.0  # of a default budget, however long the preparation took
+LEAST_LIMIT_S = 10.0  # of a default limit, however long the preparation took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +84,20 @@ def calibrate(
             listener.say(f"warning: {note}")
 
         # Measure: a few points, then more where the held-out points are not yet predicted.
-        grid = AdaptiveGrid(ready.grid, ready.subject.roofline(ready.peaks))
-        prepared_s = time.perf_counter() - ready.loaded_s
-        if settings.time_budget_s is None:
-            budget_s = max(ready.budget_s - prepared_s, LEAST_BUDGET_S)
-            limit_s = max(ready.limit_s - prepared_s, budget_s)
-        else:
-            budget_s = limit_s = settings.time_budget_s
+        grid = AdaptiveGrid(ready.grid, ready.subject.roofline(ready.peaks), ready.held_out)
+        limit_s = settings.time_budget_s
+        if limit_s is None:
+            prepared_s = time.perf_counter() - ready.loaded_s
+            limit_s = max(ready.limit_s - prepared_s, LEAST_LIMIT_S)
+        listener.say(
+            f"measuring takes at most {limit_s:.0f} s, less where choices are soon certain"
+        )
         control = SweepControl(
-            budget_s=budget_s,
             limit_s=limit_s,
             on_progress=listener.progress,
             more=lambda swept: grid.more(source.forwards(swept)),
-            uncertain=lambda swept: grid.uncertain(source.forwards(swept)),
-            on_extension=lambda left, more_s: _say_extension(listener, left, more_s),
+            again=lambda swept: grid.again(source.forwards(swept)),
+            on_state=lambda reason: listener.say(f"the machine is busy ({reason}): waiting"),
         )
         with open_journal(
             source.lock, ready.subject, ready.journal, settings, listener.say
@@ -138,13 +136,6 @@ def calibrate(
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,
         skipped=swept.skipped,
-    )
-
-
-def _say_extension(listener: CalibrationListener, left: Uncertainty, more_s: float) -> None:
-    listener.say(
-        f"choosing a tree size may still cost {left.worst_regret:.1%}: measuring goes on until it "
-        f"is {TOLERATED_REGRET:.0%}, for at most {more_s:.0f} s"
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.calibration.choices import has_choices, likely_regret
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import has_choices, regret_at_contexts
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
     DrafterSection,
@@ -35,7 +35,7 @@ def points_of(swept: SweepResult, kind: str) -> Points:
         rows=[task.size for task, _ in measured],
         context=[task.context for task, _ in measured],
         batch=[task.batch for task, _ in measured],
-        seconds=[samples.median_s for _, samples in measured],
+        seconds=[samples.typical_s for _, samples in measured],
         mad_s=[np.nan if samples.mad_s is None else samples.mad_s for _, samples in measured],
         n=[samples.n for _, samples in measured],
     )
@@ -97,7 +97,7 @@ def _of_kind(swept: SweepResult, kind: str, axis: str) -> list[tuple[int, PointS
 
 def _columns(rows: list[tuple[int, PointSamples]]) -> dict[str, Any]:
     return {
-        "median_s": [samples.median_s for _, samples in rows],
+        "median_s": [samples.typical_s for _, samples in rows],
         "mad_s": [samples.mad_s for _, samples in rows],
         "n": [samples.n for _, samples in rows],
     }
@@ -150,10 +150,11 @@ def _regret_section(points: Points, predicted_s: NDArray[np.float64]) -> RegretS
     included = has_choices(points)
     if not included.any():
         return None
-    regret = regret_at_contexts(points.take(included), predicted_s[included])
+    regret = likely_regret(points.take(included), predicted_s[included])
     return RegretSection(
         mean=regret.mean,
         worst=regret.worst,
+        interval=regret.interval,
         curves=len(standard_curves()),
         contexts=np.unique(points.context[included]).astype(int),
     )

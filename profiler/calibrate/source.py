@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,11 +64,11 @@ class PreparedSource:
 
     subject       device, architecture and runtime that the profile is of
     grid          points of the surface, of which the sweep chooses some
-    fixed         points that are measured in any case: held-out ones and stages
+    fixed         points that are measured in any case
+    held_out      the points that no fit uses, where trees have up to so many rows; None: they are
+                  among the fixed ones, and every row count of the grid matters
     journal       what the journal's header says of this run besides its subject
-    budget_s      default time to measure
-    limit_s       the most time to measure where no budget is given; beyond the budget it is used
-                  only while a choice of tree size may still cost over 3 %
+    limit_s       default of the most time to measure
     loaded_s      when the target was loaded, by time.perf_counter
     warnings      what the user should know, beside the state of the machine
     """
@@ -80,9 +80,9 @@ class PreparedSource:
     workload: TimedCalls
     instruments: Instruments
     journal: Mapping[str, Any]
-    budget_s: float
     limit_s: float
     loaded_s: float
+    held_out: Callable[[int], Sequence[Task]] | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -20,11 +20,12 @@ from profiler.measure.instruments import Instruments, take_sample
 from profiler.measure.journal import Journal
 from profiler.measure.samples import PointAccumulator, PointSamples, interleave, paces
 
-SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep chooses further points
-LEAST_SAMPLES = 6  # of every point when an adaptive sweep needs no further points
-PACED = ("verify", "held_out", "plain", "prefill", "draft")  # forwards, which a busy machine slows
-LEAST_SAMPLED = 0.5  # of the budget, that is left for samples after slow first calls
-EXTENSION = 0.25  # of the budget, by which a sweep goes on where its samples do not suffice
+FIRST_SAMPLES = 2  # of the first points, which say what is worth measuring
+SAMPLES_A_ROUND = 3  # of every further point
+CHOSEN = ("verify", "held_out")  # what an adaptive sweep times again, by what is in doubt
+PACED = (*CHOSEN, "plain", "prefill", "draft")  # forwards, which a busy machine slows
+LEAST_SAMPLED = 0.5  # of the time, that is left for samples after slow first calls
+TOLD_REJECTED = 5  # samples in a row
 MIN_GRID_SHARE = 0.75  # with fewer points measured, a profile would have hidden gaps
 
 
@@ -54,22 +55,22 @@ class OutOfMemory(MeasurementError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
-    """Progress of a sweep: points done, seconds spent, and the time budget."""
+    """Progress of a sweep: points and samples so far, and the seconds spent of those allowed."""
 
-    points_done: int
     points: int
+    samples: int
     spent_s: float
-    budget_s: float
+    limit_s: float
 
     @property
     def share(self) -> float:
-        """The share of points done or of time spent, whichever is larger."""
-        return max(self.points_done / self.points, self.spent_s / self.budget_s)
+        """The share of the time that is spent."""
+        return min(self.spent_s / self.limit_s, 1.0)
 
     @property
     def text(self) -> str:
-        left_s = max(self.budget_s - self.spent_s, 0.0)
-        return f"{self.points_done}/{self.points} points, at most {left_s:.0f} s left"
+        left_s = max(self.limit_s - self.spent_s, 0.0)
+        return f"{self.points} points, {self.samples} samples, at most {left_s:.0f} s left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,35 +92,21 @@ class SweepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uncertainty:
-    """Samples that do not suffice yet.
-
-    worst_regret  share of tokens/s that the worst choice of a tree size by them loses
-    tasks         the points behind the costly choices
-    """
-
-    worst_regret: float
-    tasks: tuple[Task, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepControl:
     """The time of a sweep, and callbacks that decide how it goes on.
 
-    limit_s       the most time; beyond the budget it is used only while the samples do not suffice
-    more          further tasks, asked each time every point has a few samples. Empty: none is
-                  left, and all points are measured fully. None: no further points are needed
-    uncertain     None where the samples suffice. Asked when the budget is spent or all points are
-                  measured, and after each extension
-    on_extension  called before a sweep goes on, with the uncertainty and the seconds left
+    limit_s   the most time
+    more      further tasks, asked each time every point has a few samples; empty: no more
+    again     tasks to time once more, asked until it gives none: the samples suffice. None: the
+              instruments' rule says of each task when they do; otherwise only of the stages
+    on_state  called with what disturbs the samples, where one after another is rejected
     """
 
-    budget_s: float
-    limit_s: float | None = None
+    limit_s: float
     on_progress: Callable[[SweepProgress], None] = lambda progress: None
-    more: Callable[[SweepResult], Sequence[Task] | None] = lambda swept: ()
-    uncertain: Callable[[SweepResult], Uncertainty | None] = lambda swept: None
-    on_extension: Callable[[Uncertainty, float], None] = lambda uncertainty, left_s: None
+    more: Callable[[SweepResult], Sequence[Task]] = lambda swept: ()
+    again: Callable[[SweepResult], Sequence[Task]] | None = None
+    on_state: Callable[[str], None] = lambda reason: None
 
 
 class TimedCalls(Protocol):
@@ -147,28 +134,14 @@ def run_sweep(
     sweep = _Sweep(workload, instruments, journal, control)
     sweep.add(tasks)
     sweep.leave_time_for_samples()
-    while True:
-        all_done = _measure_all(sweep, control)
-        if sweep.at_limit:
-            return sweep.result()
-        uncertainty = sweep.uncertainty()  # takes a second, and so may end at the limit
-        if uncertainty is None or sweep.at_limit or (all_done and not uncertainty.tasks):
-            return sweep.result()
-        sweep.extend(uncertainty)
-        if all_done:
-            sweep.measure_again(uncertainty.tasks)
-
-
-def _measure_all(sweep: _Sweep, control: SweepControl) -> bool:
-    """Measure all points, further ones included; False when the time is spent before."""
-    while sweep.measure(SAMPLES_A_ROUND):
-        further = control.more(sweep.result())
-        if further is None:
-            return sweep.measure(LEAST_SAMPLES)
-        if not further:
-            return sweep.measure(None)
+    in_time = sweep.measure(FIRST_SAMPLES)
+    while in_time and (further := control.more(sweep.result())):
         sweep.add(further)
-    return False
+        in_time = sweep.measure(SAMPLES_A_ROUND, further)
+    in_time = in_time and sweep.finish(stages_only=control.again is not None)
+    while in_time and control.again and (doubtful := control.again(sweep.result())):
+        in_time = sweep.measure_again(doubtful)
+    return sweep.result()
 
 
 class _Sweep:
@@ -194,17 +167,13 @@ class _Sweep:
         self._start_s = instruments.timer.now_s()
         self._recorded_s = 0.0
         self._resumed = 0
-        self._limit_s = max(control.limit_s or control.budget_s, control.budget_s)
-        self._until_s = control.budget_s
+        self._limit_s = control.limit_s
+        self._rejected_in_a_row = 0
 
     @property
     def spent_s(self) -> float:
         """Seconds since the sweep began, and those of samples from the journal."""
         return self._recorded_s + self._instruments.timer.now_s() - self._start_s
-
-    @property
-    def at_limit(self) -> bool:
-        return self.spent_s >= self._limit_s
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Add tasks with their samples from the journal, and warm up those not yet done.
@@ -223,8 +192,9 @@ class _Sweep:
                 self._recorded_s += seconds
             self._resumed += point.attempts
             self._calls[task] = self._workload.call(task)
-        waiting = set(self._waiting(None))
-        for task in [task for task in tasks if task in waiting]:
+        for task in [task for task in tasks if task in self._points]:
+            if self._points[task].done:
+                continue
             try:
                 self._calls[task]()  # first calls compile, allocate and choose kernels
             except OutOfMemory as error:
@@ -232,17 +202,35 @@ class _Sweep:
 
     def leave_time_for_samples(self) -> None:
         """At least half of the budget is for samples, however slow the first calls were."""
-        least_s = self.spent_s - self._recorded_s + LEAST_SAMPLED * self._control.budget_s
-        self._until_s = max(self._until_s, least_s)
-        self._limit_s = max(self._limit_s, self._until_s)
+        least_s = self.spent_s - self._recorded_s + LEAST_SAMPLED * self._control.limit_s
+        self._limit_s = max(self._limit_s, least_s)
 
-    def measure(self, samples: int | None) -> bool:
-        """Measure until every point is done or has `samples`; False when the time is spent."""
-        return self._measure(lambda: self._waiting(samples))
+    def measure(self, samples: int, tasks: Sequence[Task] | None = None) -> bool:
+        """Measure until each task has so many samples (None: all); False when the time is spent."""
+        return self._measure(
+            lambda: [
+                task
+                for task in (self._points if tasks is None else tasks)
+                if task in self._points
+                and not self._points[task].done
+                and len(self._accepted[task]) < samples
+            ]
+        )
 
-    def measure_again(self, tasks: Sequence[Task]) -> None:
-        """Take further samples of tasks, done or not, until the time is spent."""
-        self._measure(lambda: [task for task in tasks if task in self._points])
+    def finish(self, *, stages_only: bool) -> bool:
+        """Measure until the rule has enough of each task; False when the time is spent."""
+        return self._measure(
+            lambda: [
+                task
+                for task, point in self._points.items()
+                if not point.done and not (stages_only and task.kind in CHOSEN)
+            ]
+        )
+
+    def measure_again(self, tasks: Sequence[Task]) -> bool:
+        """Take one more sample of each task, done or not; False when the time is spent."""
+        once = iter([[task for task in tasks if task in self._points]])
+        return self._measure(lambda: next(once, []))
 
     def _measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
         for task in interleave(waiting, self._random):
@@ -255,23 +243,13 @@ class _Sweep:
             self._journal.append(task.key() | record, durable=False)
             self._count(task, self._next_number, sample.seconds, ok=not sample.disturbance)
             self._next_number += 1
+            self._rejected_in_a_row = self._rejected_in_a_row + 1 if sample.disturbance else 0
+            if self._rejected_in_a_row == TOLD_REJECTED:
+                self._control.on_state(sample.disturbance)
             self._report()
-            if self.spent_s >= self._until_s:
+            if self.spent_s >= self._limit_s:
                 return False
         return True
-
-    def uncertainty(self) -> Uncertainty | None:
-        """What the samples so far leave uncertain; with too few points it is everything."""
-        try:
-            return self._control.uncertain(self.result())
-        except MeasurementError:
-            return Uncertainty(worst_regret=1.0, tasks=())
-
-    def extend(self, uncertainty: Uncertainty) -> None:
-        """Allow more time, and say so."""
-        step_s = EXTENSION * self._control.budget_s
-        self._until_s = min(self.spent_s + step_s, self._limit_s)
-        self._control.on_extension(uncertainty, self._limit_s - self.spent_s)
 
     def result(self) -> SweepResult:
         samples, unmeasured = _collect(self._points)
@@ -295,20 +273,13 @@ class _Sweep:
         self._skipped[task] = error.problem
         self._points.pop(task)
 
-    def _waiting(self, samples: int | None) -> list[Task]:
-        return [
-            task
-            for task, point in self._points.items()
-            if not point.done and (samples is None or point.attempts < samples)
-        ]
-
     def _report(self) -> None:
         self._control.on_progress(
             SweepProgress(
-                points_done=sum(point.done for point in self._points.values()),
                 points=len(self._points),
+                samples=sum(map(len, self._accepted.values())),
                 spent_s=self.spent_s,
-                budget_s=self._until_s,
+                limit_s=self._limit_s,
             )
         )
 

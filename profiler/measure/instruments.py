@@ -19,6 +19,7 @@ from profiler.measure.machine import stolen_s, throttled_s
 from profiler.measure.samples import NoiseRule, PointAccumulator, PointSamples, StoppingRule
 
 MIN_SAMPLES = 10  # fewer may have a small spread by chance
+MOST_TIME_S = 1.5  # of a point; a long prefill needs no more
 L2_BYTES = 128 << 20  # assumed where the device does not report its L2 cache; above all known sizes
 
 
@@ -199,7 +200,7 @@ class Instruments:
 
 def instruments(device: torch.device) -> Instruments:
     """The instruments for a device."""
-    rule = NoiseRule(min_samples=MIN_SAMPLES)
+    rule = NoiseRule(min_samples=MIN_SAMPLES, max_time_s=MOST_TIME_S)
     if device.type == "cpu":
         return Instruments(timer=WallTimer(), guard=CpuGuard(), rule=rule)
     return Instruments(timer=CudaTimer(device), guard=gpu_guard(device.index or 0), rule=rule)

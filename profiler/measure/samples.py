@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from costmodel.errors import MeasurementError
-from costmodel.statistics import MAD_TO_SIGMA, Array, Ints, mad_s, relative_error, relative_spread
+from costmodel.statistics import (
+    MAD_TO_SIGMA,
+    Array,
+    Ints,
+    mad_s,
+    relative_error,
+    relative_spread,
+    typical,
+)
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -91,8 +99,8 @@ class PointSamples:
         return len(self.seconds)
 
     @property
-    def median_s(self) -> float:
-        return median(self.seconds)
+    def typical_s(self) -> float:
+        return typical(self.seconds)
 
     @property
     def mad_s(self) -> float | None:

@@ -277,7 +277,7 @@ class ForwardTimes:
     def error_bar(self, held_out_error: float) -> float:
         """The relative error to expect: that at held-out points, of the floor, of the LM head."""
         plain_s = [
-            samples.median_s for task, samples in self.swept.samples.items() if task.size == 1
+            samples.typical_s for task, samples in self.swept.samples.items() if task.size == 1
         ]
         floor_error = self.floor.error_s / float(np.median(plain_s))
         return min(math.hypot(held_out_error, floor_error, self.lm_head_share), 10.0)
@@ -310,7 +310,7 @@ def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
         )
         forward = replace(task, kind="verify") if task.kind == "plain" else task
         samples[forward] = replace(measured, seconds=seconds)
-        shares.append(added_s / samples[forward].median_s)
+        shares.append(added_s / samples[forward].typical_s)
     return ForwardTimes(
         swept=replace(swept, samples=samples), floor=floor, lm_head_share=max(shares)
     )
@@ -321,9 +321,9 @@ def _floor(swept: SweepResult) -> Floor:
     for task, samples in sorted(swept.samples.items()):
         longer = swept.samples.get(replace(task, kind="plain"))
         if task.kind == "verify" and task.size == 1 and longer is not None:
-            step_s = (longer.median_s - samples.median_s) / (ANSWER_TOKENS - 1)
+            step_s = (longer.typical_s - samples.typical_s) / (ANSWER_TOKENS - 1)
             contexts.append(task.context)
-            seconds.append(samples.median_s - step_s)
+            seconds.append(samples.typical_s - step_s)
     return Floor.fit(contexts, seconds)
 
 

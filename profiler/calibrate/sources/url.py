@@ -33,7 +33,7 @@ from profiler.measure.samples import NoiseRule
 BATCHES = (1, 2, 4, 8)
 GPU_CONTEXTS = (128, 512, 2048, 8192)
 MAX_NODES = 15
-BUDGET_S = 90.0
+LIMIT_S = 90.0
 MIN_SAMPLES = 6  # fewer than in this process: a sample of a plain step is of several steps
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 API_KEY = "ROOFTREE_API_KEY"  # environment variable
@@ -106,8 +106,7 @@ class UrlSource:
                 "most_rows": plan.most_rows,
                 "seed": plan.seed,
             },
-            budget_s=BUDGET_S,
-            limit_s=BUDGET_S,
+            limit_s=LIMIT_S,
             loaded_s=time.perf_counter(),
             warnings=remarks,
         )

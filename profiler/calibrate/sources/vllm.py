@@ -39,7 +39,7 @@ from profiler.measure.samples import NoiseRule
 BATCHES = (1, 2, 4, 8)
 GPU_CONTEXTS = (64, 512, 2048, 8192)
 MAX_NODES = 15
-BUDGET_S = 60.0
+LIMIT_S = 60.0
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # few: each comes at every batch and context
 PROMPTS = (32, 64, 128, 256, 512, 1024)  # each in one step
 HELD_OUT_SHAPES = 4  # (context, batch) pairs
@@ -123,8 +123,7 @@ class VllmSource:
                 "most_rows": plan.most_rows,
                 "seed": plan.seed,
             },
-            budget_s=BUDGET_S,
-            limit_s=BUDGET_S,
+            limit_s=LIMIT_S,
             loaded_s=loaded_s,
         )
 
@@ -152,7 +151,7 @@ class VllmSource:
             batch=[task.batch for task in tasks],
             tokens=[task.size for task in tasks],
             context=[task.context for task in tasks],
-            median_s=np.array([sample.median_s for sample in samples]),
+            median_s=np.array([sample.typical_s for sample in samples]),
             mad_s=[sample.mad_s for sample in samples],
             n=[sample.n for sample in samples],
         )

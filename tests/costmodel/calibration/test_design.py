@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.design import CandidateShapes, PointDesign, design_points
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.selection import regret_at_contexts
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import find_device, find_target
 from costmodel.roofline import Roofline

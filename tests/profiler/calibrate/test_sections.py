@@ -145,8 +145,11 @@ class TestHeldOut:
             for curve in standard_curves():
                 rate = curve.committed(nodes) / np.array(truth)
                 losses.append(1 - rate[-1] / rate.max())  # flat costs: always the largest tree
-        assert profile.regret.mean == pytest.approx(np.mean(losses))
-        assert profile.regret.worst == pytest.approx(np.max(losses))
+        # The times have next to no noise that could be taken out.
+        assert profile.regret.mean == pytest.approx(np.mean(losses), rel=1e-3)
+        assert profile.regret.worst == pytest.approx(np.max(losses), rel=1e-3)
+        low, high = profile.regret.interval
+        assert low <= profile.regret.mean <= high
         assert profile.regret.contexts == (100, 200)
         assert profile.regret.curves == 18
 

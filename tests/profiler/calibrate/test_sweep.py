@@ -12,12 +12,13 @@ import pytest
 from costmodel.errors import MeasurementError
 from profiler.calibrate.points import SweepPlan
 from profiler.calibrate.sweep import (
+    CHOSEN,
+    FIRST_SAMPLES,
     PACED,
     SAMPLES_A_ROUND,
     OutOfMemory,
     SweepControl,
     Task,
-    Uncertainty,
     run_sweep,
 )
 from profiler.measure.instruments import Guard, Instruments
@@ -25,9 +26,10 @@ from profiler.measure.journal import Journal
 from tests.fake_timing import CountRule, FakeTimer
 
 PLAN = SweepPlan(contexts=(64, 512), max_nodes=15)
-TASKS = PLAN.grid() + PLAN.held_out() + PLAN.stages()
+HELD_OUT = PLAN.held_out(PLAN.max_nodes + 1)
+TASKS = PLAN.grid() + HELD_OUT + PLAN.stages()
 HEADER = {"run": 1}
-UNCERTAIN = Uncertainty(worst_regret=0.1, tasks=tuple(PLAN.grid()[:2]))
+DOUBTFUL = PLAN.grid()[:2]
 
 
 class FakeWorkload:
@@ -52,16 +54,17 @@ class FakeWorkload:
 
 
 class FakeGuard(Guard):
-    """Every `every`-th sample is disturbed; none without it."""
+    """Every `every`-th sample up to the last one is disturbed; none without it."""
 
-    def __init__(self, every: int = 0) -> None:
-        self.every, self.count = every, 0
+    def __init__(self, every: int = 0, last: int = 10**9) -> None:
+        self.every, self.last, self.count = every, last, 0
 
     def start(self) -> None:
         self.count += 1
 
     def disturbance(self) -> str:
-        return "throttled" if self.every and self.count % self.every == 0 else ""
+        disturbed = self.every and self.count % self.every == 0 and self.count <= self.last
+        return "throttled" if disturbed else ""
 
 
 def true_s(task: Task) -> float:
@@ -73,19 +76,19 @@ class Run:
 
     def __init__(self, folder: Path, **changed) -> None:
         self.path = folder / "run.jsonl"
-        self.options = {"every": 0, "samples": 5, "budget_s": 1e9}
-        self.options |= {"tasks": TASKS, "more": lambda swept: ()}
-        self.options |= {"limit_s": None, "uncertain": lambda swept: None}
+        self.options = {"every": 0, "samples": 5, "limit_s": 1e9}
+        self.options |= {"tasks": TASKS, "more": lambda swept: (), "again": None}
         self.options |= changed
         self.workload = FakeWorkload()
         self.timer = FakeTimer(lambda work: true_s(work.task))
         self.progress = []
-        self.extensions: list[tuple[Uncertainty, float]] = []
+        self.told: list[str] = []
+        self.guard_ends = 10**9
 
     def __call__(self):
         tasks = self.options["tasks"]
         rule = CountRule(samples=self.options["samples"])
-        guard = FakeGuard(self.options["every"])
+        guard = FakeGuard(self.options["every"], self.guard_ends)
         with Journal(self.path, HEADER) as journal:
             return run_sweep(
                 tasks,
@@ -93,12 +96,11 @@ class Run:
                 Instruments(timer=self.timer, guard=guard, rule=rule),
                 journal,
                 SweepControl(
-                    budget_s=self.options["budget_s"],
                     limit_s=self.options["limit_s"],
-                    uncertain=self.options["uncertain"],
-                    on_extension=lambda left, left_s: self.extensions.append((left, left_s)),
                     on_progress=self.progress.append,
+                    on_state=self.told.append,
                     more=self.options["more"],
+                    again=self.options["again"],
                 ),
             )
 
@@ -122,7 +124,7 @@ class TestPlan:
     @pytest.mark.parametrize("seed", range(5))
     def test_held_out_points_lie_inside_and_off_the_grid(self, seed):
         plan = SweepPlan(contexts=(64, 256, 1024), max_nodes=127, seed=seed)
-        points = plan.held_out()
+        points = plan.held_out(128)
         assert {t.kind for t in points} == {"held_out"}
         assert all(64 <= t.context <= 1024 and 1 <= t.size <= 128 for t in points)
         by_context = {c: [t.size for t in points if t.context == c] for c in {*_contexts(points)}}
@@ -160,7 +162,7 @@ class TestSweep:
         )
         swept = run()
         forwards = [task for task in swept.samples if task.kind in PACED]
-        off = [abs(swept.samples[task].median_s / true_s(task) - 1.0) for task in forwards]
+        off = [abs(swept.samples[task].typical_s / true_s(task) - 1.0) for task in forwards]
         assert np.median(off) < 0.01 and swept.pace_spread > 0.1
         raw = [record["seconds"] / true_s(task_of(record)) for record in run.records()]
         assert {round(ratio, 6) for ratio in raw} == {1.0, 1.5}  # the journal keeps them as timed
@@ -174,59 +176,54 @@ class TestSweep:
         taken = itertools.count()
         run.timer = FakeTimer(lambda work: true_s(work.task) * (1 + next(taken) / total))
         swept = run()
-        ratios = [samples.median_s / true_s(task) for task, samples in swept.samples.items()]
+        ratios = [samples.typical_s / true_s(task) for task, samples in swept.samples.items()]
         assert np.ptp(ratios) < 0.1
         assert np.mean(ratios) == pytest.approx(1.5, abs=0.03)
 
 
-class TestBudget:
+class TestLimit:
     def test_it_ends_the_sweep_and_what_is_left_is_named(self, tmp_path):
-        budget_s = 0.9 * sum(true_s(task) for task in TASKS)
-        swept = Run(tmp_path, budget_s=budget_s)()
-        assert budget_s <= swept.spent_s < budget_s + max(true_s(task) for task in TASKS)
+        limit_s = 0.9 * sum(true_s(task) for task in TASKS)
+        swept = Run(tmp_path, limit_s=limit_s)()
+        assert limit_s <= swept.spent_s < limit_s + max(true_s(task) for task in TASKS)
         assert 0 < len(swept.unmeasured) < len(TASKS)
         assert swept.samples.keys() == set(TASKS) - set(swept.unmeasured)
 
     def test_too_few_points_for_a_fit_are_an_error(self, tmp_path):
         with pytest.raises(MeasurementError, match=r"of 16 verification points.*--time-budget"):
-            Run(tmp_path, budget_s=1e-6)()
+            Run(tmp_path, limit_s=1e-6)()
 
-    def test_it_is_passed_until_the_samples_suffice(self, tmp_path):
-        """Asked at the budget and after each further quarter of it."""
-        asked_at_s = []
+    def test_points_in_doubt_are_timed_again_until_none_is_left(self, tmp_path):
+        """Once each time; the others have a few samples, the stages as many as the rule wants."""
+        asked = []
 
-        def uncertain(swept):
-            asked_at_s.append(swept.spent_s)
-            return None if len(asked_at_s) == 3 else UNCERTAIN
+        def again(swept):
+            asked.append({task: samples.n for task, samples in swept.samples.items()})
+            return DOUBTFUL if len(asked) < 9 else []
 
-        run = Run(tmp_path, budget_s=10.0, limit_s=100.0, samples=1000, uncertain=uncertain)
-        swept = run()
-        longest_s = max(true_s(task) for task in TASKS)
-        assert asked_at_s == pytest.approx([10.0, 12.5, 15.0], abs=2 * longest_s)
-        assert swept.spent_s == asked_at_s[-1]
-
-    def test_it_is_passed_where_points_are_missing(self, tmp_path):
-        """Which is an error without a higher limit."""
-        whole_s = sum(true_s(task) for task in TASKS)
-        swept = Run(tmp_path, samples=1, budget_s=0.2 * whole_s, limit_s=2 * whole_s)()
-        assert sum(task.kind == "verify" for task in swept.samples) >= 0.75 * len(PLAN.grid())
-
-    def test_uncertain_points_are_measured_further_when_all_are_done(self, tmp_path):
-        """Until the limit, and only they; the sweep tells of the time that is left."""
-        run = Run(tmp_path, budget_s=1.0, limit_s=2.0, uncertain=lambda swept: UNCERTAIN)
-        swept = run()
+        swept = Run(tmp_path, again=again)()
         counts = {task: samples.n for task, samples in swept.samples.items()}
-        assert {n for task, n in counts.items() if task not in UNCERTAIN.tasks} == {5}
-        assert all(counts[task] > 20 for task in UNCERTAIN.tasks)
+        for task in TASKS:
+            assert asked[0][task] == (FIRST_SAMPLES if task.kind in CHOSEN else 5)
+            assert counts[task] - asked[0][task] == (8 if task in DOUBTFUL else 0)
+
+    def test_points_in_doubt_are_timed_until_the_limit(self, tmp_path):
+        run = Run(tmp_path, limit_s=2.0, again=lambda swept: DOUBTFUL)
+        swept = run()
+        assert all(swept.samples[task].n > 20 for task in DOUBTFUL)
         assert 2.0 <= swept.spent_s < 2.0 + max(true_s(task) for task in TASKS)
-        assert [left for left, _ in run.extensions] == [UNCERTAIN] * len(run.extensions)
-        left_s = [left_s for _, left_s in run.extensions]
-        assert left_s == sorted(left_s, reverse=True)
-        assert 0 < left_s[-1] <= 0.25
+        assert run.progress[-1].share == 1.0
+
+    def test_samples_that_are_rejected_one_after_another_are_told_and_replaced(self, tmp_path):
+        run = Run(tmp_path, every=1, samples=1, limit_s=5.0)
+        run.guard_ends = 60
+        swept = run()
+        assert run.told == ["throttled"]
+        assert swept.samples.keys() == set(TASKS)
 
     def test_first_calls_count_but_are_no_samples(self, tmp_path):
         """Compiling may take longer than all samples."""
-        run = Run(tmp_path, budget_s=3.0, limit_s=5.0)
+        run = Run(tmp_path, limit_s=5.0)
         inner = run.workload.call
 
         def slow_at_first(task):
@@ -304,9 +301,10 @@ class TestAdaptive:
 
         swept = Run(tmp_path, more=more, samples=20)()
         assert set(asked[0]) == set(TASKS)
-        assert all(n <= SAMPLES_A_ROUND for n in asked[0].values())
+        assert set(asked[0].values()) == {FIRST_SAMPLES}
         assert set(asked[1]) == {*TASKS, self.EXTRA}
-        # None left: the rest of the budget goes into more samples of all of them.
+        assert asked[1][self.EXTRA] == SAMPLES_A_ROUND
+        # None left: the rule says of each when its samples suffice.
         assert {samples.n for samples in swept.samples.values()} == {20}
 
 
@@ -314,14 +312,15 @@ def test_a_runtime_that_pads_is_measured_at_its_buckets():
     plan = SweepPlan(contexts=(64, 512), max_nodes=100, buckets=(1, 4, 16, 64, 256))
     assert plan.rows == (1, 4, 16, 64, 256)
     assert plan.capacity == 512 + 256
-    assert {task.size for task in plan.held_out()} <= {1, 4, 16, 64, 256}
-    assert len(plan.held_out()) > 6
+    held_out = plan.held_out(101)
+    assert {task.size for task in held_out} <= {1, 4, 16, 64, 256}
+    assert len(held_out) > 6
 
 
 def test_points_that_do_not_fit_are_skipped_and_told(tmp_path):
     """Known beforehand, or found out when the memory runs out."""
     run = Run(tmp_path)
-    large, failing = PLAN.grid()[-1], PLAN.held_out()[-1]
+    large, failing = PLAN.grid()[-1], HELD_OUT[-1]
     run.workload.too_large[large] = "32 tokens x batch 1; memory is left for 7"
     run.workload.failing.add(failing)
     swept = run()

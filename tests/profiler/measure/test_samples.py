@@ -35,7 +35,7 @@ def measured(durations_s, rule, guard=QUIET):
 def test_quiet_point_stops_at_the_fewest_samples():
     samples = measured(repeat(0.25), NoiseRule())
     assert samples.seconds == (0.25,) * 5
-    assert samples.median_s == 0.25
+    assert samples.typical_s == 0.25
     assert samples.mad_s == 0.0
 
 

@@ -1,0 +1,157 @@
+"""Choices of a tree size at measured points: their regret, and the points that leave it open.
+
+Measured times are noisy, and the best size by noisy times looks better than it is: its loss is
+partly the noise of the times that it is judged by. `likely_regret` takes that part out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.calibration.points import Points
+from costmodel.speculation import Regret, decision_regret, standard_curves
+from costmodel.statistics import Array, Bools
+
+MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
+_DRAWS = 200
+_STANDS_OUT = 3.0  # standard errors of a residual that is no noise
+_INTERVAL = (0.05, 0.95)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LikelyRegret:
+    """Decision regret without the noise of the times that it is judged by.
+
+    mean, worst  expected loss over all choices, and that of the choice with the largest one
+    interval     90 % interval of the mean
+    decisions    number of choices
+    """
+
+    mean: float
+    worst: float
+    interval: tuple[float, float]
+    decisions: int
+
+
+def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
+    """Decision regret over the standard curves, choosing among each context's row counts.
+
+    None where no context (and batch) has two row counts or more. Points of one shape that
+    come twice count once.
+    """
+    predicted = np.asarray(predicted_s, dtype=np.float64)
+    regrets = [
+        decision_regret(predicted[here], points.seconds[here], points.rows[here] - 1)
+        for here in choices(points)
+    ]
+    if not regrets:
+        return None
+    decisions = sum(regret.decisions for regret in regrets)
+    return Regret(
+        mean=sum(regret.mean * regret.decisions for regret in regrets) / decisions,
+        worst=max(regret.worst for regret in regrets),
+        decisions=decisions,
+    )
+
+
+def likely_regret(points: Points, predicted_s: ArrayLike) -> LikelyRegret | None:
+    """The regret of `regret_at_contexts` under times that are likely given the measured ones.
+
+    The prediction is off by a model error, the measured time by its noise. The variance of the
+    model error is what the residuals exceed the noise by: over all points, or at one point where
+    it stands out. Times are drawn from the normal posterior of both (empirical Bayes, in log
+    seconds), with the variance of the residuals as uncertain as its number of points makes it.
+    """
+    groups = list(choices(points))
+    if not groups:
+        return None
+    predicted, random = np.asarray(predicted_s, dtype=np.float64), np.random.default_rng(0)
+    residual = np.log(points.seconds / predicted)
+    # A factor common to all times changes no choice.
+    residual -= np.median(residual)
+    noise = points.median_error**2
+    freedom = max(len(points) - 1, 1)
+    total = np.sum(residual**2) / random.chisquare(freedom, (_DRAWS, 1))
+    alone = np.where(residual**2 > _STANDS_OUT**2 * noise, residual**2 - noise, 0.0)
+    model = np.maximum(np.maximum(total - np.mean(noise), alone), 0.0)
+    weight = model / np.maximum(model + noise, 1e-12)  # [draws, points]
+    spread = np.sqrt(weight * noise)
+    drawn = weight * residual + spread * random.standard_normal(weight.shape)
+    lost = np.concatenate(
+        [_losses(points, predicted, predicted * np.exp(drawn), here)[0] for here in groups], axis=1
+    )
+    means = lost.mean(axis=1)
+    low, high = np.quantile(means, _INTERVAL)
+    return LikelyRegret(
+        mean=float(means.mean()),
+        worst=float(lost.mean(axis=0).max()),
+        interval=(float(low), float(high)),
+        decisions=lost.shape[1],
+    )
+
+
+def doubt(points: Points, predicted_s: ArrayLike) -> Array:
+    """The expected loss behind each point if the times were measured again: [points].
+
+    Times are drawn within their noise. Where another size than the predicted one is best by
+    the drawn times, the loss counts for both (top-two Thompson sampling).
+    """
+    predicted, random = np.asarray(predicted_s, dtype=np.float64), np.random.default_rng(0)
+    noise = points.median_error * random.standard_normal((_DRAWS, len(points)))
+    score = np.zeros(len(points))
+    for here in choices(points):
+        lost, chosen, best = _losses(points, predicted, points.seconds * np.exp(noise), here)
+        for places in (np.broadcast_to(chosen, best.shape), best):
+            score += np.bincount(here[places].ravel(), lost.ravel(), len(points))
+    return np.asarray(score / _DRAWS / len(standard_curves()), dtype=np.float64)
+
+
+def most_rows_that_pay(points: Points, slack: float) -> int:
+    """The largest row count that some standard curve may choose at some context and batch.
+
+    slack  a size counts where its tokens a second are within this share of the best size's
+    """
+    most = 1
+    for here in choices(points):
+        rows = points.rows[here]
+        for curve in standard_curves():
+            rate = curve.committed(rows - 1) / points.seconds[here]
+            most = max(most, int(rows[rate * (1 + slack) >= rate.max()].max()))
+    return most
+
+
+def has_choices(points: Points) -> Bools:
+    """[points] whether a point's context has row counts enough for a choice to be judged."""
+    _, number, counts = np.unique(points.context, return_inverse=True, return_counts=True)
+    enough: Bools = counts[number] >= MIN_CHOICES
+    return enough
+
+
+def _losses(
+    points: Points, predicted_s: Array, seconds: Array, here: NDArray[np.intp]
+) -> tuple[Array, NDArray[np.intp], NDArray[np.intp]]:
+    """Losses [draws, curves] at one context by drawn seconds [draws, points].
+
+    With the place of the chosen size [curves], and of the best one [draws, curves], in `here`.
+    """
+    nodes = points.rows[here] - 1
+    committed = np.stack([curve.committed(nodes) for curve in standard_curves()])
+    chosen = np.argmax(committed / predicted_s[here], axis=1)
+    rates = committed / seconds[:, None, here]  # [draws, curves, sizes]
+    best = np.argmax(rates, axis=2)
+    taken = rates[:, np.arange(len(chosen)), chosen]
+    return 1.0 - taken / rates.max(axis=2), chosen, best
+
+
+def choices(points: Points) -> Iterator[NDArray[np.intp]]:
+    """The numbers of each context's points to choose among, one for each row count."""
+    shapes = np.stack([points.context, points.batch], axis=1)
+    for context, batch in np.unique(shapes, axis=0):
+        here = np.flatnonzero((points.context == context) & (points.batch == batch))
+        rows, first = np.unique(points.rows[here], return_index=True)
+        if len(rows) > 1:
+            yield here[first]
