@@ -31,8 +31,8 @@ PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_linear_calibration_of_published_forwards(shared_data, name):
-    points, roofline = measured_points(shared_data, name)
+def test_linear_calibration_of_published_forwards(measured, name):
+    points, roofline = measured_points(measured, name)
     linear = fit_linear(points, roofline)
     bare, fitted = PUBLISHED[name]
     assert 100 * linear.mape_before == pytest.approx(bare, abs=0.06)
@@ -42,8 +42,8 @@ def test_linear_calibration_of_published_forwards(shared_data, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_calibrations_of_published_forwards_predict_points_left_out(shared_data, name):
-    points, roofline = measured_points(shared_data, name)
+def test_calibrations_of_published_forwards_predict_points_left_out(measured, name):
+    points, roofline = measured_points(measured, name)
     selection = select_calibration(points, roofline)
     assert selection.selected == "stairs"
     assert selection.cross_validated["stairs"].mape < 0.004
