@@ -188,7 +188,7 @@ row_sets = st.sets(st.integers(1, 600), min_size=3, max_size=12)
 context_sets = st.sets(st.integers(0, 9000), min_size=1, max_size=5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=row_sets, contexts=context_sets, keep=st.integers(6, 60), seed=st.integers(0, 99))
 def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed):
     """Ragged points with times without any order."""
@@ -238,7 +238,7 @@ def test_selection_prefers_what_predicts_better():
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 16), seed=st.integers(0, 99))
 def test_any_points_have_a_selection(rows, contexts, keep, seed):
     """Times without any order, down to fewer points than some calibrations have coefficients."""

@@ -58,7 +58,7 @@ descending_rows = st.integers(1, 4).flatmap(
 
 
 @given(descending_rows, st.integers(1, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_best_first_takes_the_largest_path_scores(marginals, nodes):
     tree = best_first(lattice(marginals), nodes)
     expected = all_path_scores(marginals)[:nodes]
