@@ -26,7 +26,7 @@ from tests.costmodel.conftest import (
     usual_selection,
 )
 
-# ../shared/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
+# tests/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
 PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7.8)), strict=True))
 
 
