@@ -26,8 +26,8 @@ TOOLS := $(VENV)/.installed-tools
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help environment calibrate calibrations test test-other-cpu test-slow test-all demo lint docs
-.PHONY: engine-wheel engine-environment test-engine clean
+.PHONY: help environment calibrate calibrations test test-busy test-other-cpu test-slow test-all demo
+.PHONY: lint docs engine-wheel engine-environment test-engine clean
 
 help:
 	@echo "The core (costmodel, decoder, profiler, integrations) times this machine into a profile, and reads it:"
@@ -37,6 +37,7 @@ help:
 	@echo "  make calibrations compose the shipped calibrations again and their page"
 	@echo "For developers:"
 	@echo "  make test        run the tests that are quick: some minutes"
+	@echo "  make test-busy   run them beside two busy processes: none may depend on time or load"
 	@echo "  make test-other-cpu  run those that depend on the CPU as one without bfloat16 and AVX-512"
 	@echo "  make test-slow   run the others: exhaustive, statistical and on the demo model"
 	@echo "  make test-all    run all tests"
@@ -77,6 +78,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 
 test: $(TOOLS)
 	$(PYTEST) -m "not slow" $(ARGS)
+
+test-busy: $(TOOLS)
+	$(BIN)/python tests/busy.py $(MAKE) test
 
 # PyTorch and oneDNN are held to AVX2 too.
 test-other-cpu: $(TOOLS)

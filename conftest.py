@@ -8,10 +8,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The same examples at every run; `--hypothesis-profile=default` looks for others.
-settings.register_profile("repeatable", derandomize=True)
+# The same examples at every run; `--hypothesis-profile=searching` looks for others. Neither
+# depends on how fast the machine is.
+settings.register_profile("searching", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("searching"), derandomize=True)
 settings.load_profile("repeatable")
 
 MANY_CASES = 12  # of one test; more are a cross product

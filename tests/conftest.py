@@ -1,9 +1,28 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and where their data lies."""
 
 import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+DATA = Path(__file__).parent / "data"  # its SOURCES.md says what each file is a slice of
+WHOLE = Path(__file__).parents[2] / "shared"  # the whole data sets, beside a few checkouts
+MEASURED = [pytest.param(DATA / "measured", id="slice")]
+if WHOLE.is_dir():
+    MEASURED.append(pytest.param(WHOLE / "data", id="whole", marks=pytest.mark.slow))
+
+
+def reference(name: str) -> Any:
+    """Reference answers, worked out by brute force independently of this project."""
+    return json.loads((DATA / "oracles" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(params=MEASURED)
+def measured(request) -> Path:
+    """The folder of published measurements: a slice, and the whole where it is at hand."""
+    return request.param
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,12 +41,3 @@ def home_of_the_session(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROOFTREE_HOME", str(home))
         yield home
-
-
-@pytest.fixture(scope="session")
-def shared_dir():
-    """The folder of facts, oracles and measured data beside the checkout."""
-    folder = Path(__file__).parents[2] / "shared"
-    if not folder.is_dir():
-        pytest.skip("the folder ../shared is not here")
-    return folder

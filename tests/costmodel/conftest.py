@@ -165,7 +165,7 @@ def profile() -> Profile:
     return make_profile()
 
 
-# Forwards of Llama-3.1-8B in ../shared/data: device and tensor-parallel degree.
+# Published forwards of Llama-3.1-8B: device and tensor-parallel degree.
 FORWARDS = {
     "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1),
     "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1),
@@ -174,12 +174,12 @@ FORWARDS = {
 }
 
 
-def measured_forwards(shared_data: Path, name: str, column: str = "forward_us"):
+def measured_forwards(measured: Path, name: str, column: str = "forward_us"):
     """New tokens, cached tokens and seconds of each forward that has a time.
 
     The cached tokens of the RTX A6000 count the new ones of a chunk.
     """
-    path = shared_data / "forward_latency" / f"{name}.csv"
+    path = measured / "forward_latency" / f"{name}.csv"
     with path.open(encoding="utf-8", newline="") as stream:
         lines = [line for line in csv.DictReader(stream) if line[column]]
     names = ("new_tokens", "context_tokens", column)
@@ -187,9 +187,9 @@ def measured_forwards(shared_data: Path, name: str, column: str = "forward_us"):
     return rows, context, microseconds * 1e-6
 
 
-def measured_points(shared_data: Path, name: str) -> tuple[Points, Roofline]:
+def measured_points(measured: Path, name: str) -> tuple[Points, Roofline]:
     """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device."""
-    rows, context, seconds = measured_forwards(shared_data, name)
+    rows, context, seconds = measured_forwards(measured, name)
     here = (context >= 64) & (context <= 8192) & (rows <= 1024)
     device, tensor_parallel = FORWARDS[name]
     roofline = Roofline(
@@ -198,9 +198,3 @@ def measured_points(shared_data: Path, name: str) -> tuple[Points, Roofline]:
         tensor_parallel=tensor_parallel,
     )
     return Points(rows=rows[here], context=context[here], seconds=seconds[here]), roofline
-
-
-@pytest.fixture(scope="session")
-def shared_data(shared_dir) -> Path:
-    """Measured data that lies beside the checkout."""
-    return shared_dir / "data"

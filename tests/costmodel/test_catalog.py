@@ -6,7 +6,6 @@ import csv
 import json
 
 import pytest
-import yaml
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import (
@@ -23,6 +22,7 @@ from costmodel.catalog import (
 from costmodel.errors import InputError
 from costmodel.io import read_yaml, shipped_directory
 from costmodel.weights import stored_weights
+from tests.conftest import DATA
 
 KEYS = {
     "kind",
@@ -36,8 +36,8 @@ KEYS = {
 }
 
 
-def test_every_shipped_target_matches_the_facts(shared_dir):
-    facts = yaml.safe_load((shared_dir / "facts/targets.yaml").read_text())
+def test_every_shipped_target_matches_the_facts():
+    facts = read_yaml(DATA / "targets.yaml")
     targets = load_targets()
     assert set(targets) >= set(facts)
     for name, fact in facts.items():
@@ -213,8 +213,8 @@ def test_folders_that_hold_no_readable_config(model_folder):
         resolve_target(str(model_folder))
 
 
-def test_every_device_matches_the_facts(shared_dir):
-    with open(shared_dir / "facts/devices.csv", newline="") as stream:
+def test_every_device_matches_the_facts():
+    with open(DATA / "devices.csv", newline="") as stream:
         facts = {row["nvml_name"]: row for row in csv.DictReader(stream)}
     devices = load_devices()
     assert {spec.name for spec in devices.values()} >= set(facts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +17,7 @@ from costmodel.roofline import (
     physical_bytes,
     physical_flops,
 )
+from tests.conftest import reference
 from tests.costmodel.conftest import FORWARDS, measured_forwards, measured_points
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
@@ -31,8 +30,8 @@ def replace(**changes) -> ModelArchitecture:
     return ModelArchitecture.from_dict(TINY.to_dict() | changes)
 
 
-def test_paper_count_against_the_oracle(shared_dir):
-    cases = json.loads((shared_dir / "oracles/roofline.json").read_text())
+def test_paper_count_against_the_oracle():
+    cases = reference("roofline")
     assert len(cases) == 30
     for case in cases:
         a = ModelArchitecture(name="case", tied=False, **{size: case[size] for size in SIZES})
@@ -170,9 +169,9 @@ def test_published_bandwidth_limits_of_an_8b_model():
 
 
 @pytest.mark.parametrize("name", FORWARDS)
-def test_no_published_forward_is_faster_than_the_physical_bound(shared_data, name):
-    _, roofline = measured_points(shared_data, name)
-    rows, context, seconds = measured_forwards(shared_data, name)
+def test_no_published_forward_is_faster_than_the_physical_bound(measured, name):
+    _, roofline = measured_points(measured, name)
+    rows, context, seconds = measured_forwards(measured, name)
     assert np.all(seconds >= roofline.with_count("physical").seconds(rows, context))
 
 

@@ -123,7 +123,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lattices=requests, most=st.integers(1, 6), step_s=st.floats(0.0, 0.8), every=st.integers(1, 9)
 )

@@ -37,7 +37,6 @@ def run(*arguments: str, folder: Path, path: str) -> subprocess.CompletedProcess
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
 

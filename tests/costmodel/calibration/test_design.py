@@ -34,8 +34,8 @@ def stair_seconds(rows, context, edges):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORWARDS)
-def test_published_sets_from_24_points(shared_data, name):
-    points, roofline = measured_points(shared_data, name)
+def test_published_sets_from_24_points(measured, name):
+    points, roofline = measured_points(measured, name)
     index = design_points(points, roofline, 24)
     fitted = points.take(index)
     stairs = fit_stairs(fitted, fit_physical(fitted, roofline))

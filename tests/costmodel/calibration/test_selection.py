@@ -26,13 +26,13 @@ from tests.costmodel.conftest import (
     usual_selection,
 )
 
-# ../shared/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
+# tests/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
 PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7.8)), strict=True))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_linear_calibration_of_published_forwards(shared_data, name):
-    points, roofline = measured_points(shared_data, name)
+def test_linear_calibration_of_published_forwards(measured, name):
+    points, roofline = measured_points(measured, name)
     linear = fit_linear(points, roofline)
     bare, fitted = PUBLISHED[name]
     assert 100 * linear.mape_before == pytest.approx(bare, abs=0.06)
@@ -42,8 +42,8 @@ def test_linear_calibration_of_published_forwards(shared_data, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_calibrations_of_published_forwards_predict_points_left_out(shared_data, name):
-    points, roofline = measured_points(shared_data, name)
+def test_calibrations_of_published_forwards_predict_points_left_out(measured, name):
+    points, roofline = measured_points(measured, name)
     selection = select_calibration(points, roofline)
     assert selection.selected == "stairs"
     assert selection.cross_validated["stairs"].mape < 0.004
@@ -188,7 +188,7 @@ row_sets = st.sets(st.integers(1, 600), min_size=3, max_size=12)
 context_sets = st.sets(st.integers(0, 9000), min_size=1, max_size=5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=row_sets, contexts=context_sets, keep=st.integers(6, 60), seed=st.integers(0, 99))
 def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed):
     """Ragged points with times without any order."""
@@ -238,7 +238,7 @@ def test_selection_prefers_what_predicts_better():
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 16), seed=st.integers(0, 99))
 def test_any_points_have_a_selection(rows, contexts, keep, seed):
     """Times without any order, down to fewer points than some calibrations have coefficients."""

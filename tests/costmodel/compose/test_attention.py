@@ -155,10 +155,8 @@ def test_time_a_key_is_read_off_few_heads_over_long_prompts():
     ("name", "sm_count", "tile_rows"),
     [("rtx4090", 128, 64), ("rtxpro6000-server", 188, 64), ("rtx-a6000", 84, 128)],
 )
-def test_the_form_holds_on_published_chunks(shared_data, name, sm_count, tile_rows):
-    rows, cached, seconds = measured_forwards(
-        shared_data, f"{name}_llama-3.1-8b_tp1", "attention_us"
-    )
+def test_the_form_holds_on_published_chunks(measured, name, sm_count, tile_rows):
+    rows, cached, seconds = measured_forwards(measured, f"{name}_llama-3.1-8b_tp1", "attention_us")
     rows, cached, seconds = (column[rows > 1] for column in (rows, cached, seconds))
     if name == "rtx-a6000":
         cached = cached - rows

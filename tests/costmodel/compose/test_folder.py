@@ -51,11 +51,11 @@ def make_operators(folder):
         ("rtx-pro-6000-server_llama-3.1-8b_tp1", "rtxpro6000-server", 0.01),
     ],
 )
-def test_forwards_equal_their_published_sums(shared_data, folder, name, limit):
+def test_forwards_equal_their_published_sums(measured, folder, name, limit):
     forward = ComposedForward(
-        architecture=LLAMA, tables=load_folder(shared_data / "operators" / folder)
+        architecture=LLAMA, tables=load_folder(measured / "operators" / folder)
     )
-    rows, cached, seconds = measured_forwards(shared_data, f"{name}_llama-3.1-8b_tp1")
+    rows, cached, seconds = measured_forwards(measured, f"{name}_llama-3.1-8b_tp1")
     if name == "rtx-a6000":
         cached = np.where(rows > 1, cached - rows, cached)
     here = cached <= 16384
@@ -66,8 +66,8 @@ def test_forwards_equal_their_published_sums(shared_data, folder, name, limit):
     assert np.mean(error) < limit
 
 
-def test_batches_on_one_shared_cache_are_left_out(shared_data):
-    tables = load_folder(shared_data / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
+def test_batches_on_one_shared_cache_are_left_out(measured):
+    tables = load_folder(measured / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
     batches = {batch for batch, _ in tables.attention.generation[32, 8]}
     assert 1 in batches and not batches & {8, 64, 256}
     eight = tables.attention.seconds(1, [8192], 8, 32, 8)[0]
@@ -122,8 +122,8 @@ def test_damaged_cells(tmp_path, name, before, after, message):
         load_folder(tmp_path / OPERATORS)
 
 
-def test_a_table_of_another_degree_is_refused(shared_data, tmp_path):
+def test_a_table_of_another_degree_is_refused(measured, tmp_path):
     folder = tmp_path / "rtx-a6000_llama-3.1-8b_tp2"
-    shutil.copytree(shared_data / "operators" / "rtx-a6000_llama-3.1-8b_tp1", folder)
+    shutil.copytree(measured / "operators" / "rtx-a6000_llama-3.1-8b_tp1", folder)
     with pytest.raises(InputError, match="tensor_parallel 2, not 1"):
         ComposedForward(architecture=LLAMA, tables=load_folder(folder))

@@ -379,12 +379,12 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
     assert "rooftree[operators]" in bad.value.hint
 
 
-def test_composed_against_measured(shared_data):
+def test_composed_against_measured(measured):
     """RTX PRO 6000 Server, Llama-3.1-8B, up to 256 rows on at most 4096 tokens."""
     pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
     pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
     forward = ComposedForward(architecture=LLAMA, tables=load_published(PRO))
-    shapes = zip(*measured_forwards(shared_data, "rtxpro6000-server_llama-3.1-8b_tp1"), strict=True)
+    shapes = zip(*measured_forwards(measured, "rtxpro6000-server_llama-3.1-8b_tp1"), strict=True)
     errors = [
         abs(forward.seconds([rows], [context])[0, 0] / seconds - 1)
         for rows, context, seconds in shapes

@@ -126,12 +126,12 @@ def test_one_chip_at_another_rate_is_not_taken_as_alike(source, device):
 
 
 @pytest.mark.parametrize("source", ["l40s", "h100-sxm", "a100-sxm-80gb", "rtx-pro-6000-server"])
-def test_the_measured_rtx_4090_lies_within_the_interval(shared_data, source):
+def test_the_measured_rtx_4090_lies_within_the_interval(measured, source):
     """Mean error of a transfer to it against its measured forwards; the study has no such pair."""
     name = "llama-3.1-8b-instruct.bfloat16.kernels.tp1.yaml"
     profile = Profile.from_yaml(shipped_directory() / source / name)
     moved = transfer_profile(profile, find_device("rtx-4090"))
-    rows, context, seconds = measured_forwards(shared_data, "rtx4090_llama-3.1-8b_tp1")
+    rows, context, seconds = measured_forwards(measured, "rtx4090_llama-3.1-8b_tp1")
     here = (rows <= 256) & (context <= 2048)
     predicted_s = moved.verify_calibration().predict_s(rows[here], context[here])
     errors = np.abs(predicted_s / seconds[here] - 1)

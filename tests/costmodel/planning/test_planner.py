@@ -152,7 +152,7 @@ def test_the_cheapest_comes_first():
     assert plan(asked(prices=prices), SHIPPED).best.gpu == "l40s"
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(rates=st.lists(st.floats(0.1, 500), min_size=2, max_size=2))
 def test_cost_rises_with_the_rate(rates):
     request = asked(gpus=("h100-sxm",), prices={"h100-sxm": 2.5}, goals=Goals(tpot_s=30e-3))

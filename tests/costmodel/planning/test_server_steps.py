@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.catalog import find_target
@@ -46,7 +46,6 @@ def server(line_steps, line_acceptance) -> Server:
     )
 
 
-@settings(deadline=None)
 @given(mean=st.floats(1.0, 16.0), depth=st.integers(0, 15))
 def test_shares_of_committed_tokens_have_the_mean(mean, depth):
     shares = np.array(committed_shares(mean, depth))

@@ -152,7 +152,7 @@ def retold(requests: Trace, srv: SimulatedServer, tokens: int) -> tuple[list, li
     return admitted, first, last, steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     lengths=st.lists(
         st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(1, 12)),

@@ -133,13 +133,13 @@ def test_the_time_by_hand():
 @pytest.mark.parametrize(
     ("device", "name"), [("rtx-pro-6000-server", "rtxpro6000-server"), ("rtx-a6000", "rtx-a6000")]
 )
-def test_it_is_what_was_measured_under_vllm(shared_data, device, name):
+def test_it_is_what_was_measured_under_vllm(measured, device, name):
     """Forwards of 16 to 64 rows; in the form that splits keys they are planned 46 % too short."""
     profile = shipped(device)
     forward = TargetForward(profile, "vllm")
     errors = {}
     for rows, context, seconds in zip(
-        *measured_forwards(shared_data, f"{name}_llama-3.1-8b_tp1"), strict=True
+        *measured_forwards(measured, f"{name}_llama-3.1-8b_tp1"), strict=True
     ):
         if 2 <= rows <= 64 and context >= 1024:
             context -= rows if device == "rtx-a6000" else 0

@@ -90,7 +90,7 @@ def surfaces(draw):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(points=surfaces())
 def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile):
     sections = profile.calibration.model_dump() | {

@@ -1,7 +1,5 @@
 """The rules for sampled trees: exact and of the right acceptance, by full enumeration."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ import torch
 from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.rules import Accepted, recursive_rejection, traversal, walk
 from decoder.tree.draft_tree import DraftTree
+from tests.conftest import reference
 from tests.decoder.enumeration import Target, drawn_trees, enumerate_rule
 
 RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal}
@@ -44,15 +43,16 @@ def random_draft(depth, vocab, seed, spread=1.5):
     return (spread * logits).softmax(-1).float().double()
 
 
-def oracle_case(shared_dir, index):
-    case = json.loads((shared_dir / "oracles" / "acceptance.json").read_text())[index]
+def oracle_case(index):
+    case = reference("acceptance")[index]
     one = {(int(token),): row for token, row in case["target_after_one"].items()}
     two = {tuple(map(int, key.split(","))): row for key, row in case["target_after_two"].items()}
     tables = {(): case["target_root"], **one, **two}
     target = Target(lambda path: torch.tensor(tables[path], dtype=torch.float64), case["vocab"])
     first, second = case["children"]
     parents = [0] * first + [row for row in range(1, first + 1) for _ in range(second)]
-    return case["expected_accepted"], target, torch.tensor(case["draft"]).double(), parents
+    draft = torch.tensor(case["draft"], dtype=torch.float64)
+    return case["expected_accepted"], target, draft, parents
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,17 @@ def oracle_case(shared_dir, index):
     ],
 )
 @pytest.mark.parametrize("name", RULES)
-def test_expected_acceptance_equals_the_reference(shared_dir, index, name):
-    expected, target, _, parents = oracle_case(shared_dir, index)
-    draft = json.loads((shared_dir / "oracles" / "acceptance.json").read_text())[index]["draft"]
-    trees = drawn_trees(parents, torch.tensor(draft, dtype=torch.float64))
+def test_expected_acceptance_equals_the_reference(index, name):
+    expected, target, draft, parents = oracle_case(index)
+    trees = drawn_trees(parents, draft)
     accepted, emitted = enumerate_rule(RULES[name], trees, target, 3)
     assert accepted == pytest.approx(expected[name], abs=1e-9)
     np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
 
 
 @pytest.mark.parametrize("index", range(ORACLE_CASES))
-def test_walk_on_the_most_probable_children_equals_the_reference(shared_dir, index):
-    expected, target, draft, parents = oracle_case(shared_dir, index)
+def test_walk_on_the_most_probable_children_equals_the_reference(index):
+    expected, target, draft, parents = oracle_case(index)
     tree = most_probable_tree(parents, draft)
     accepted, emitted = enumerate_rule(walk, [(1.0, tree)], target, 3)
     assert accepted == pytest.approx(expected["walk_top_k"], abs=1e-9)

@@ -177,7 +177,7 @@ def cases(seed):
 class TestUnion:
     @pytest.mark.slow
     @given(st.integers(0, 10**6), st.integers(1, 60))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_it_holds_the_best_paths_of_the_definition(self, seed, nodes):
         first, second, candidates, statistics = cases(seed)
         everything = Definition(first, second, statistics).all_paths()

@@ -65,7 +65,7 @@ def draft(context, depth=16, drafter=None):
 
 
 @given(contexts, st.integers(1, 18))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_trie_is_the_one_defined(context, depth):
     expected = reference(context, min(depth, 16), PRIOR_HITS)
     found = as_paths(draft(context, depth))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.architecture import ModelArchitecture
@@ -71,7 +71,6 @@ rounds = st.lists(
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), rounds), max_size=4))
-@settings(deadline=None)
 def test_committed_rows_are_those_of_a_plain_list(turns):
     """Two sequences in turn, each with the history of a list of its own."""
     cache, truths, name = make(capacity=128, sequences=2), [[], []], 0

@@ -16,7 +16,7 @@ from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
 
 
 @given(case=cases)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_attention_from_tables_is_full_masked_attention(case):
     made = TableCase(case)
     output = reference_table_attention(
@@ -28,7 +28,7 @@ def test_attention_from_tables_is_full_masked_attention(case):
 
 
 @given(rows=st.integers(1, 100), seed=st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bits_say_what_visibility_says(rows, seed):
     tree = random_tree(rows, seed)
     words = -(-rows // 32) + 1
@@ -69,7 +69,7 @@ def test_a_lone_row_sees_the_prefix_and_itself():
 
 
 @given(rows=st.integers(1, 9), before=st.integers(0, 20), group=st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_piece_of_text_sees_what_is_before_each_row(rows, before, group):
     random = torch.Generator().manual_seed(rows)
     query = torch.randn(rows, 2 * group, 8, generator=random, dtype=torch.float64)
@@ -133,7 +133,7 @@ shapes = st.fixed_dictionaries(
 
 
 @given(shape=shapes, seed=st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_split_equals_full(shape, seed):
     rows, context, padding = shape["rows"], shape["context"], shape["padding"]
     kv_heads, group, width = shape["kv_heads"], shape["group"], shape["width"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
@@ -76,7 +76,6 @@ costs = st.builds(
 
 class TestBastion:
     @given(first=st.floats(0.02, 0.5), fading=st.floats(0.3, 1.0), cost=costs)
-    @settings(deadline=None)
     def test_the_size_of_highest_rate(self, first, fading, cost):
         candidates = lattice(first, fading)
         tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
@@ -128,7 +127,6 @@ class TestDecodingSpeed:
         assert decoding.tokens_per_step() == pytest.approx(tokens / steps)
 
     @given(first=st.floats(0.05, 0.5), speed=st.floats(1.0, 8.0), cost=costs)
-    @settings(deadline=None)
     def test_the_size_gains_most_at_the_known_speed(self, first, speed, cost):
         """Every size in turn: A(N) less what its seconds bring elsewhere."""
         policy, candidates = Bastion(cost, 60), lattice(first)

@@ -1,7 +1,6 @@
 """Trees against brute force over the lattice and against reference answers."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from decoder.tree.draft_tree import (
     chain,
     committed_by_size,
 )
+from tests.conftest import reference
 
 
 def lattice(marginals):
@@ -58,7 +58,7 @@ descending_rows = st.integers(1, 4).flatmap(
 
 
 @given(descending_rows, st.integers(1, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_best_first_takes_the_largest_path_scores(marginals, nodes):
     tree = best_first(lattice(marginals), nodes)
     expected = all_path_scores(marginals)[:nodes]
@@ -67,8 +67,8 @@ def test_best_first_takes_the_largest_path_scores(marginals, nodes):
     assert_is_tree(tree)
 
 
-def test_reference_trees(shared_dir):
-    for case in json.loads((shared_dir / "oracles" / "trees.json").read_text()):
+def test_reference_trees():
+    for case in reference("trees"):
         marginals = case["marginals"]
         for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
             tree = best_first(lattice(marginals), nodes)
@@ -141,8 +141,8 @@ def test_depth_factors_correct_the_scores():
     assert tree.expected_committed == pytest.approx(1 + 0.3 + 0.3 * 1.2)
 
 
-def test_committed_by_size_against_the_oracle(shared_dir):
-    for case in json.loads((shared_dir / "oracles/trees.json").read_text()):
+def test_committed_by_size_against_the_oracle():
+    for case in reference("trees"):
         committed = committed_by_size(np.minimum(case["sorted_scores"], 1.0))
         for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
             assert committed[nodes] == pytest.approx(surrogate, rel=1e-9)

@@ -89,7 +89,7 @@ class TestCalibration:
         tail=st.floats(0.0, 2.0),
     )
     @example(rate=0.05035655382776352, concentration=0.125, tail=0.0)
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_confidences_and_ranks_are_those_defined(self, rate, concentration, tail):
         process = given_process((rate,), concentration=concentration, tail=tail)
         confidences = process.confidences()

@@ -34,7 +34,7 @@ def committed_by_walking(candidates, truth, nodes):
 
 
 @given(seed=st.integers(0, 10_000), truth=st.lists(st.integers(0, 8), max_size=6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_size_commits_what_its_own_tree_would(seed, truth):
     candidates = lattice(seed)
     found = committed_by_size(best_first(candidates, 30), truth, 30)

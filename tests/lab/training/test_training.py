@@ -33,6 +33,7 @@ from lab.training.features import Examples
 from lab.training.kinds import KINDS
 from lab.training.loop import TrainingSettings, train
 from lab.training.recipe import Recipe, mask_token, train_dflash
+from tests.conftest import WHOLE
 from tests.tiny_folder import write_tokenizer, write_weights
 
 CPU, VOCAB = torch.device("cpu"), 260
@@ -280,15 +281,19 @@ def test_evaluation_prompts_are_refused(loaded, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("texts-*"))
 
 
-def test_the_shared_prompt_sets_are_all_refused(shared_dir):
-    files = sorted((shared_dir / "prompts").glob("*.jsonl"))
-    assert files
-    for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            prompt = json.loads(line)["prompt"]
-            if len(prompt.split()) >= 30:
-                inside = " ".join(prompt.split()[:60])
-                assert refused.is_evaluation("Please answer: " + inside), inside[:80]
+def test_the_shipped_hashes_refuse_the_evaluation_sets():
+    """The book's first words here; the other sets, kept out of this repository, where they are."""
+    prompts = [
+        "Call me Ishmael. Some years ago--never mind how long precisely--having little or no money "
+        "in my purse, and nothing particular to interest me on shore, I thought I would sail"
+    ]
+    for file in (WHOLE / "prompts").glob("*.jsonl"):
+        prompts += [json.loads(line)["prompt"] for line in file.open(encoding="utf-8")]
+    for prompt in prompts:
+        inside = " ".join(prompt.split()[:60])
+        if len(prompt.split()) >= 30:
+            assert refused.is_evaluation("Please answer: " + inside), inside[:80]
+    assert not refused.is_evaluation(EVALUATION)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -48,7 +48,7 @@ class Place:
             # A shell that runs the tests in the background has Ctrl-C ignored for all below it.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + 600
         while self.samples() < samples:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline_s
@@ -97,7 +97,7 @@ def test_ctrl_c_and_a_second_run_at_the_same_time(place, monkeypatch):
     with place.start(samples=5) as process:
         exit_code, out, lines = place.run()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     assert (exit_code, out, len(lines)) == (4, "", 1)
     assert re.match(rf"rooftree: another measurement of .* \(process {process.pid}, ", lines[0])
     assert process.returncode == 130

@@ -11,11 +11,6 @@ from costmodel.profile.profile import Profile
 SOURCE = shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml"
 
 
-@pytest.fixture
-def a6000(shared_dir):
-    return str(shared_dir / "data" / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
-
-
 def test_transfer_writes_a_profile_and_says_how_good_it_is(run, tmp_path):
     transfer = ["transfer", str(SOURCE), "--to", "h100-pcie"]
     exit_code, out, _ = run(*transfer)
@@ -30,7 +25,8 @@ def test_transfer_writes_a_profile_and_says_how_good_it_is(run, tmp_path):
     assert record["error_bar"] == Profile.from_yaml(path).provenance.error_bar
 
 
-def test_compose_from_a_folder(run, refused, tmp_path, a6000):
+def test_compose_from_a_folder(run, refused, tmp_path, measured):
+    a6000 = str(measured / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
     output = ["--output", str(tmp_path), "--json"]
     exit_code, out, _ = run("compose", "--operators", a6000, "--target", "qwen3-4b", *output)
     assert exit_code == 0

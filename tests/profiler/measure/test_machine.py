@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,12 +110,15 @@ def test_a_quiet_machine_has_no_warning():
     [(0.0, 0.0, ""), (0.5, 0.0, "stolen"), (0.0, 0.5, "quota"), (0.001, 0.001, "")],
 )
 def test_cpu_guard(monkeypatch, stolen_s, throttled_s, expected):
-    counters = SimpleNamespace(stolen_s=10.0, throttled_s=20.0)
+    counters = SimpleNamespace(stolen_s=10.0, throttled_s=20.0, now_s=30.0)
+    clock = SimpleNamespace(perf_counter=lambda: counters.now_s)
+    monkeypatch.setattr(instruments, "time", clock)
+    monkeypatch.setattr(instruments.psutil, "cpu_count", lambda: 2)
     monkeypatch.setattr(instruments, "stolen_s", lambda: counters.stolen_s)
     monkeypatch.setattr(instruments, "throttled_s", lambda: counters.throttled_s)
     guard = instruments.CpuGuard()
     guard.start()
-    time.sleep(0.05)
+    counters.now_s += 1.0
     counters.stolen_s += stolen_s
     counters.throttled_s += throttled_s
     found = guard.disturbance()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.acceptance import process_of, published_rows
@@ -55,7 +55,6 @@ def released(candidates, cost, most_rows, floor=32):
 
 class TestTheReleasedRule:
     @given(costs, st.floats(0.01, 0.99), st.integers(1, 200))
-    @settings(deadline=None)
     def test_trees_are_those_of_the_public_loop(self, cost, first, most):
         candidates = lattice(first, depth=8, width=12)
         rows, close = released(candidates, cost, most + 1)
@@ -76,7 +75,6 @@ class TestThePrintedRule:
     """Algorithm 1: grow while the estimated speed rises."""
 
     @given(costs, st.floats(0.01, 0.99), st.integers(0, 40))
-    @settings(deadline=None)
     def test_trees_are_those_of_the_printed_loop(self, cost, first, most):
         candidates = lattice(first)
         nodes, best = 0, -np.inf

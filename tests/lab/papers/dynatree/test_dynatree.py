@@ -91,7 +91,7 @@ rules = st.builds(
 
 @pytest.mark.slow
 @given(st.integers(0, 10_000), rules)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_tree_is_that_of_algorithm_1(seed, rule):
     candidates, children = confident_tree(np.random.default_rng(seed), 5, 4)
     found = grow(source_of(candidates), rule, 64)

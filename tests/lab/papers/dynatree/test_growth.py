@@ -102,7 +102,7 @@ few = st.integers(1, 5)
 
 
 @given(sources, few, few)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_beam(candidates, width, depth):
     rule = Beam(width=width, max_depth=depth)
     children = children_of(candidates)
@@ -114,7 +114,7 @@ def test_beam(candidates, width, depth):
 
 
 @given(sources, few, few, few)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_top_paths(candidates, width, frontier, depth):
     rule = TopPaths(width=width, frontier=frontier, max_depth=depth)
     found = as_paths(grow(source_of(candidates), rule, DEEP))
@@ -122,7 +122,7 @@ def test_top_paths(candidates, width, frontier, depth):
 
 
 @given(sources, few, few, st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.3]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_fixed_tree_in_breadth_first_order(candidates, width, levels, most, least_score):
     rule = FixedTree(width=width, levels=levels, max_nodes=most, least_score=least_score)
     found = as_paths(grow(source_of(candidates), rule, DEEP))
@@ -130,7 +130,7 @@ def test_the_fixed_tree_in_breadth_first_order(candidates, width, levels, most, 
 
 
 @given(sources, few)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
     children, path = children_of(candidates), ()
     while len(path) < depth and children(path):
@@ -140,7 +140,7 @@ def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
 
 
 @given(sources, few, few, few, st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_growing_again_from_the_grown_tree_changes_nothing(candidates, width, frontier, depth, n):
     for rule in (
         Beam(width=width, max_depth=depth),

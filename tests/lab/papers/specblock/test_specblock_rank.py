@@ -71,7 +71,7 @@ class Tables:
 
 
 class TestAgainstStraightLines:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         seed=st.integers(0, 10**6),
         length=st.integers(1, 4),
