@@ -16,6 +16,7 @@ by one that keeps them for such calls and changes nothing for others.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -45,10 +46,11 @@ from decoder.statistics import Statistics
 from decoder.text import TextRequest, process_of
 
 # Arguments of the model's forward that change nothing here or are checked below.
+CACHES = ("past_key_values", "cache")  # its name in transformers up to 5.17, and in later ones
 KNOWN_ARGUMENTS = {
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    *CACHES,
     "use_cache",
     "logits_to_keep",
     "cache_position",
@@ -105,8 +107,14 @@ class CustomGenerate:
             early, warpers = _split(logits_processor)
             sampling = sampling_of(warpers, bool(generation_config.do_sample))
             requests = [
-                self._request(prompt, ending, sampling, (row, early), f"{number} of {len(prompts)}")
-                for number, (prompt, row) in enumerate(zip(prompts, input_ids, strict=True), 1)
+                self._request(
+                    prompt,
+                    ending,
+                    sampling,
+                    (row, _of_row(early, number)),
+                    f"{number + 1} of {len(prompts)}",
+                )
+                for number, (prompt, row) in enumerate(zip(prompts, input_ids, strict=True))
             ]
             new = self._decode(requests, streamer)
         finally:
@@ -174,6 +182,18 @@ def _extract_all(model: Any, *given: Any, **named: Any) -> dict[str, Any]:
     if isinstance(arguments["custom_generate"], CustomGenerate):
         extracted |= {name: value for name, value in dropped.items() if value is not None}
     return extracted
+
+
+def _of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """The processors for one row: those of transformers 5.24 may hold a length for each row."""
+    alone = LogitsProcessorList()
+    for processor in processors:
+        lengths = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(lengths, torch.Tensor):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = lengths[row : row + 1]
+        alone.append(processor)
+    return alone
 
 
 def _split(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, LogitsProcessorList]:
@@ -314,12 +334,13 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
     ]
     if unknown:
         raise InputError(f"the tree decoder does not take {unknown[0]}", hint=PLAIN_HINT)
-    cache = arguments.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise InputError(
-            "the tree decoder keeps a cache of its own and cannot go on from a filled one",
-            hint="Leave past_key_values out.",
-        )
+    for name in CACHES:
+        cache = arguments.get(name)
+        if cache is not None and cache.get_seq_length() > 0:
+            raise InputError(
+                "the tree decoder keeps a cache of its own and cannot go on from a filled one",
+                hint=f"Leave {name} out.",
+            )
 
 
 def _check_positions(prompts: list[list[int]], positions: torch.Tensor | None) -> None:

@@ -111,7 +111,7 @@ class LatentPlan(ForwardPlan):
         return {"past_key_values": self, "attention_mask": self._visible}
 
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, *_: object
+        self, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As of a cache: what `expand_kv` gave goes on to the attention function."""
         return key, value

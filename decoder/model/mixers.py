@@ -36,7 +36,7 @@ FUNCTIONS = {
 # Of a call's state: channels and columns, or heads, keys and values.
 SIZES: dict[str, Callable[..., tuple[int, ...]]] = {
     "conv": lambda x, weight, *_, **__: (weight.shape[0], weight.shape[1] - 1),
-    "delta": lambda query, key, value, *_, **__: (*key.shape[2:], value.shape[3]),
+    "delta": lambda query, key, value, *_, **__: (value.shape[2], key.shape[3], value.shape[3]),
     "ssm": lambda x, dt, a, b, *_, **__: (x.shape[2], b.shape[3], x.shape[3]),
     "other": lambda *_, **__: (),  # of a rule that draft trees cannot follow
 }

@@ -174,15 +174,18 @@ def gated_delta(
 ) -> RuleRows:
     """The rows of a call of transformers' gated delta rule, which has all in float32.
 
-    query, key, value  [1, rows, heads, width]
-    g                  [1, rows, heads], or of each key's number (Kimi's delta attention)
-    beta               [1, rows, heads]
+    query, key  [1, rows, heads or a part of them, width]; each serves as many heads of values
+    value       [1, rows, heads, width]
+    g           [1, rows, heads], or of each key's number (Kimi's delta attention)
+    beta        [1, rows, heads]
     """
     decay = g if g.ndim == key.ndim else g[..., None]
     inputs = (query, key, value, beta[..., None], decay)
     queries, keys, *others = (part[0].transpose(0, 1).float() for part in inputs)
     if normed:
         queries, keys = _normed(queries), _normed(keys)
+    group = value.shape[2] // key.shape[2]
+    queries, keys = (part.repeat_interleave(group, 0) for part in (queries, keys))
     queries = queries / queries.shape[-1] ** 0.5
     return RuleRows("delta", queries, (keys, *others), query.dtype)  # type: ignore[arg-type]
 

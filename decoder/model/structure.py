@@ -131,7 +131,7 @@ class _Notes:
     states: StateNotes = field(default_factory=StateNotes)
     marked: bool = False
 
-    def update(self, key: Any, value: Any, *_: object) -> tuple[Any, Any]:
+    def update(self, key: Any, value: Any, *_: object, **__: object) -> tuple[Any, Any]:
         """As of a cache of an empty text; so is the next."""
         return key, value
 

@@ -89,9 +89,6 @@ def calibrate(
         if limit_s is None:
             prepared_s = time.perf_counter() - ready.loaded_s
             limit_s = max(ready.limit_s - prepared_s, LEAST_LIMIT_S)
-        listener.say(
-            f"measuring takes at most {limit_s:.0f} s, less where choices are soon certain"
-        )
         control = SweepControl(
             limit_s=limit_s,
             on_progress=listener.progress,
@@ -102,6 +99,9 @@ def calibrate(
         with open_journal(
             source.lock, ready.subject, ready.journal, settings, listener.say
         ) as journal:
+            listener.say(
+                f"measuring takes at most {limit_s:.0f} s, less where choices are soon certain"
+            )
             tasks = grid.first() + ready.fixed
             swept = run_sweep(tasks, ready.workload, ready.instruments, journal, control)
         _say_result(listener, swept)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DRAWN_POINTS = 200
 DRAWN_SIZES = (0, 1, 3, 7, 15, 63, 255, 1023)  # labelled on the axis of nodes
-TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration goes on
+TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration is to be run again
 MOST_PANELS = 6  # contexts in one picture
 PANEL_IN = 3.4
 SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -43,9 +43,12 @@ def verdict(profile: Profile) -> str:
             "`rooftree calibrate` to know how far to trust it."
         )
     error, regret = profile.held_out.error, profile.regret
+    spread = ""
+    if regret.interval is not None:
+        spread = f" (with 90 % chance {regret.interval[0]:.2%} to {regret.interval[1]:.2%})"
     text = (
-        f"Choosing the tree size from this profile costs at most {regret.worst:.1%} of tokens/s "
-        f"({regret.mean:.2%} on average), over {regret.curves} acceptance curves at "
+        f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on average"
+        f"{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance curves at "
         f"{len(regret.contexts)} contexts held out. Predictions there are off by "
         f"{error.median:.1%} in the median and {error.worst:.1%} at worst"
     )
@@ -54,7 +57,7 @@ def verdict(profile: Profile) -> str:
         text += f"; the measurements themselves are uncertain by {noise:.1%}"
     if regret.worst > TOLERATED_REGRET:
         text += (
-            f". More than {TOLERATED_REGRET:.0%} is left uncertain: run it again on a quieter "
+            f". A choice may cost more than {TOLERATED_REGRET:.0%}: run it again on a quieter "
             "machine, with `rooftree calibrate --time-budget 3m`"
         )
     return text + "."
@@ -82,10 +85,14 @@ def linear_line(profile: Profile) -> str:
     linear = profile.calibration.linear
     before_s = linear.rmse_before_s
     gain = 1 - linear.rmse_after_s / before_s if before_s > 0 else 0.0
+    misfit = ""
+    if linear.intercept_s < 0:
+        misfit = "; a poor fit: no forward starts below zero, times rise in steps of rows"
     return (
         f"linear calibration: {linear.slope:.3f} x roofline + {linear.intercept_s * 1e3:.2f} ms "
         f"(+- {linear.slope_se:.3f}, {linear.intercept_se_s * 1e3:.2f} ms); RMSE "
         f"{linear.rmse_before_s * 1e3:.1f} -> {linear.rmse_after_s * 1e3:.1f} ms ({gain:.0%} less)"
+        f"{misfit}"
     )
 
 

@@ -32,15 +32,15 @@ def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
 class TestVerdict:
     def test_it_says_what_a_choice_costs(self):
         assert verdict(checked()) == (
-            "Choosing the tree size from this profile costs at most 1.2% of tokens/s (0.12% on "
-            "average), over 18 acceptance curves at 2 contexts held out. Predictions there are "
+            "Choosing the tree size from this profile costs 0.12% of tokens/s on average and at "
+            "most 1.2%, over 18 acceptance curves at 2 contexts held out. Predictions there are "
             "off by 1.5% in the median and 5.0% at worst; the measurements themselves are "
             "uncertain by 0.4%."
         )
 
     def test_a_large_regret_says_what_to_do(self):
         text = verdict(checked(worst=0.09))
-        assert "at most 9.0% of tokens/s" in text
+        assert "at most 9.0%, over" in text
         assert "`rooftree calibrate --time-budget 3m`" in text
 
     @pytest.mark.parametrize("missing", ["held_out", "regret"])
