@@ -19,6 +19,8 @@ SYSTEM_PACKAGES ?=
 WORKERS ?= auto
 ARGS ?=
 ENGINE_VENV ?= .venv-vllm
+NEWEST_VENV ?= .venv-newest
+NEWEST_PYTHON ?= python3.13
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -26,7 +28,7 @@ TOOLS := $(VENV)/.installed-tools
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help environment calibrate calibrations test test-busy test-other-cpu test-slow test-all demo
+.PHONY: help environment calibrate calibrations test test-busy test-other-cpu test-newest test-slow test-all demo
 .PHONY: lint docs engine-wheel engine-environment test-engine clean
 
 help:
@@ -39,6 +41,7 @@ help:
 	@echo "  make test        run the tests that are quick: some minutes"
 	@echo "  make test-busy   run them beside two busy processes: none may depend on time or load"
 	@echo "  make test-other-cpu  run those that depend on the CPU as one without bfloat16 and AVX-512"
+	@echo "  make test-newest run the quick tests with the newest versions, in an environment of its own"
 	@echo "  make test-slow   run the others: exhaustive, statistical and on the demo model"
 	@echo "  make test-all    run all tests"
 	@echo "  make test-engine run the tests with the real vLLM, in an environment of its own (x86 CPU)"
@@ -86,6 +89,12 @@ test-busy: $(TOOLS)
 test-other-cpu: $(TOOLS)
 	ROOFTREE_CPU=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
 	  $(PYTEST) -m "cpu_kind and not slow" $(ARGS)
+
+# The newest versions that the metadata allow, in an environment of its own, without any pin.
+test-newest:
+	@test -x $(NEWEST_VENV)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
+	@$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check install -qq --upgrade -e '.[dev]'
+	OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(TOOLS)
 	$(PYTEST) -m slow $(ARGS)
@@ -141,4 +150,4 @@ docs: $(TOOLS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(ENGINE_VENV)
+	rm -rf $(VENV) $(ENGINE_VENV) $(NEWEST_VENV)

@@ -37,7 +37,7 @@ from profiler.commands.options import (
 @contexts_option
 @count_option("--max-nodes", "Nodes of the largest draft tree.", least=3)
 @batch_option("1")
-@budget_option("30s, on a CPU 40s")
+@budget_option("45s, on a CPU 65s")
 @profile_output_option
 @json_option
 @click.pass_context
