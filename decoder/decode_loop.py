@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -310,13 +309,12 @@ def _verify(
 
 
 def _learn_cost(parts: LoopParts, cost: OnlineEstimator, sequence: TextSequence) -> None:
-    """Correct the cost model by the forwards whose time is known by now; warn once of drift."""
+    """Correct the cost model by the forwards whose time is known by now; note drift once."""
     warning_before = cost.drift_warning
     for forward, verify_s in parts.timer.finished():
         cost.observe(forward.rows, forward.context, verify_s, forward.batch)
     if cost.drift_warning is not None and warning_before is None:
         sequence.stats.warnings.append(cost.drift_warning)
-        logging.getLogger(__name__).warning(cost.drift_warning)
 
 
 def _commit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,13 @@ class DecodeRun(Iterator[str]):
         finally:
             sequence.interrupt()
             loop.policy.ended(sequence.number)
+            _log_warnings(sequence)
+
+
+def _log_warnings(sequence: TextSequence) -> None:
+    """Log a text's warnings behind its last piece, never within a stream."""
+    for warning in sequence.stats.warnings:
+        logging.getLogger(__name__).warning(warning)
 
 
 def run_together(
@@ -128,6 +136,7 @@ def run_together(
         finally:
             for sequence in sequences:
                 loop.policy.ended(sequence.number)
+                _log_warnings(sequence)
     return [(sequence, "".join(pieces[sequence.place])) for sequence in sequences]
 
 

@@ -30,6 +30,7 @@ class CycleCost:
     buckets         row counts that a forward is padded to; empty where it is not padded
     preferred_rows  row counts worth choosing where forwards are not padded but new row counts
                     cost extra; empty where all are alike
+    uncertainty     relative, of `verify`, as the profile states it; 0 where it states none
     """
 
     verify: Calibration
@@ -42,6 +43,7 @@ class CycleCost:
     accept_sampled: NodesSection | None = None
     commit: TokensSection | None = None
     drafter: DrafterSection | None = None
+    uncertainty: float = 0.0
 
     @classmethod
     def from_profile(cls, profile: Profile, drafter_hash: str | None = None) -> CycleCost:
@@ -73,6 +75,7 @@ class CycleCost:
             accept_sampled=stages.accept_sampled,
             commit=stages.commit,
             drafter=drafter,
+            uncertainty=_uncertainty(profile),
         )
 
     @classmethod
@@ -144,6 +147,14 @@ class CycleCost:
         overhead = self.overhead_s(nodes, sampled=sampled) + self.draft_s(context)
         total: Array = self.verify_s(nodes, context, batch) + overhead
         return total
+
+
+def _uncertainty(profile: Profile) -> float:
+    """The largest relative error of a verification that the profile allows for."""
+    stated = [profile.provenance.error_bar]
+    if profile.held_out is not None:
+        stated += [profile.held_out.error.p95, profile.held_out.repeat_noise]
+    return max(one or 0.0 for one in stated)
 
 
 def _preferred_rows(profile: Profile) -> tuple[int, ...]:

@@ -141,15 +141,16 @@ class DriftMonitor:
     NOISE_FACTOR = 100.0
     FADING = 0.02
 
-    def __init__(self, warm_up: int = 20) -> None:
+    def __init__(self, warm_up: int = 20, uncertainty: float = 0.0) -> None:
+        """uncertainty: relative, of the expectation; changes within it are no drift"""
         self.raised: float | None = None
+        self._slack = max(self.SLACK, math.log1p(uncertainty))
         self._waiting = warm_up
-        self._above = 0.0
-        self._below = 0.0
+        self._sums = {1: 0.0, -1: 0.0}  # of the sides above and below
+        self._since: dict[int, list[float]] = {1: [], -1: []}  # a sum was last 0, as measured
         self._variance = 0.05**2
         self._steps = 0
         self._last: float | None = None
-        self._recent = 0.0
 
     def observe(self, log_ratio: float) -> bool:
         """Whether this round raises the alarm; it is raised once at most."""
@@ -158,19 +159,19 @@ class DriftMonitor:
             step = (clipped - self._last) ** 2 / 2
             self._steps += 1
             self._variance += max(self.FADING, 1 / (3 + self._steps)) * (step - self._variance)
-            self._recent += 0.1 * (clipped - self._recent)
         self._last = clipped
         if self._waiting > 0 or self.raised is not None:
             self._waiting -= 1
             return False
-        clipped = min(max(log_ratio, -self.CLIP), self.CLIP)
-        self._above = max(self._above + clipped - self.SLACK, 0.0)
-        self._below = max(self._below - clipped - self.SLACK, 0.0)
+        clip = self.CLIP + self._slack - self.SLACK
+        clipped = min(max(log_ratio, -clip), clip)
         threshold = max(self.LEAST, self.NOISE_FACTOR * self._variance)
-        if max(self._above, self._below) < threshold:
-            return False
-        self.raised = math.exp(self._recent)
-        return True
+        for side, above in self._sums.items():
+            self._sums[side] = max(above + side * clipped - self._slack, 0.0)
+            self._since[side] = [*self._since[side], log_ratio] if self._sums[side] else []
+            if self._sums[side] >= threshold:
+                self.raised = math.exp(median(self._since[side]))
+        return self.raised is not None
 
 
 Mode = Literal["static", "ema", "ema+calib", "affine"]
@@ -192,8 +193,9 @@ class OnlineEstimator:
     for `ema`, since the bare roofline is wrong by a factor.
 
     Every mode monitors drift. The first time that verifications differ from the expectation
-    by about 20 %, `drift_warning` is set and the correction adapts faster: `static` becomes
-    `ema+calib`, alpha triples, and the affine line forgets all but the last rounds.
+    by about 20 %, and by more than the cost's own uncertainty, `drift_warning` is set and the
+    correction adapts faster: `static` becomes `ema+calib`, alpha triples, and the affine line
+    forgets all but the last rounds.
 
     sampled  whether the coming round draws the target's tokens, whose acceptance costs more;
              the decode loop sets it
@@ -208,7 +210,8 @@ class OnlineEstimator:
         self.affine = AffineCorrection()
         self.observations = 0
         self.drift_warning: str | None = None
-        self._drift = DriftMonitor() if mode == "static" else DriftMonitor(warm_up=2 * _LAG)
+        static = DriftMonitor(uncertainty=cost.uncertainty)
+        self._drift = static if mode == "static" else DriftMonitor(warm_up=2 * _LAG)
         self._expected = [CorrectionLine()]
         self._ratios: list[float] = []
         # `ema` is for a target without a calibration, so measured plain steps are left out too.

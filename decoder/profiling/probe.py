@@ -74,9 +74,8 @@ def _time_points(
 ) -> list[list[float]]:
     """Seconds of each shape (rows, context), in passes over all of them while time is left.
 
-    A first pass compiles and captures. Its times are taken only where there is no time for
-    another; if it is too long itself, it ends after `LEAST_POINTS` shapes. The target gets its
-    cache back afterwards.
+    Each shape first runs once untimed, which compiles and captures. If that is too long it ends
+    after `LEAST_POINTS` shapes. The target gets its cache back afterwards.
 
     until_s  by the clock `perf_counter`
     """
@@ -85,20 +84,23 @@ def _time_points(
     cache = target.reserve(max(rows + context for rows, context in shapes))
     try:
         cache.fill_with_noise()
-        trees = [_broad_tree(rows - 1) for rows, _ in shapes]
+        warm = []
+        for rows, context in shapes:
+            if len(warm) >= LEAST_POINTS and perf_counter() > until_s:
+                break
+            warm.append((_broad_tree(rows - 1), context))
+            cache.truncate(context)
+            _seconds(target, warm[-1][0])
         passes: list[list[float]] = []
-        while True:
+        pass_s = 0.0
+        while not passes or (len(passes) < REPEATS and perf_counter() + pass_s <= until_s):
             start_s = perf_counter()
-            times_s = []
-            for tree, (_, context) in zip(trees, shapes, strict=True):
+            passes.append([])
+            for tree, context in warm:
                 cache.truncate(context)
-                times_s.append(_seconds(target, tree))
-                if len(times_s) >= LEAST_POINTS and not passes and perf_counter() > until_s:
-                    return [[time_s] for time_s in times_s]
-            passes.append(times_s)
-            now_s = perf_counter()
-            if len(passes) > REPEATS or 2 * now_s - start_s > until_s:
-                return [list(times_s) for times_s in zip(*(passes[1:] or passes), strict=True)]
+                passes[-1].append(_seconds(target, tree))
+            pass_s = perf_counter() - start_s
+        return [list(times_s) for times_s in zip(*passes, strict=True)]
     finally:
         target.cache = before
 

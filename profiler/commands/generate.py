@@ -174,10 +174,12 @@ def to_record(identity: str, result: Generation) -> dict[str, Any]:
 def _show(run: DecodeRun, *, stats: bool) -> str:
     """Print the pieces of a text as they are decoded; returns the text."""
     text = ""
-    for piece in run:
-        _write(piece)
-        text += piece
-    _write("\n")
+    for pieces in run.rounds():
+        for piece in pieces:
+            _write(piece)
+            text += piece
+        if run.stats.finish:  # before the warnings, which follow the last round
+            _write("\n")
     for line in run.stats.lines() if stats else ():
         note(line)
     return text

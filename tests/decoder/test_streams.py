@@ -8,6 +8,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
+from decoder.profiling.startup import ProfileChoice
 from tests.decoder.models import decoder_of, greedy, random_model
 from tests.tiny_folder import write_all
 
@@ -40,6 +41,25 @@ def test_leaving_the_loop_and_coming_back_goes_on(decoder, truth):
     parts += stream
     assert "".join(parts) == truth and len(parts) > 5
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_drift_is_said_once_and_after_the_text(folder, monkeypatch, caplog, batch):
+    decoder = TreeDecoder.from_pretrained(
+        folder, device="cpu", policy="bastion", profile=ProfileChoice(calibrate=False)
+    )
+    cost = decoder.cost_source.cost
+    monkeypatch.setattr(cost, "observe", lambda *_: setattr(cost, "drift_warning", "slower"))
+    if batch:
+        results = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=TOKENS)
+        assert [one.stats.warnings for one in results] == [["slower"], []]
+    else:
+        run = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+        said = [len(caplog.records) for _ in run]
+        assert said == [0] * len(said) and run.stats.warnings == ["slower"]
+    assert [record.message for record in caplog.records] == ["slower"]
+    decoder.generate(PROMPT, max_new_tokens=TOKENS)
+    assert len(caplog.records) == 1
 
 
 def test_an_older_stream_says_that_it_cannot_go_on(decoder, truth):

@@ -180,3 +180,24 @@ def test_a_speedup_is_drift_too_and_raised_once():
     alarms = [monitor.observe(-0.3) for _ in range(200)]
     assert sum(alarms) == 1
     assert monitor.raised == pytest.approx(np.exp(-0.3), rel=0.2)
+
+
+@pytest.mark.parametrize("factor", [30.0, 1 / 30.0, 1.5])
+def test_the_ratio_is_the_true_one(factor):
+    estimator = OnlineEstimator(CycleCost(verify=Kernels(), roofline=ROOFLINE))
+    assert rounds_until_alarm(estimator, 1.0, 0.05, 0, 60) is None
+    assert rounds_until_alarm(estimator, factor, 0.05, 1) is not None
+    said = float(estimator.drift_warning.split("takes ")[1].split("x")[0])
+    assert said == pytest.approx(factor, rel=0.15, abs=0.006)
+
+
+@pytest.mark.parametrize(("factor", "is_drift"), [(1.2, False), (1 / 1.2, False), (1.7, True)])
+def test_a_change_within_the_profiles_uncertainty_is_no_drift(factor, is_drift):
+    cost = CycleCost(verify=Kernels(), roofline=ROOFLINE, uncertainty=0.25)
+    raised = rounds_until_alarm(OnlineEstimator(cost), factor, 0.05, 0, 500)
+    assert (raised is not None) == is_drift
+
+
+def test_the_uncertainty_is_the_largest_that_a_profile_states():
+    profile = Profile.from_yaml(shipped_directory() / "b200/qwen3-8b.bfloat16.kernels.tp1.yaml")
+    assert CycleCost.from_profile(profile).uncertainty == profile.provenance.error_bar > 0

@@ -259,6 +259,27 @@ class TestProbe:
         assert len(surface.rows) == points
         assert set(surface.n) == {most}
 
+    @pytest.mark.parametrize("budget_s", [0.0, 60.0])
+    def test_first_calls_are_never_among_its_times(self, target, monkeypatch, budget_s):
+        clock, seen = [0.0], set()
+
+        class Compiling:
+            """The target, where the first forward of each number of rows takes seconds more."""
+
+            def __getattr__(self, name):
+                return getattr(target, name)
+
+            def verify(self, steps):
+                rows = steps[0].tree.nodes + 1
+                clock[0] += 0.007 if rows in seen else 1.007
+                seen.add(rows)
+
+        monkeypatch.setattr(probe, "perf_counter", lambda: clock[0])
+        shapes = [(1, 256), (4, 256), (16, 256), (32, 256), (64, 256)]
+        times = probe._time_points(Compiling(), shapes, budget_s)
+        assert len(times) == (4 if budget_s == 0.0 else 5)
+        np.testing.assert_allclose([s for point in times for s in point], 0.007)
+
     def test_a_tree_too_large_is_refused_before_the_probe(self, home):
         with pytest.raises(InputError, match="a tree of 512 nodes does not fit the 512"):
             decoder_of(random_model("llama-gqa"), "bastion", max_nodes=512)
