@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.roofline import Roofline
+from costmodel.statistics import Bools
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.sweep import SweepResult, Task
 
@@ -148,6 +149,7 @@ GOAL_WORST_ERROR = 0.05
 GOAL_MEAN_REGRET = 0.003
 GOAL_WORST_REGRET = 0.02
 ROUGH = 0.25  # what rough times may be off by when sizes are told that no tree will have
+LEAST_ROWS = 8  # fewer leave no choice that could be judged, even where no tree seems to pay
 LEAST_REPEATS = 24  # samples taken before the points in doubt are chosen again
 REPEAT_SHARE = 0.1  # of the samples so far, where that is more
 HELD_OUT_SHARE = 1 / 3  # of further samples
@@ -160,8 +162,6 @@ SETTLED = 12  # samples of such a point from which on it is taken for what it is
 class _HeldOutCheck:
     """Errors and decision regret at the held-out points, and the points' own noise."""
 
-    points: Points
-    predicted_s: NDArray[np.float64]
     error: ErrorSummary
     regret: LikelyRegret | None
     noise: float
@@ -219,44 +219,42 @@ class AdaptiveGrid:
         They are drawn by their part in the expected regret, and some because they have few
         samples, which may all be of one phase of the machine.
         """
-        points, held_out = points_of(swept, "verify"), points_of(swept, "held_out")
-        fitted = self._quick_fit(points)
-        check = self._check(fitted, swept)
-        wild = [*_contradicted(points, fitted, swept, "verify")]
-        wild += _contradicted(held_out, fitted, swept, "held_out")
-        if not wild and (check is None or check.chooses_well):
-            return []
+        fitted = self._quick_fit(points_of(swept, "verify"))
         taken = sum(samples.n for samples in swept.samples.values())
         count = max(LEAST_REPEATS, int(REPEAT_SHARE * taken))
-        shares = {"verify": 1 - HELD_OUT_SHARE, "held_out": HELD_OUT_SHARE}
-        drawn = list(wild)
-        for kind, measured in (("verify", points), ("held_out", held_out)):
+        wild: list[Task] = []
+        drawn: list[Task] = []
+        for kind, part in (("verify", 1 - HELD_OUT_SHARE), ("held_out", HELD_OUT_SHARE)):
+            points = points_of(swept, kind)
+            if len(points) == 0:  # such as held-out ones that do not fit into memory
+                continue
             tasks = [task for task in swept.samples if task.kind == kind]
-            share = self._shares(measured, fitted)
-            size = min(round(count * shares[kind]), np.count_nonzero(share))
+            predicted_s = fitted.predict_s(points.rows, points.context, points.batch)
+            wild += [tasks[number] for number in np.flatnonzero(_contradicted(points, predicted_s))]
+            share = self._shares(points, predicted_s)
+            size = min(round(count * part), np.count_nonzero(share))
             numbers = self._random.choice(len(tasks), size, replace=False, p=share)
             drawn += [tasks[number] for number in numbers]
-        return list(dict.fromkeys(drawn))
+        check = self._check(fitted, swept)
+        if not wild and (check is None or check.chooses_well):
+            return []
+        return list(dict.fromkeys(wild + drawn))
 
-    def _shares(self, points: Points, fitted: Calibration) -> NDArray[np.float64]:
+    def _shares(self, points: Points, predicted_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Each point's share of further samples; none beyond the sizes that may pay."""
         within = points.rows <= self._most_rows
         few = within / points.n
-        score = within * doubt(points, fitted.predict_s(points.rows, points.context, points.batch))
+        score = within * doubt(points, predicted_s)
         if score.sum() == 0:
             return few / few.sum()
         return (1 - FEW_SHARE) * score / score.sum() + FEW_SHARE * few / few.sum()
 
     def _rows_that_pay(self, points: Points) -> int:
-        """The most rows of a tree that may pay by rough times, rounded up to those of the grid."""
-        c = CandidateShapes(
-            rows=[task.size for task in self._grid],
-            context=[task.context for task in self._grid],
-            batch=[task.batch for task in self._grid],
-        )
+        """The most rows of a tree of the grid that may pay by rough times."""
+        c = _shapes(self._grid)
         rough_s = self._quick_fit(points).predict_s(c.rows, c.context, c.batch)
         shapes = Points(rows=c.rows, context=c.context, batch=c.batch, seconds=rough_s)
-        return most_rows_that_pay(shapes, ROUGH)
+        return max(most_rows_that_pay(shapes, ROUGH), LEAST_ROWS)
 
     def _further(self, points: Points, swept: SweepResult) -> list[Task]:
         """The points of the grid that no tree is too large for, of least expected error."""
@@ -265,12 +263,7 @@ class AdaptiveGrid:
         return [task for task in chosen if task not in swept.skipped]
 
     def _design(self, tasks: Sequence[Task]) -> PointDesign:
-        candidates = CandidateShapes(
-            rows=[task.size for task in tasks],
-            context=[task.context for task in tasks],
-            batch=[task.batch for task in tasks],
-        )
-        return PointDesign(candidates, self._roofline)
+        return PointDesign(_shapes(tasks), self._roofline)
 
     def _predicts_well(self, points: Points, swept: SweepResult) -> bool:
         """Whether the held-out error and the decision regret meet the goals."""
@@ -295,20 +288,22 @@ class AdaptiveGrid:
         predicted_s = calibration.predict_s(held_out.rows, held_out.context, held_out.batch)
         choices = has_choices(held_out)
         return _HeldOutCheck(
-            points=held_out,
-            predicted_s=predicted_s,
             error=ErrorSummary.of(predicted_s, held_out.seconds),
             regret=likely_regret(held_out.take(choices), predicted_s[choices]),
             noise=float(np.median(held_out.median_error)),
         )
 
 
-def _contradicted(
-    points: Points, fitted: Calibration, swept: SweepResult, kind: str
-) -> Iterator[Task]:
+def _shapes(tasks: Sequence[Task]) -> CandidateShapes:
+    return CandidateShapes(
+        rows=[task.size for task in tasks],
+        context=[task.context for task in tasks],
+        batch=[task.batch for task in tasks],
+    )
+
+
+def _contradicted(points: Points, predicted_s: NDArray[np.float64]) -> Bools:
     """Points of few samples that the others contradict: all may be of one disturbed phase."""
-    predicted_s = fitted.predict_s(points.rows, points.context, points.batch)
     off = np.abs(np.log(points.seconds / predicted_s))
-    wild = (off > np.maximum(CONTRADICTS, 4 * points.median_error)) & (points.n < SETTLED)
-    tasks = [task for task in swept.samples if task.kind == kind]
-    yield from (tasks[number] for number in np.flatnonzero(wild))
+    wild: Bools = (off > np.maximum(CONTRADICTS, 4 * points.median_error)) & (points.n < SETTLED)
+    return wild

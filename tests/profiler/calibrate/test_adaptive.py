@@ -8,6 +8,7 @@ import pytest
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks
 from costmodel.roofline import Roofline
+from profiler.calibrate import points
 from profiler.calibrate.points import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, SweepPlan
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import PointSamples
@@ -103,6 +104,24 @@ def test_rows_that_no_tree_pays_for_are_first_points_alone():
     beyond = {task for task in measured.tasks if task.size > most}
     assert beyond <= set(first)
     assert {task.size for task in measured.grid()} > {1, 2, 3}
+
+
+def test_held_out_points_are_drawn_where_no_tree_seems_to_pay(monkeypatch):
+    """As by times of a machine that something else disturbs."""
+    monkeypatch.setattr(points, "most_rows_that_pay", lambda shapes, slack: 1)
+    measured, _ = run(smooth_s)
+    drawn = [task.size for task in measured.tasks if task.kind == "held_out"]
+    assert 1 in drawn and 4 <= max(drawn) <= 8
+
+
+def test_points_are_timed_again_where_no_point_is_held_out():
+    """None fits into memory, and one of the others is twenty times too slow."""
+    slow = Task(kind="verify", size=2, context=64)
+    grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(smooth_s)
+    swept = measured.add([slow, *PLAN.grid()])
+    assert grid.again(swept) == []
+    swept.samples[slow] = PointSamples(seconds=(20 * smooth_s(slow),) * 3)
+    assert grid.again(swept)[0] == slow
 
 
 def test_every_row_count_matters_where_held_out_points_are_given():
