@@ -28,13 +28,11 @@ class LikelyRegret:
 
     mean, worst  expected loss over all choices, and that of the choice with the largest one
     interval     90 % interval of the mean
-    decisions    number of choices
     """
 
     mean: float
     worst: float
     interval: tuple[float, float]
-    decisions: int
 
 
 def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
@@ -90,7 +88,6 @@ def likely_regret(points: Points, predicted_s: ArrayLike) -> LikelyRegret | None
         mean=float(means.mean()),
         worst=float(lost.mean(axis=0).max()),
         interval=(float(low), float(high)),
-        decisions=lost.shape[1],
     )
 
 

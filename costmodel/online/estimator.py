@@ -168,7 +168,10 @@ class DriftMonitor:
         threshold = max(self.LEAST, self.NOISE_FACTOR * self._variance)
         for side, above in self._sums.items():
             self._sums[side] = max(above + side * clipped - self._slack, 0.0)
-            self._since[side] = [*self._since[side], log_ratio] if self._sums[side] else []
+            if self._sums[side]:
+                self._since[side].append(log_ratio)
+            else:
+                self._since[side].clear()
             if self._sums[side] >= threshold:
                 self.raised = math.exp(median(self._since[side]))
         return self.raised is not None

@@ -185,7 +185,8 @@ def gated_delta(
     if normed:
         queries, keys = _normed(queries), _normed(keys)
     group = value.shape[2] // key.shape[2]
-    queries, keys = (part.repeat_interleave(group, 0) for part in (queries, keys))
+    if group > 1:
+        queries, keys = (part.repeat_interleave(group, 0) for part in (queries, keys))
     queries = queries / queries.shape[-1] ** 0.5
     return RuleRows("delta", queries, (keys, *others), query.dtype)  # type: ignore[arg-type]
 

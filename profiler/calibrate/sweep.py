@@ -192,21 +192,22 @@ class _Sweep:
                 self._recorded_s += seconds
             self._resumed += point.attempts
             self._calls[task] = self._workload.call(task)
-        for task in [task for task in tasks if task in self._points]:
-            if self._points[task].done:
-                continue
+        for task in [one for one in tasks if one in self._points and not self._points[one].done]:
             try:
                 self._calls[task]()  # first calls compile, allocate and choose kernels
             except OutOfMemory as error:
                 self._skip(task, error)
 
     def leave_time_for_samples(self) -> None:
-        """At least half of the budget is for samples, however slow the first calls were."""
+        """At least half of the limit is for samples, however slow the first calls were."""
         least_s = self.spent_s - self._recorded_s + LEAST_SAMPLED * self._control.limit_s
         self._limit_s = max(self._limit_s, least_s)
 
     def measure(self, samples: int, tasks: Sequence[Task] | None = None) -> bool:
-        """Measure until each task has so many samples (None: all); False when the time is spent."""
+        """Measure until each task has so many samples; False when the time is spent.
+
+        tasks  None: all
+        """
         return self._measure(
             lambda: [
                 task
