@@ -111,13 +111,14 @@ class DecodeRun(Iterator[str]):
         finally:
             sequence.interrupt()
             loop.policy.ended(sequence.number)
-            _log_warnings(sequence)
+            _log_drift(loop, sequence)
 
 
-def _log_warnings(sequence: TextSequence) -> None:
-    """Log a text's warnings behind its last piece, never within a stream."""
-    for warning in sequence.stats.warnings:
-        logging.getLogger(__name__).warning(warning)
+def _log_drift(loop: LoopParts, sequence: TextSequence) -> None:
+    """Log the drift that a text's rounds found, behind its last piece, never within a stream."""
+    drift = None if loop.cost is None else loop.cost.drift_warning
+    if drift is not None and drift in sequence.stats.warnings:
+        logging.getLogger(__name__).warning(drift)
 
 
 def run_together(
@@ -136,7 +137,7 @@ def run_together(
         finally:
             for sequence in sequences:
                 loop.policy.ended(sequence.number)
-                _log_warnings(sequence)
+                _log_drift(loop, sequence)
     return [(sequence, "".join(pieces[sequence.place])) for sequence in sequences]
 
 

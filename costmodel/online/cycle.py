@@ -68,14 +68,14 @@ class CycleCost:
             verify=profile.verify_calibration(),
             roofline=profile.roofline("paper"),
             buckets=profile.runtime.buckets,
-            preferred_rows=_preferred_rows(profile),
+            preferred_rows=profile.preferred_rows,
             plain=stages.plain,
             build=stages.build,
             accept=stages.accept,
             accept_sampled=stages.accept_sampled,
             commit=stages.commit,
             drafter=drafter,
-            uncertainty=_uncertainty(profile),
+            uncertainty=profile.uncertainty,
         )
 
     @classmethod
@@ -147,21 +147,6 @@ class CycleCost:
         overhead = self.overhead_s(nodes, sampled=sampled) + self.draft_s(context)
         total: Array = self.verify_s(nodes, context, batch) + overhead
         return total
-
-
-def _uncertainty(profile: Profile) -> float:
-    """The largest relative error of a verification that the profile allows for."""
-    stated = [profile.provenance.error_bar]
-    if profile.held_out is not None:
-        stated += [profile.held_out.error.p95, profile.held_out.repeat_noise]
-    return max(one or 0.0 for one in stated)
-
-
-def _preferred_rows(profile: Profile) -> tuple[int, ...]:
-    """The measured row counts on a CPU, where matrix products of a new shape cost their set-up."""
-    if profile.device.kind != "cpu" or profile.provenance.kind != "measured":
-        return ()
-    return () if profile.surface is None else tuple(sorted(set(profile.surface.rows)))
 
 
 Cost = TypeVar("Cost")

@@ -230,6 +230,21 @@ class Profile(Section):
         paper = self.runtime.roofline(self.device, self.target.architecture, self.peaks)
         return paper.with_count(count)
 
+    @property
+    def uncertainty(self) -> float:
+        """The largest relative error of a verification that the profile states, or 0."""
+        stated = [self.provenance.error_bar]
+        if self.held_out is not None:
+            stated += [self.held_out.error.p95, self.held_out.repeat_noise]
+        return max(one or 0.0 for one in stated)
+
+    @property
+    def preferred_rows(self) -> tuple[int, ...]:
+        """The measured row counts on a CPU, where products of a new shape cost their set-up."""
+        if self.device.kind != "cpu" or self.provenance.kind != "measured":
+            return ()
+        return () if self.surface is None else tuple(sorted(set(self.surface.rows)))
+
     def linear_calibration(self) -> LinearCalibration:
         """The calibration that the paper prints, which every profile has."""
         return self.calibration.linear.over(self.roofline())
