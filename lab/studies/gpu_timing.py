@@ -149,7 +149,7 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         contexts=scale.contexts, max_nodes=scale.max_nodes, held_out_contexts=4, held_out_rows=8,
         seed=SEED, buckets=target.runtime.buckets,
     )  # fmt: skip
-    tasks = plan.held_out()
+    tasks = plan.held_out(plan.max_nodes + 1)
     # A batch size between two calibrated ones, which no calibration has measured.
     between = (min(scale.batches) + max(scale.batches)) // 2 + 1
     if between not in scale.batches:
@@ -158,7 +158,7 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     with Journal(folder / "held_out.jsonl", {"seed": SEED}, fresh=True) as journal:
         swept = run_sweep(
             tasks, workload, instruments(workload.device), journal,
-            SweepControl(budget_s=2 * scale.brief_budget_s),
+            SweepControl(limit_s=2 * scale.brief_budget_s),
         )  # fmt: skip
     return summary(profile, points_of(swept, "held_out")) | {
         "skipped": {str(task.key()): reason for task, reason in swept.skipped.items()}
