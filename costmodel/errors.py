@@ -7,8 +7,11 @@ Nothing else in the project prints errors.
 
 from __future__ import annotations
 
+from typing import Self
+
 # Letters of a message and of its hint; what a file or an argument holds may be far longer.
 LONGEST, LONGEST_HINT = 680, 450
+EXIT_OUTPUT = 6  # of an output that cannot be written, whatever the kind of its error
 
 
 class RooftreeError(Exception):
@@ -22,6 +25,11 @@ class RooftreeError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+
+    def of_output(self) -> Self:
+        """The same error, of an output that cannot be written."""
+        self.exit_code = EXIT_OUTPUT
+        return self
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.hint}" if self.hint else self.problem

@@ -291,9 +291,29 @@ def write_error(path: Path, failure: OSError, error: type[RooftreeError]) -> Roo
         return error(
             f"{path}: not written, the disk is full",
             hint=f"Free some space, or {elsewhere} on another disk",
-        )
+        ).of_output()
     reason, wanted = f" ({failure.strerror or failure})", "can be written to"
     if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason, wanted = ", no permission to write there", "you may write to"
     hint = f"{elsewhere[0].upper()}{elsewhere[1:]} that {wanted}"
-    return error(f"{path}: not written{reason}", hint=hint)
+    return error(f"{path}: not written{reason}", hint=hint).of_output()
+
+
+def check_output(path: Path, *, folder: bool = False) -> None:
+    """Raise InputError where a file could not be written to `path`, or with `folder` into it.
+
+    Nothing is made: where a folder is missing, the nearest one above it is tried.
+    """
+    parent = path.absolute() if folder else path.absolute().parent
+    if not folder and path.is_dir():
+        raise InputError(f"{path} is a folder", hint="Give --output a file name.").of_output()
+    there = next(one for one in (parent, *parent.parents) if os.path.lexists(one))
+    try:
+        # A new file, which nobody can have planted, and which is gone however this ends.
+        with tempfile.TemporaryFile(dir=there, buffering=0) as probe:
+            probe.write(b"\0" * 4096)
+    except OSError as failure:
+        raise InputError(
+            f"cannot write to {parent}: {failure.strerror or failure}",
+            hint="Choose another place for --output.",
+        ).of_output() from None

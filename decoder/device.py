@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, shown
 from decoder.cpu import cpu_name, this_cpu
+from decoder.names import check_device, no_cuda
 from decoder.nvml import driver_facts
 
 
@@ -20,23 +21,14 @@ def select_device(name: str | None = None) -> torch.device:
     """
     if name is None or name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise DeviceError(
-            f"{shown(name)} is not a device", hint="Use cpu, cuda or cuda:N."
-        ) from error
+    check_device(str(name))
+    device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if count == 0:
-            raise DeviceError(
-                "no CUDA device is available to torch",
-                hint="Use --device cpu, or install a CUDA build of torch and a driver.",
-            )
+            raise no_cuda()
         if device.index is not None and device.index >= count:
             raise DeviceError(f"there is no {name}: torch sees {count} CUDA device(s)")
-    elif device.type != "cpu":
-        raise DeviceError(f"device type '{device.type}' is not supported", hint="Use cpu or cuda.")
     return device
 
 

@@ -43,6 +43,7 @@ from decoder.model.quantization import (
     quantization_of,
     stored_bytes,
 )
+from decoder.names import check_path, check_target
 
 Weights = Literal["auto", "random", "pretrained"]
 
@@ -174,10 +175,7 @@ def load_model(
         raise InputError(
             f"'{weights}' is not a kind of weights", hint="Use auto, pretrained or random."
         )
-    if not name.strip():
-        raise InputError(
-            "the target's name is empty", hint="Give a folder, a hub id or a known target."
-        )
+    check_target(name)
     source = None
     if weights != "random":
         source = weights_source(name, download=download and weights == "pretrained")
@@ -402,8 +400,7 @@ def weights_source(name: str, download: bool) -> str | None:
     folder = folder_of(name)
     if folder is not None:
         return str(folder) if any(folder.glob("*.safetensors")) else None
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a path
-        raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
+    check_path(name)
     label = _canonical_name(name)
     if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
         return str(demo_model_folder())

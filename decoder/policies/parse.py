@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from costmodel.errors import InputError
-from decoder.extensions import POLICIES, extension_names, make_extension
+from decoder.extensions import POLICIES, make_extension
+from decoder.names import FIXED, check_policy
 from decoder.policies.base import Chain, FindCost, Fixed, Plain, Policy
 from decoder.policies.bastion import Bastion
 
-NAMES = "bastion, fixed:N, chain or plain"
-FIXED = re.compile(r"fixed:([1-9]\d{0,8})", re.ASCII)
-
 
 def parse_policy(text: str, cost: FindCost, max_nodes: int) -> Policy:
-    """The policy of a name, as `bastion` or `fixed:16`; `NAMES` lists those of the decoder.
+    """The policy of a name, as `bastion` or `fixed:16`; `POLICY_NAMES` lists those of the decoder.
 
     Entry points give other packages' policies names, and `package.module:Class` needs none.
 
@@ -30,16 +26,11 @@ def parse_policy(text: str, cost: FindCost, max_nodes: int) -> Policy:
         return Chain(max_nodes=max_nodes)
     if text == "plain":
         return Plain()
-    if text.partition(":")[0] == "fixed":
-        match = FIXED.fullmatch(text)
-        if match is None:
-            hint = "Write fixed:N with N of 1 or more, as fixed:16."
-            raise InputError(f"'{text}' is not a policy", hint=hint)
+    check_policy(text)
+    match = FIXED.fullmatch(text)
+    if match is not None:
         return Fixed(int(match[1]))
     policy = make_extension(text, POLICIES, Policy, cost=cost, max_nodes=max_nodes)
-    if policy is None:
-        names = ", ".join((NAMES, *extension_names(POLICIES)))
-        raise InputError(
-            f"'{text}' is not a policy", hint=f"Use {names}, or package:Class for one of your own."
-        )
+    if policy is None:  # the entry point is that of a format
+        raise InputError(f"'{text}' is not a policy")
     return policy

@@ -19,6 +19,8 @@ from costmodel.profile.text import describe_error
 
 SCHEMA_VERSION = 1
 PLAIN = "plain"  # the arm that every result has
+PEER = "transformers:"  # before the name of a peer
+STUDIES = ("sweep", "shape", "estimator")
 
 Count = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError
+from costmodel.io import check_output
 from decoder.acceptance.sampling import Sampling
 from decoder.arguments import chat_options
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
@@ -86,7 +86,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         listeners.say(f"{options.protocol.protocol.name}: {options.protocol.lacks}")
     labels = drafter_labels(options.arms.drafters)
     plan_arms(options.arms, causal_drafters=labels.values())
-    _check_output(options.output)
+    if options.output is not None:
+        check_output(options.output)
     name = default_target(device) if options.target is None else options.target
     engines = check_engines(
         options.engines,
@@ -184,14 +185,3 @@ def _settings(
         quantization=target.loaded.quantization,
         template=dict(options.template or {}),
     )
-
-
-def _check_output(output: Path | None) -> None:
-    """Raise InputError where the result could not be written."""
-    if output is not None and output.is_dir():
-        raise InputError(f"{output} is a folder", hint="Give --output a file name.")
-    if output is not None and not os.access(output.absolute().parent, os.W_OK):
-        raise InputError(
-            f"cannot write to {output.absolute().parent}",
-            hint="Choose another place for --output, in a folder that exists.",
-        )

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from profiler.commands.options import (
     NamedValue,
+    OutputPath,
     count_option,
     device_option,
     dtype_option,
@@ -135,7 +136,7 @@ class EngineOption(NamedValue):
 @dtype_option
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     help="Write the result to this file, as JSON.",
 )
 @json_option
@@ -149,6 +150,10 @@ def command(ctx: click.Context, as_json: bool, **values: Any) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
+    from profiler.measure.lock import refuse_if_held
+
+    _check_policies(values["policies"])
+    refuse_if_held(values["device"])
     _report(_run(_options(ctx, values)), as_json=as_json)
     if values["output"] is not None:
         click.echo(f"result: {values['output']}", err=as_json)
@@ -164,10 +169,21 @@ def show(path: Path, as_json: bool) -> None:
     _report(read_result(path), as_json=as_json)
 
 
+def _check_policies(policies: tuple[str, ...]) -> None:
+    """Raise InputError for a wrong name, before torch is imported."""
+    from decoder.names import check_policy
+    from lab.bench.record import PEER, STUDIES
+
+    for policy in policies:
+        if policy not in STUDIES and not policy.startswith(PEER):
+            check_policy(policy.partition("@")[0])
+
+
 def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
     from lab.bench.arms.builder import DecoderChoice
-    from lab.bench.arms.choice import DEFAULT_POLICIES, PEER, STUDIES, ArmChoice
+    from lab.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
     from lab.bench.engines.choice import engine_choices
+    from lab.bench.record import PEER, STUDIES
     from lab.bench.session import BenchOptions
 
     run = _by_protocol(ctx, values)

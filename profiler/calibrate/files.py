@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, ProfileError
-from costmodel.io import replacing
+from costmodel.io import check_output, replacing
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import BORROWED
 from costmodel.profile.store import ProfileStore, user_directory
@@ -25,21 +24,21 @@ from profiler.report.profiles import plot_profile
 def check_writable(output: Path | None) -> None:
     """Raise InputError, before anything is measured, when the profile could not be written."""
     folder = user_directory() if output is None else output.absolute().parent
-    if output is not None and (output.is_dir() or output.suffix != ".yaml"):
+    if output is not None and output.suffix != ".yaml":
         raise InputError(
             f"the profile cannot be written to {output}",
             hint="Give --output a file name ending in .yaml.",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A new file, which nobody can have planted, and which is gone however this ends.
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
-            probe.write(b"\0" * 4096)
     except OSError as error:
         raise InputError(
             f"cannot write to {folder}: {error.strerror or error}",
-            hint="Choose another --output, or set ROOFTREE_HOME to a folder you can write to.",
-        ) from error
+            hint="Set ROOFTREE_HOME to a folder you can write to."
+            if output is None
+            else "Choose another place for --output.",
+        ).of_output() from error
+    check_output(folder / "profile.yaml" if output is None else output)
 
 
 def open_journal(

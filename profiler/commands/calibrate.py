@@ -54,6 +54,9 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(f"Give options after '{ctx.invoked_subcommand}'.")
         return
+    from profiler.measure.lock import refuse_if_held
+
+    refuse_if_held(options["device"])
     from profiler.calibrate.run import calibrate
     from profiler.calibrate.source import CalibrationSettings
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from profiler.commands.options import json_option
+from profiler.commands.options import OutputPath, json_option
 
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="Folder of operator tables, <device>_<target>_tp<n> [default: published tables].",
 )
 @click.option("--source", default="", help="Source of the tables in --operators.")
-@click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
+@click.option("--output", type=OutputPath("either"), help="File or folder to write to.")
 @json_option
 def compose(target_name: str, as_json: bool, output: Path | None, **options: Any) -> None:
     """Compose a profile of a GPU that is not at hand from measured operators.
@@ -57,7 +57,7 @@ def compose(target_name: str, as_json: bool, output: Path | None, **options: Any
 @click.command(name="transfer")
 @click.argument("name", metavar="PROFILE")
 @click.option("--to", "device_name", required=True, help="GPU by slug, name or alias.")
-@click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
+@click.option("--output", type=OutputPath("either"), help="File or folder to write to.")
 @json_option
 def transfer(name: str, device_name: str, output: Path | None, as_json: bool) -> None:
     """Scale a profile to another GPU by both data sheets.

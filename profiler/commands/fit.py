@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from profiler.commands.options import json_option
+from profiler.commands.options import OutputPath, json_option
 
 FORMATS = ("csv", "llama-bench", "llama-batched-bench", "sglang-dspark")
 
@@ -24,7 +24,7 @@ FORMATS = ("csv", "llama-bench", "llama-batched-bench", "sglang-dspark")
 @click.option("--target", required=True, help="The target model, such as Qwen/Qwen3-8B.")
 @click.option("--tp", "tensor_parallel", default=1, show_default=True,
               type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path),
+@click.option("--output", type=OutputPath("either"),
               help="Make a profile: a .yaml file, or a folder of profiles.")  # fmt: skip
 @click.option("--source", help="Tool and version that measured, where FILE does not say.")
 @click.option("--context", type=click.IntRange(min=0),

@@ -12,6 +12,7 @@ import click
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
 from profiler.commands.options import (
+    checked_by,
     count_option,
     execution_options,
     ignore_eos_option,
@@ -64,6 +65,7 @@ GENERATION_OPTIONS = ("max_new_tokens", "ignore_eos", "temperature", "top_p", "s
     "--policy",
     default="bastion",
     show_default=True,
+    callback=checked_by("check_policy"),
     help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and dynatree; "
     "package:Class, your own. Trees that a policy sizes end at 256 nodes.",
 )

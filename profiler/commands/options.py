@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import click
 
@@ -34,18 +34,45 @@ class Duration(click.ParamType):
         return float(match[1]) * self.UNITS_S[match[2]]
 
 
-class PicturePath(click.Path):
-    """The path of a picture, whose ending says its form."""
+class OutputPath(click.Path):
+    """A path that can be written to: of a file, a folder, or of either, by its ending .yaml."""
 
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
+    def __init__(self, kind: Literal["file", "folder", "either"] = "file") -> None:
+        super().__init__(path_type=Path)
+        self.kind = kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        from costmodel.io import check_output
+
+        path = Path(super().convert(value, param, ctx))
+        folder = path.is_dir() or path.suffix not in (".yaml", ".yml")
+        check_output(path, folder=folder if self.kind == "either" else self.kind == "folder")
+        return path
+
+
+class PicturePath(OutputPath):
+    """The path of a picture, whose ending says its form."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         from profiler.report.drawing import check_picture
 
-        path = Path(super().convert(value, param, ctx))
+        path = super().convert(value, param, ctx)
         check_picture(path)
         return path
+
+
+def checked_by(check: str) -> Callable[[Any, Any, Any], Any]:
+    """A callback: the values of an option, each checked by this function of `decoder.names`."""
+
+    def callback(ctx: Any, param: Any, value: Any) -> Any:
+        from decoder import names
+
+        for one in value if isinstance(value, tuple) else (value,):
+            if one is not None:
+                getattr(names, check)(one)
+        return value
+
+    return callback
 
 
 class NamedValue(click.ParamType):
@@ -122,10 +149,14 @@ def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 target_option = click.option(
-    "--target", help="Folder, hub id or known target [default: fits this device]."
+    "--target",
+    callback=checked_by("check_target"),
+    help="Folder, hub id or known target [default: fits this device].",
 )
 device_option = click.option(
-    "--device", help="cpu, cuda or cuda:N [default: CUDA where there is one]."
+    "--device",
+    callback=checked_by("check_device"),
+    help="cpu, cuda or cuda:N [default: CUDA where there is one].",
 )
 dtype_option = click.option(
     "--dtype",
@@ -175,7 +206,7 @@ contexts_option = click.option(
     "--contexts", type=WholeNumbers(), help="Cached tokens to measure at."
 )
 profile_output_option = click.option(
-    "--output", type=click.Path(path_type=Path), help="Write the profile to this file."
+    "--output", type=OutputPath(), help="Write the profile to this file."
 )
 
 
@@ -207,5 +238,4 @@ def prompts_option(help: str) -> Callable[[Decorated], Decorated]:
 
 def output_folder_option(help: str) -> Callable[[Decorated], Decorated]:
     """`--output` of a training command: a folder, which must be given."""
-    folder = click.Path(file_okay=False, path_type=Path)
-    return click.option("--output", required=True, type=folder, help=help)
+    return click.option("--output", required=True, type=OutputPath("folder"), help=help)

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from costmodel.errors import DeviceError
 from costmodel.profile.store import user_directory
+from decoder.names import has_gpu
 
 OWNER = re.compile(r"process \d+, since [\d :-]{19}")
 
@@ -48,10 +49,7 @@ def device_lock(device: str, directory: Path | None = None) -> Iterator[None]:
                 _make_private(path.parent)
                 locks.enter_context(FileLock(path, timeout=0))
             except Timeout:
-                raise DeviceError(
-                    f"another measurement of {device} is running{_owner(path)}",
-                    hint="Two at once would disturb each other: wait for it or stop it.",
-                ) from None
+                raise _held(device, path) from None
             except OSError as error:
                 raise DeviceError(
                     f"cannot lock {device} in {path.parent}: {error.strerror or error}",
@@ -61,6 +59,34 @@ def device_lock(device: str, directory: Path | None = None) -> Iterator[None]:
                 started = time.strftime("%Y-%m-%d %H:%M:%S")
                 path.write_text(f"process {os.getpid()}, since {started}")
         yield
+
+
+def refuse_if_held(device: str | None) -> None:
+    """Raise DeviceError where another process measures `cpu` or `cuda:N`; None: the default.
+
+    It needs no torch: the end of a lock's name says the device. What it lets pass `device_lock`
+    still refuses, as GPUs that CUDA_VISIBLE_DEVICES has renumbered.
+    """
+    label = (device or ("cuda" if has_gpu() else "cpu")).replace(":", "-")
+    if label.startswith("cuda"):
+        if os.environ.get("CUDA_VISIBLE_DEVICES"):
+            return
+        label = label if "-" in label else "cuda-0"
+    for path in lock_directory().glob(f"*-{label}.lock"):
+        try:
+            with FileLock(path, timeout=0):
+                pass
+        except Timeout:
+            raise _held(path.stem, path) from None
+        except OSError:  # device_lock says so
+            continue
+
+
+def _held(device: str, path: Path) -> DeviceError:
+    return DeviceError(
+        f"another measurement of {device} is running{_owner(path)}",
+        hint="Two at once would disturb each other: wait for it or stop it.",
+    )
 
 
 def _lock_files(device: str, directory: Path | None) -> list[Path]:

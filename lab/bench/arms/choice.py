@@ -11,13 +11,11 @@ from decoder.policies.base import DEFAULT_MAX_NODES
 from decoder.policies.parse import parse_policy
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.arms.peers import LOOKUP_TOKENS
-from lab.bench.record import PLAIN, Arm
+from lab.bench.record import PEER, PLAIN, Arm
 from lab.papers.specblock.updates.specblock import split_updater
 
 PEERS = ("plain", "prompt-lookup", "assisted")
-PEER = "transformers:"  # before the name of a peer
 DEFAULT_POLICIES = ("chain", "bastion")
-STUDIES = ("sweep", "shape", "estimator")
 SWEEP = (1, 3, 7, 15, 31)  # tree sizes; more come with --policy fixed:N
 ESTIMATORS = ("static", "ema", "ema+calib")
 _SHAPES = ("beam:4x15", "fixed:60")  # as many nodes by beam search as best first

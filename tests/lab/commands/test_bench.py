@@ -195,7 +195,6 @@ class TestRefused:
             (("--protocol", "ddtree"), r"--prompts does not go with --protocol"),
             (("--policy", "transformers:vllm"), r"'transformers:vllm' is no arm"),
             (("--new-tokens", "0"), r"'--new-tokens'"),
-            (("--output", "/no/such/folder/out.json"), r"cannot write to /no/such/folder"),
             (("--target", "./nonesuch"), r"there is no folder \./nonesuch"),
             (("--drafter", ""), r"the drafter's name is empty"),
             (

@@ -1,0 +1,79 @@
+"""Checks of the names of devices, targets and policies before anything heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from costmodel.catalog import find_target
+from costmodel.errors import DeviceError, InputError, shown
+from costmodel.io import folder_of
+from decoder.extensions import POLICIES, REFERENCE, extension_names
+
+DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:\d{1,3})?", re.ASCII)
+GPU_FILES = ("nvidia*", "nvhost*", "nvmap", "nvgpu*", "kfd", "dxg")  # in /dev, of all that CUDA has
+POLICY_NAMES = "bastion, fixed:N, chain or plain"
+FIXED = re.compile(r"fixed:([1-9]\d{0,8})", re.ASCII)
+
+
+def has_gpu() -> bool:
+    """Whether there may be a GPU; only Linux can say that there is none."""
+    return sys.platform != "linux" or any(any(Path("/dev").glob(one)) for one in GPU_FILES)
+
+
+def check_device(name: str) -> None:
+    """Raise DeviceError where no device can have this name here."""
+    if DEVICE.fullmatch(name) is None:
+        raise DeviceError(f"{shown(name)} is not a device", hint="Use cpu, cuda or cuda:N.")
+    if name.startswith("cuda") and not has_gpu():
+        raise no_cuda()
+
+
+def no_cuda() -> DeviceError:
+    return DeviceError(
+        "no CUDA device is available to torch",
+        hint="Use --device cpu, or install a CUDA build of torch and a driver.",
+    )
+
+
+def check_target(name: str) -> None:
+    """Raise InputError for a name that is no folder, no known target and no hub id."""
+    if not name.strip():
+        raise InputError(
+            "the target's name is empty", hint="Give a folder, a hub id or a known target."
+        )
+    if folder_of(name) is not None:
+        return
+    check_path(name)
+    if "/" not in name and not _in_hub_cache(name):
+        find_target(name)
+
+
+def check_path(name: str) -> None:
+    """Raise InputError for a path, where there is no folder of this name."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
+
+
+def _in_hub_cache(name: str) -> bool:
+    """Whether the hub's cache has an old name without an owner, as gpt2."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"), f"models--{name}").is_dir()
+
+
+def check_policy(text: str) -> None:
+    """Raise InputError for a name of no policy; other packages' own names are not imported."""
+    if text in ("bastion", "chain", "plain") or FIXED.fullmatch(text):
+        return
+    if text.partition(":")[0] == "fixed":
+        hint = "Write fixed:N with N of 1 or more, as fixed:16."
+        raise InputError(f"'{text}' is not a policy", hint=hint)
+    extensions = extension_names(POLICIES)
+    named = text in extensions or text.partition(":")[0] in extensions
+    if not named and REFERENCE.fullmatch(text) is None:
+        names = ", ".join((POLICY_NAMES, *extensions))
+        raise InputError(
+            f"'{text}' is not a policy", hint=f"Use {names}, or package:Class for one of your own."
+        )
