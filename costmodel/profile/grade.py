@@ -68,13 +68,14 @@ def objection(stored: Profile, new: Profile) -> str:
     old, made = stored.surface, new.surface
     if old is None or made is None or not alike:
         return ""
-    for name in ("rows", "context", "batch"):
+    axes = {"rows": "row counts", "context": "contexts", "batch": "batch sizes"}
+    for name, shown in axes.items():
         (low, high), (least, most) = (
             (min(getattr(one, name)), max(getattr(one, name))) for one in (old, made)
         )
         if low < least or most < high:
             return (
-                f"the new one's {name} go from {least} to {most}, "
+                f"the new one's {shown} go from {least} to {most}, "
                 f"the stored one's from {low} to {high}"
             )
     if len(made.rows) < FEWER * len(old.rows):

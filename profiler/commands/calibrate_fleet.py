@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="fleet", short_help="Measure each kind of GPU of a Ray cluster.")
-@click.option("--address", default="auto", help="The cluster's head, host:port "
-              "[default: the running one].")  # fmt: skip
+@click.argument("address", default="auto", metavar="[HOST:PORT]")
 @target_option
 @click.option("--device", type=click.Choice(["cpu", "cuda"]),
               help="Kind of device [default: CUDA where there is one].")  # fmt: skip
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, address: str, as_json: bool, **options: Any) -> None:
     """Measure each distinct kind of GPU of a Ray cluster, and store the profiles here.
 
-    Needs `pip install 'rooftree[fleet]'` on every node. The profiles of other kinds are
+    HOST:PORT is the cluster's head; the default is the one that runs. Needs `pip install 'rooftree[fleet]'` on every node. The profiles of other kinds are
     stored where one kind fails, and the exit code tells it.
     """
     from costmodel.errors import MeasurementError

@@ -72,7 +72,7 @@ def test_a_profile_that_fits_is_found(home, kind, status):
     path = ProfileStore().save(profile)
     result = found()
     assert result["profile"].status == status
-    assert result["profile"].found == f"{kind}, {path}"
+    assert result["profile"].found.startswith(f"{kind}, {path}; usable: ")
 
 
 def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):

@@ -38,6 +38,7 @@ def test_list_as_json_has_stable_fields(home, run):
         "created_utc": "2026-01-02T03:04:05Z",
         "held_out_median": None,
         "regret_worst": None,
+        "grade": "usable",
     }
 
 
