@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, address: str, as_json: bool, **options: Any) -> None:
     """Measure each distinct kind of GPU of a Ray cluster, and store the profiles here.
 
-    HOST:PORT is the cluster's head; the default is the one that runs. Needs `pip install 'rooftree[fleet]'` on every node. The profiles of other kinds are
+    HOST:PORT is the cluster's head; the default is the one that runs. Needs
+    `pip install 'rooftree[fleet]'` on every node. The profiles of other kinds are
     stored where one kind fails, and the exit code tells it.
     """
     from costmodel.errors import MeasurementError

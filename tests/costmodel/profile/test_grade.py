@@ -12,31 +12,31 @@ from costmodel.profile.store import ProfileStore
 from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
 
+GOOD = {"mean": 0.002, "worst": 0.01, "high": 0.004, "error": 0.01, "noise": 0.01, "held_out": 9,
+        "ms": range(10, 16), "contexts": (256, 2048), "kind": "cuda"}  # fmt: skip
 
-def judged(
-    mean=0.002, worst=0.01, high=0.004, error=0.01, noise=0.01, held_out=9, ms=range(10, 16),
-    contexts=(256, 2048), kind="cuda",
-) -> Profile:  # fmt: skip
+
+def judged(**changed) -> Profile:
     """A profile whose forwards of 1, 2, 4, ... rows take so many milliseconds."""
-    made, count = make_profile(), len(ms) * len(contexts)
-    return made.model_copy(
-        update={
-            "device": made.device.model_copy(update={"kind": kind, "threads": 2}),
-            "surface": SurfaceSection(
-                rows=[2**k for _ in contexts for k in range(len(ms))],
-                context=[context for context in contexts for _ in ms],
-                batch=(1,) * count, n=(5,) * count, mad_s=(1e-5,) * count,
-                median_s=[one / 1e3 for _ in contexts for one in ms],
-            ),
-            "held_out": HeldOutSection(
-                error=ErrorSummary(points=held_out, mape=error, median=error, p95=1, worst=1),
-                repeat_noise=noise,
-            ),
-            "regret": RegretSection(
-                mean=mean, worst=worst, interval=(0, high), curves=18, contexts=(70, 300)
-            ),
-        }
+    wanted, made = GOOD | changed, make_profile()
+    ms, contexts, error = wanted["ms"], wanted["contexts"], wanted["error"]
+    count = len(ms) * len(contexts)
+    device = made.device.model_copy(update={"kind": wanted["kind"], "threads": 2})
+    surface = SurfaceSection(
+        rows=[2**k for _ in contexts for k in range(len(ms))],
+        context=[context for context in contexts for _ in ms],
+        batch=(1,) * count, n=(5,) * count, mad_s=(1e-5,) * count,
+        median_s=[one / 1e3 for _ in contexts for one in ms],
     )  # fmt: skip
+    summary = ErrorSummary(points=wanted["held_out"], mape=error, median=error, p95=1, worst=1)
+    held_out = HeldOutSection(error=summary, repeat_noise=wanted["noise"])
+    regret = RegretSection(
+        mean=wanted["mean"], worst=wanted["worst"], interval=(0, wanted["high"]), curves=18,
+        contexts=(70, 300),
+    )  # fmt: skip
+    return made.model_copy(
+        update={"device": device, "surface": surface, "held_out": held_out, "regret": regret}
+    )
 
 
 @pytest.mark.parametrize(
