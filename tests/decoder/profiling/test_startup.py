@@ -172,7 +172,8 @@ class TestDraftCosts:
         source = find_cost(target, NgramDrafter(), choice)
         assert source.line == (
             f"profile {path} (quick, {probed.provenance.created_utc[:10]}, grade: usable); draft"
-            f" cost of ngram timed now, not kept: the profile is none of your own in {user_directory()}"
+            " cost of ngram timed now, not kept: the profile is none of your own in"
+            f" {user_directory()}"
         )
         assert source.cost.draft_s(300) == 3e-3
         assert path.read_bytes() == before
