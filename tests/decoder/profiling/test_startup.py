@@ -61,7 +61,10 @@ class TestFound:
     def test_a_stored_profile_is_used(self, target, probed):
         path = ProfileStore().save(probed)
         source = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
-        assert source.line == f"profile {path} (quick, {probed.provenance.created_utc[:10]})"
+        assert (
+            source.line
+            == f"profile {path} (quick, {probed.provenance.created_utc[:10]}, grade: usable)"
+        )
         assert source.profile is not None
         assert source.profile.to_yaml() == Profile.from_yaml(path).to_yaml()
         assert (source.warnings, source.online) == ((), False)
@@ -168,8 +171,9 @@ class TestDraftCosts:
         choice = ProfileChoice(path=path if where == "named" else None)
         source = find_cost(target, NgramDrafter(), choice)
         assert source.line == (
-            f"profile {path} (quick, {probed.provenance.created_utc[:10]}); draft cost of ngram"
-            f" timed now, not kept: the profile is none of your own in {user_directory()}"
+            f"profile {path} (quick, {probed.provenance.created_utc[:10]}, grade: usable); draft"
+            " cost of ngram timed now, not kept: the profile is none of your own in"
+            f" {user_directory()}"
         )
         assert source.cost.draft_s(300) == 3e-3
         assert path.read_bytes() == before
