@@ -70,6 +70,7 @@ class ProvenanceSection(Section):
     points: CountOrZero = 0
     samples: CountOrZero = 0
     discarded_samples: CountOrZero = 0
+    pace_spread: Statistic | None = None
     duration_s: SecondsOrZero | None = None
     sm_clock_hz: Hertz | None = None
     memory_clock_hz: Hertz | None = None
