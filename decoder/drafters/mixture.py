@@ -115,19 +115,22 @@ def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[
     level, below = min(position, DEPTHS - 1), min(position, 1)
     top, total, best_row, one = _prediction(_FIRST, row, position, on_best, joint)
     best, rest, left = _calibration(_FIRST, level, one, top, total, statistics)
-    other_top, other_total, other_best_row, two = _prediction(_SECOND, row, position, on_best, joint)
-    other = _calibration(_SECOND, level, two, other_top, other_total, statistics)
+    other = _prediction(_SECOND, row, position, on_best, joint)
+    other_top, other_total, other_best_row, two = other
+    other_best, other_rest, other_left = _calibration(
+        _SECOND, level, two, other_top, other_total, statistics
+    )
     counts = statistics.counts[below, one, two]
     counted = counts[0] + counts[1] + counts[2]
     mixture = Mixture(
         (one, two), (top, other_top), (total, other_total), (best_row, other_best_row),
-        (best, other[0]), (rest, other[1]), (left, other[2]),
+        (best, other_best), (rest, other_rest), (left, other_left),
         (counts[0] / counted, counts[1] / counted, counts[2] / counted), 1.0, 1.0,
     )  # fmt: skip
     if one == 0 or two == 0:
         alone = (1.0 if one > 0 else 0.0), (1.0 if two > 0 else 0.0), 0.0
         return _with_weights(mixture, alone, 1.0, 1.0)
-    left_by_both = left * other[2]
+    left_by_both = left * other_left
     divisor = left_by_both
     child = first_child(joint.trie, row)
     while child >= 0:
@@ -136,7 +139,7 @@ def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[
             q, _ = _probability(_SECOND, joint.trie[child, TOKEN], child, position, joint, mixture)
             divisor += p * q
         child = joint.trie[child, SIBLING]
-    named = mixture.weights[0] * (1.0 - left) + mixture.weights[1] * (1.0 - other[2])
+    named = mixture.weights[0] * (1.0 - left) + mixture.weights[1] * (1.0 - other_left)
     if divisor > 0.0:
         named += mixture.weights[2] * (1.0 - left_by_both / divisor)
     missed = statistics.missed[below, one, two]

@@ -21,6 +21,7 @@ from profiler import cli
 from profiler.calibrate.fleet import ray_cluster as fleet_ray
 from profiler.calibrate.fleet.scheduler import calibrate_fleet
 from profiler.calibrate.source import CalibrationSettings
+from tests.conftest import CALIBRATED
 from tests.tiny_folder import fake_clock, isolate, write_config
 
 _calibrate_here = fleet_ray._calibrate_here
@@ -92,7 +93,7 @@ def test_two_kinds_give_two_profiles_though_a_node_dies(cluster, arguments, caps
     monkeypatch.setattr(calibrate_fleet, "__defaults__", (*others, lambda: 0.0))
     exit_code = cli.run([*arguments, cluster.address])
     captured = capsys.readouterr()
-    assert exit_code == 0, captured.err
+    assert exit_code in CALIBRATED, captured.err
     kinds = json.loads(captured.out)["kinds"]
     profiles = [Profile.from_yaml(kind["path"]) for kind in kinds]
     attempts = {
