@@ -202,8 +202,7 @@ def paper_bytes(
     context: ArrayLike,
     batch: ArrayLike = 1,
     element_bytes: float = 2,
-    weight_bytes: float | None = None,
-    head_bytes: float | None = None,
+    weight_bytes: tuple[float, float] | None = None,
 ) -> ByteCount:
     """Equation (9) and table 4: weights once, everything else times `batch`.
 
@@ -212,13 +211,12 @@ def paper_bytes(
     active for one row. An ungated FFN reads two matrices and moves one intermediate array
     instead of two. A verification moves each recurrent state three times: read for the outputs,
     read and written when the accepted rows are replayed. `weight_bytes` are read of one weight of
-    the layers' matrices, `head_bytes` of embedding and LM head; None: `element_bytes` too.
+    the layers' matrices, and of embedding and LM head; None: `element_bytes`, like all else.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = float(element_bytes)
-    weight = size if weight_bytes is None else weight_bytes
-    head = size if head_bytes is None else head_bytes
+    weight, head = weight_bytes or (size, size)
     one = np.ones_like(s) * size * a.attention_layers
     layer = one * b * s
     rows = size * b * s
@@ -248,8 +246,7 @@ def physical_bytes(
     context: ArrayLike,
     batch: ArrayLike = 1,
     element_bytes: float = 2,
-    weight_bytes: float | None = None,
-    head_bytes: float | None = None,
+    weight_bytes: tuple[float, float] | None = None,
 ) -> ByteCount:
     """The least traffic: every weight once, fused attention, layers fused as far as possible.
 
@@ -259,14 +256,13 @@ def physical_bytes(
     (all of it under `ffn_io`), the LM head writes its logits. A mixture of experts reads the
     expected number of distinct experts, E (1 - (1 - k/E)^(rows x batch)), as if tokens chose
     independently. Each recurrent state is read and written once, which replays the rows accepted
-    last; of several rows, what that needs is written and read once. `weight_bytes` and
-    `head_bytes` as in `paper_bytes`.
+    last; of several rows, what that needs is written and read once. `weight_bytes` as in
+    `paper_bytes`.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = float(element_bytes)
-    weight = size if weight_bytes is None else weight_bytes
-    head = size if head_bytes is None else head_bytes
+    weight, head = weight_bytes or (size, size)
     one = np.ones_like(s) * size * a.attention_layers
     full, windowed = a.kept_layers
     written = full * a.full_cached_width + windowed * a.cached_width + a.index_values
@@ -319,8 +315,9 @@ class Roofline:
     """max(FLOPs / peak FLOP rate, bytes / bandwidth) of one forward (paper, appendix F).
 
     `tensor_parallel` devices share both evenly, which leaves out communication and what every
-    device repeats: for `physical` still a lower bound. `weight_bytes` and `head_bytes` are what
-    the runtime reads (`paper_bytes`); `cache_bytes` of one cached value, None where it is stored like the rest, count in `physical`.
+    device repeats: for `physical` still a lower bound. `weight_bytes` and `head_bytes` are read
+    of one weight of the layers and of the LM head, `cache_bytes`, which count in `physical`, of one
+    cached value; None where it is stored like the rest.
     `protocols` are the all-reduces among them, for calibrations; empty where none were measured.
     """
 
@@ -333,6 +330,12 @@ class Roofline:
     head_bytes: float | None = None
     cache_bytes: float | None = None
     protocols: tuple[LinkProtocol, ...] = ()
+
+    @property
+    def read_bytes(self) -> tuple[float, float]:
+        """Bytes that a step reads of one weight of the layers, and of embedding and LM head."""
+        size = self.element_bytes
+        return self.weight_bytes or size, self.head_bytes or size
 
     def seconds(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds, in the broadcast shape of the arguments."""
@@ -350,7 +353,7 @@ class Roofline:
         count_flops = paper_flops if self.count == "paper" else physical_flops
         count_bytes = paper_bytes if self.count == "paper" else physical_bytes
         flops = count_flops(self.architecture, rows, context, batch).total
-        sizes = self.element_bytes, self.weight_bytes, self.head_bytes
+        sizes = self.element_bytes, self.read_bytes
         count = count_bytes(self.architecture, rows, context, batch, *sizes)
         moved = count.total
         if self.count == "physical" and self.cache_bytes is not None:
