@@ -9,6 +9,7 @@ from platform import python_version
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import nn
@@ -162,7 +163,8 @@ def weights_note(target: Target) -> str:
 
 def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
     """Fit the calibrations and assemble the profile. Raises InputError, ProfileError."""
-    selection = select_calibration(measurement.points, subject.roofline(measurement.peaks))
+    peaks = proven_peaks(measurement.peaks, subject, measurement.points)
+    selection = select_calibration(measurement.points, subject.roofline(peaks))
     return Profile(
         provenance=ProvenanceSection(
             kind=measurement.kind,
@@ -175,11 +177,22 @@ def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
         device=subject.device,
         target=TargetSection.of(subject.architecture),
         runtime=subject.runtime,
-        peaks=measurement.peaks,
+        peaks=peaks,
         calibration=CalibrationSection.of(selection),
         surface=SurfaceSection.of(measurement.points),
         **measurement.sections,
     )
+
+
+def proven_peaks(peaks: PeaksSection, subject: MeasuredSubject, points: Points) -> PeaksSection:
+    """Measured peaks, raised to the rates of the points: beside other work they come out low."""
+    if peaks.source != "measured":
+        return peaks
+    physical = subject.roofline(peaks).with_count("physical")
+    branches_s = physical.branches_s(points.rows, points.context, points.batch)
+    flops, moved = (max(1.0, float(np.max(one / points.seconds))) for one in branches_s)
+    rates = {"flops_per_s": peaks.flops_per_s * flops, "bytes_per_s": peaks.bytes_per_s * moved}
+    return peaks.model_copy(update=rates)
 
 
 READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # several times any last-level cache
