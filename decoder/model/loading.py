@@ -110,7 +110,7 @@ class LoadedModel:
         """Bytes that steps read of one weight of the layers, scales included; None: the dtype's."""
         ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         if self.quantization is None or self.int8:
-            return self._unlike_dtype(read_bytes(self.model, ends))
+            return read_bytes(self.model, ends)
         outside = {id(tensor) for end in ends for tensor in _tensors(end)}
         held = sum(stored_bytes(t) for t in _tensors(self.model) if id(t) not in outside)
         a = self.architecture
@@ -119,10 +119,7 @@ class LoadedModel:
     @property
     def head_bytes(self) -> float | None:
         """Bytes that steps read of one weight of the LM head; None: the dtype's."""
-        return self._unlike_dtype(read_bytes(self.model.get_output_embeddings()))
-
-    def _unlike_dtype(self, size: float | None) -> float | None:
-        return None if size == self.model.dtype.itemsize else size
+        return read_bytes(self.model.get_output_embeddings())
 
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights; InputError where there is none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from platform import python_version
 from time import perf_counter
 from typing import Any
@@ -31,7 +30,7 @@ from costmodel.profile.schema import (
 )
 from costmodel.roofline import Roofline
 from decoder.device import dtype_name, fingerprint, synchronise
-from decoder.model.runtime.linear import JoinedLinear, pack, packing_refused
+from decoder.model.runtime.linear import pack, packing_refused
 from decoder.model.target import Target
 
 ATTENTION = "split"
@@ -217,16 +216,11 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
         product_s = _best_s(lambda: torch.mm(left, right), device)
         read_s = _best_s(lambda: buffer.sum(), device)
         if packing_refused(device, dtype) is None:
-            product_s = min(product_s, _best_s(partial(_packed(right), left), device))
+            layer = nn.Linear(size, size, bias=False, dtype=dtype)
+            layer.weight.data = right.to(torch.bfloat16).to(dtype)  # such are published weights
+            packed = pack([layer])
+            product_s = min(product_s, _best_s(lambda: packed(left), device))
     return Peaks(flops_per_s=2.0 * size**3 / product_s, bytes_per_s=buffer.nbytes / read_s)
-
-
-def _packed(weight: torch.Tensor) -> JoinedLinear:
-    """A packed layer with this weight, rounded to 16 bits as published weights are."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    rounded = weight.to(torch.bfloat16).to(weight.dtype)
-    layer.weight = nn.Parameter(rounded, requires_grad=False)
-    return pack([layer])
 
 
 def measure_copy_bytes_per_s(device: torch.device) -> float:

@@ -275,13 +275,11 @@ def test_no_measured_time_lies_below_the_bytes_that_were_read(name, count):
     # float32 with weights kept in 16 bits, timed before profiles said what a runtime reads
     profile = Profile.from_yaml(DATA / "measured" / "calibrations_avx2" / f"{name}.yaml")
     runtime = profile.runtime.model_copy(update={"weight_bytes": 2.0, "head_bytes": 2.0})
-    points = profile.surface.points()
-    parts = profile.device, profile.target.architecture, profile.peaks
-    bound = runtime.roofline(*parts).with_count(count)
-    assert (bound.seconds(points.rows, points.context) <= points.seconds).all()
+    bound, points = profile.model_copy(update={"runtime": runtime}), profile.surface.points()
+    shape = points.rows, points.context
+    assert (bound.roofline(count).seconds(*shape) <= points.seconds).all()
     if (name, count) != ("quiet_long", "physical"):  # its four bytes a weight lie just below
-        by_dtype = profile.roofline(count).seconds(points.rows, points.context)
-        assert (by_dtype > points.seconds).any()
+        assert (profile.roofline(count).seconds(*shape) > points.seconds).any()
 
 
 def test_bytes_read_of_layers_and_head_are_apart():

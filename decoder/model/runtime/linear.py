@@ -23,12 +23,9 @@ OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
 
 
 class JoinedLinear(Protocol):
-    """Linear layers whose outputs lie side by side.
+    """Linear layers whose outputs lie side by side."""
 
-    weight_bytes  bytes that a product reads of each weight, scales included
-    """
-
-    weight_bytes: float
+    weight_bytes: float  # that a product reads of one weight, scales included
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """Outputs [..., out] of inputs [..., in]."""
@@ -211,13 +208,13 @@ def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
 def read_bytes(module: nn.Module, apart: Sequence[nn.Module] = ()) -> float | None:
     """Bytes that steps read of one weight of a module's matrices, but for the modules `apart`.
 
-    None where they have no packed ones, whose dtype then says it.
+    None where the dtype says it.
     """
-    packed = {
-        id(layer.weight): layer.forward.joined.weight_bytes
-        for layer in module.modules()
-        if isinstance(layer.__dict__.get("forward"), JoinedPart)
-    }
+    packed = {}
+    for layer in module.modules():
+        part = layer.__dict__.get("forward")
+        if isinstance(part, JoinedPart) and part.joined.weight_bytes != layer.weight.itemsize:
+            packed[id(layer.weight)] = part.joined.weight_bytes
     outside = {id(tensor) for one in apart for tensor in one.parameters()}
     inside = [one for one in module.parameters() if one.ndim > 1 and id(one) not in outside]
     if not any(id(one) in packed for one in inside):
