@@ -283,10 +283,8 @@ def test_no_measured_time_lies_below_the_bytes_that_were_read(name, count):
 
 
 def test_bytes_read_of_layers_and_head_are_apart():
-    # layers' weights at half a byte, embedding and LM head at three, the cache at four
     paper, physical = (one(TINY, 5, 7, 1, 4, (0.5, 3)) for one in (paper_bytes, physical_bytes))
     assert paper.attention_weights == 0.5 * 2 * (2 * 8 * 12 + 2 * 8 * 6)
     assert paper.ffn_weights == physical.ffn_weights == 0.5 * 2 * 3 * 8 * 16
     assert paper.embedding_and_lm_head_weights == 3 * 2 * 8 * 100
     assert physical.embedding_and_lm_head_weights == 3 * 8 * (100 + 5)
-    assert paper.kv_read == 4 * 2 * 7 * 12

@@ -14,14 +14,9 @@ from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.capture import BUCKETS
+from decoder.profiling import measured_profile as measuring
 from decoder.profiling import probe
-from decoder.profiling.measured_profile import (
-    MeasuredSubject,
-    Measurement,
-    make_profile,
-    profile_key,
-    soft_key,
-)
+from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, quick_profile, time_drafter
 from decoder.profiling.startup import ProfileChoice, calibrate_command, find_cost
 from tests.conftest import DATA
@@ -357,8 +352,9 @@ def test_measured_peaks_are_raised_to_the_rates_of_the_points(source):
     changes = {"source": source, "flops_per_s": 3e10, "bytes_per_s": 5e9}
     low, points = stored.peaks.model_copy(update=changes), stored.surface.points()
     parts = {"device": stored.device, "architecture": stored.target.architecture}
-    subject = MeasuredSubject(runtime=stored.runtime, **parts)
-    made = make_profile(subject, Measurement(kind="measured", points=points, peaks=low))
+    subject = measuring.MeasuredSubject(runtime=stored.runtime, **parts)
+    measured = measuring.Measurement(kind="measured", points=points, peaks=low)
+    made = measuring.make_profile(subject, measured)
     branches_s = made.roofline("physical").branches_s(points.rows, points.context)
     shares = [max(one / points.seconds) for one in branches_s]
     assert shares == pytest.approx([1, 1]) if source == "measured" else made.peaks == low
