@@ -282,7 +282,8 @@ def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
         (
             "runtime",
             f"{runtime.kind}, {runtime.quantization or runtime.dtype}, attention "
-            f"{runtime.attention}, tensor-parallel {runtime.tensor_parallel}, "
+            f"{runtime.attention}, reads {profile.roofline().read_bytes[0]:.3g} bytes a weight, "
+            f"tensor-parallel {runtime.tensor_parallel}, "
             f"torch {runtime.torch or 'unknown'}",
         ),
         (
