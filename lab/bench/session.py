@@ -97,8 +97,6 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     )
     with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
         environment, machine_warnings = machine(device)
-        for warning in machine_warnings:
-            listeners.say(f"warning: {warning}")
         loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)
         builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
@@ -117,6 +115,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
             ends=builder.ends,
             threads=torch.get_num_threads(),
         )
+        for warning in machine_warnings:
+            listeners.say(f"warning: {warning}")
         with engine_runners(engines, subject, listeners.say) as others:
             runners = [*builder.runners(arms), *others]
             located = builder.profile or stored_profile(builder.target)
