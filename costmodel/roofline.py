@@ -202,7 +202,7 @@ def paper_bytes(
     context: ArrayLike,
     batch: ArrayLike = 1,
     element_bytes: float = 2,
-    weight_bytes: float | None = None,
+    weight_bytes: tuple[float, float] | None = None,
 ) -> ByteCount:
     """Equation (9) and table 4: weights once, everything else times `batch`.
 
@@ -210,20 +210,20 @@ def paper_bytes(
     attention writes and reads its scores. A mixture of experts reads the experts that are
     active for one row. An ungated FFN reads two matrices and moves one intermediate array
     instead of two. A verification moves each recurrent state three times: read for the outputs,
-    read and written when the accepted rows are replayed. `weight_bytes` are those of one
-    quantised weight of the layers' matrices, None where they are stored like everything else.
+    read and written when the accepted rows are replayed. `weight_bytes` are read of one weight of
+    the layers' matrices, and of embedding and LM head; None: `element_bytes`, like all else.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = float(element_bytes)
-    weight = size if weight_bytes is None else weight_bytes
+    weight, head = weight_bytes or (size, size)
     one = np.ones_like(s) * size * a.attention_layers
     layer = one * b * s
     rows = size * b * s
     recurrent = a.recurrent_layers * (a.conv_channels + 2 * a.state_inner)
     apart = a.layers - a.attention_layers
     return ByteCount(
-        embedding_and_lm_head_weights=np.ones_like(s) * size * 2 * a.vocab * a.hidden,
+        embedding_and_lm_head_weights=np.ones_like(s) * head * 2 * a.vocab * a.hidden,
         attention_weights=_mixer_bytes(a, s, weight),
         ffn_weights=np.ones_like(s) * weight * a.ffn_matrices * a.hidden * a.active_ffn,
         small_weights=np.zeros_like(s),
@@ -246,7 +246,7 @@ def physical_bytes(
     context: ArrayLike,
     batch: ArrayLike = 1,
     element_bytes: float = 2,
-    weight_bytes: float | None = None,
+    weight_bytes: tuple[float, float] | None = None,
 ) -> ByteCount:
     """The least traffic: every weight once, fused attention, layers fused as far as possible.
 
@@ -262,13 +262,13 @@ def physical_bytes(
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = float(element_bytes)
-    weight = size if weight_bytes is None else weight_bytes
+    weight, head = weight_bytes or (size, size)
     one = np.ones_like(s) * size * a.attention_layers
     full, windowed = a.kept_layers
     written = full * a.full_cached_width + windowed * a.cached_width + a.index_values
     gathered = np.zeros_like(s) if a.tied else np.minimum(s * b, a.vocab)
     return ByteCount(
-        embedding_and_lm_head_weights=size * a.hidden * (a.vocab + gathered)
+        embedding_and_lm_head_weights=head * a.hidden * (a.vocab + gathered)
         + size * a.lookup_weights / a.vocab * np.minimum(s * b, a.vocab),
         attention_weights=_mixer_bytes(a, s, weight),
         ffn_weights=weight * a.common_ffn_parameters
@@ -315,8 +315,9 @@ class Roofline:
     """max(FLOPs / peak FLOP rate, bytes / bandwidth) of one forward (paper, appendix F).
 
     `tensor_parallel` devices share both evenly, which leaves out communication and what every
-    device repeats: for `physical` still a lower bound. `weight_bytes` as in `paper_bytes`;
-    `cache_bytes` of one cached value, None where it is stored like the rest, count in `physical`.
+    device repeats: for `physical` still a lower bound. `weight_bytes` and `head_bytes` are read
+    of one weight of the layers and of the LM head, `cache_bytes`, which count in `physical`, of one
+    cached value; None where it is stored like the rest.
     `protocols` are the all-reduces among them, for calibrations; empty where none were measured.
     """
 
@@ -326,8 +327,15 @@ class Roofline:
     count: Literal["paper", "physical"] = "paper"
     tensor_parallel: int = 1
     weight_bytes: float | None = None
+    head_bytes: float | None = None
     cache_bytes: float | None = None
     protocols: tuple[LinkProtocol, ...] = ()
+
+    @property
+    def read_bytes(self) -> tuple[float, float]:
+        """Bytes that a step reads of one weight of the layers, and of embedding and LM head."""
+        size = self.element_bytes
+        return self.weight_bytes or size, self.head_bytes or size
 
     def seconds(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds, in the broadcast shape of the arguments."""
@@ -345,9 +353,8 @@ class Roofline:
         count_flops = paper_flops if self.count == "paper" else physical_flops
         count_bytes = paper_bytes if self.count == "paper" else physical_bytes
         flops = count_flops(self.architecture, rows, context, batch).total
-        count = count_bytes(
-            self.architecture, rows, context, batch, self.element_bytes, self.weight_bytes
-        )
+        sizes = self.element_bytes, self.read_bytes
+        count = count_bytes(self.architecture, rows, context, batch, *sizes)
         moved = count.total
         if self.count == "physical" and self.cache_bytes is not None:
             saved = 1 - self.cache_bytes / self.element_bytes

@@ -15,6 +15,8 @@ def main(target: str | None = None) -> None:
     measured = calibrate(settings)
     print(f"profile: {measured.path}")
     print(f"picture: {measured.picture}")
+    if measured.aside:
+        print(f"the stored profile stays for others: {measured.aside}")
 
     profile = ProfileChoice(path=measured.path)
     decoder = TreeDecoder.from_pretrained(target, profile=profile, max_nodes=31)

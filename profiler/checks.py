@@ -11,6 +11,7 @@ import torch
 
 from costmodel.catalog import device_by_name, find_target
 from costmodel.errors import ProfileError, RooftreeError
+from costmodel.profile.grade import grade
 from costmodel.profile.profile import ProfileKey
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.device import default_dtype, dtype_name, fingerprint, select_device
@@ -124,9 +125,12 @@ def _profile(target: str, device: torch.device) -> DoctorCheck:
     except ProfileError:
         found = f"none for {target} in {_dtype(device)} on this device"
         return DoctorCheck("profile", "missing", found, measure)
-    kind = result.profile.provenance.kind
+    kind, mark = result.profile.provenance.kind, grade(result.profile)
+    status: Status
     status, advice = ("ok", "") if kind == "measured" else ("warn", measure)
-    return DoctorCheck("profile", status, f"{kind}, {result.path}", advice)
+    if mark.word == "do not use":
+        status, advice = "warn", "Run `rooftree calibrate --time-budget 3m` on a quieter machine."
+    return DoctorCheck("profile", status, f"{kind}, {result.path}; {mark}", advice)
 
 
 def _demo_model() -> DoctorCheck:

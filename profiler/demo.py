@@ -110,6 +110,13 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     rows = [*comparison["prompts"], comparison["pooled"]]
     columns = ("prompt", "plain tokens/s", *POLICIES[1:], "tokens/verification", "same")
     print_table(columns, [_cells(row) for row in rows])
+    speedups = [row["arms"][ADAPTIVE]["speedup"] for row in rows]
+    if None not in speedups:
+        low, high = min(speedups[:-1]), max(speedups[:-1])
+        click.echo(
+            f"{ADAPTIVE} is {speedups[-1]:.2f} times as fast as plain decoding on all prompts, "
+            f"{low:.2f} to {high:.2f} times on one."
+        )
     click.echo(f"Drafter {comparison['drafter']}; tokens a verification are those of {ADAPTIVE}.")
     if not comparison["pooled"]["same_tokens"]:
         click.echo(

@@ -78,7 +78,7 @@ def test_calibrate_and_decode(target, home, capsys):
     output = capsys.readouterr().out
     (path,) = [stored.path for stored in ProfileStore().list() if stored.path.is_relative_to(home)]
     assert f"profile: {path}\n" in output
-    assert f"profile {path} (measured, " in output
+    assert re.search(rf"profile {re.escape(str(path))} \(measured, .*, grade: \w+", output)
 
 
 def test_plan_fleet(capsys):

@@ -135,12 +135,15 @@ def test_the_changelog_and_the_citation_are_of_this_version():
 
 def test_the_workflow_runs_all_checks_on_each_python():
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    (job,) = yaml.safe_load(text)["jobs"].values()
-    versions = {
-        f"Programming Language :: Python :: {name}" for name in job["strategy"]["matrix"]["python"]
-    }
-    assert versions <= set(PROJECT["classifiers"])
-    assert any(step.get("run") == "bash .ci/run" for step in job["steps"])
+    for name, command in (("check", "bash .ci/run"), ("newest", "make test-newest")):
+        job = yaml.safe_load(text)["jobs"][name]
+        versions = {
+            f"Programming Language :: Python :: {one}"
+            for one in job["strategy"]["matrix"]["python"]
+            if one != "3.14"  # tried by the workflow alone, so not promised yet
+        }
+        assert versions <= set(PROJECT["classifiers"])
+        assert any(step.get("run", "").startswith(command) for step in job["steps"])
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,12 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     return folder / "home"
 
 
-def fake_clock(patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int = -1) -> None:
+def fake_clock(
+    patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int = -1, spread: float = 0.1
+) -> None:
     """Calibrations by a clock of about 1 ms a call: the same number of samples each time.
 
+    spread  share by which a call may take longer
     The sample after `interrupt_after` raises KeyboardInterrupt.
     """
 
@@ -107,7 +110,7 @@ def fake_clock(patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int
         def duration_s(call: object) -> float:
             if next(taken) == interrupt_after:
                 raise KeyboardInterrupt
-            return 1e-3 * (1.0 + 0.1 * random.random())
+            return 1e-3 * (1.0 + spread * random.random())
 
         return Instruments(
             timer=FakeTimer(duration_s), guard=Guard(), rule=CountRule(samples=samples)

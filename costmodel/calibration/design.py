@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import (
-    MIN_POINTS,
     CovarianceTerms,
     StairsCalibration,
     fit_stairs,
     places_of,
     step_mass,
 )
+from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, Bools
 
@@ -82,9 +82,10 @@ class PointDesign:
     def next(self, points: Points, n: int) -> Indices:
         """Indices of up to `n` further candidates, given the measured points."""
         taken = self._measured(points)
-        if len(points) < MIN_POINTS or len(np.unique(points.rows)) < 2:
+        try:
+            fitted = fit_stairs(points, fit_physical(points, self.roofline))
+        except InputError:  # too few points, or times that fall with the rows
             return self._fill(np.flatnonzero(taken).tolist(), n)
-        fitted = fit_stairs(points, fit_physical(points, self.roofline))
         step_gain = self._step_gain(points, fitted)
         evaluated = self._evaluated()
         covariance, noise = self._posterior(points, fitted)

@@ -87,7 +87,7 @@ class _OneRow:
 @lru_cache(maxsize=64)
 def _one_row(roofline: Roofline) -> _OneRow:
     a = roofline.architecture
-    moved = physical_bytes(a, 1, 1, 1, roofline.element_bytes, roofline.weight_bytes)
+    moved = physical_bytes(a, 1, 1, 1, roofline.element_bytes, roofline.read_bytes)
     flops = physical_flops(a, 1, 0)
     attention = float(flops.scores + flops.values)
     share = a.full_layers / a.attention_layers

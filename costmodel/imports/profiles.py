@@ -71,6 +71,7 @@ class TimedModel:
             peaks=self.peaks.peaks(),
             element_bytes=ELEMENT_BYTES[weights.dtype],
             weight_bytes=weights.weight_bytes,
+            head_bytes=weights.weight_bytes,  # a mean over all
             tensor_parallel=self.tensor_parallel,
             protocols=protocols_of(self.device.slug, self.tensor_parallel),
         )
@@ -155,6 +156,7 @@ def imported_profile(
             dtype=weights.dtype,
             quantization=weights.quantization,
             weight_bytes=weights.weight_bytes if weights.quantization else None,
+            head_bytes=weights.weight_bytes if weights.quantization else None,
             attention=table.tool,
             tensor_parallel=subject.tensor_parallel,
         ),

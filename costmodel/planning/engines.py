@@ -11,11 +11,12 @@ from costmodel.errors import InputError
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ValueBytes:
-    """Bytes of one weight of the layers, of embedding and LM head, and of one cached value."""
+    """Bytes of one weight of the layers, of embedding and LM head, of a cached value and others."""
 
     weight: float = 2.0
     embedding: float = 2.0
     cached: float = 2.0
+    other: float = 2.0
 
 
 def weight_bytes(
@@ -54,7 +55,7 @@ def sequence_bytes(
     """
     a = architecture
     values = a.cached_values(tokens) if drops else a.token_values * tokens
-    states = a.state_bytes(value.embedding) / tensor_parallel
+    states = a.state_bytes(value.other) / tensor_parallel
     return _share(a, tensor_parallel) * values * value.cached + states
 
 

@@ -114,8 +114,9 @@ class TargetForward:
         self.architecture: ModelArchitecture = profile.target.architecture
         self.tensor_parallel: int = runtime.tensor_parallel
         self.value_bytes = ValueBytes(
-            weight=_weight_bytes(profile), embedding=size, cached=runtime.cache_bytes or size
-        )
+            weight=_weight_bytes(profile), embedding=profile.roofline().read_bytes[1],
+            cached=runtime.cache_bytes or size, other=size,
+        )  # fmt: skip
         self._device = device_by_name(profile.device.name)
         borrowed = profile.provenance.borrowed and self._device is not None
         self.device = DeviceLimits(

@@ -238,7 +238,7 @@ def _missing(
     command = f"rooftree calibrate --target {architecture.name}"
     if degree > 1:
         command = f"rooftree calibrate vllm --target {architecture.name}"
-        command += f" --tensor-parallel-size {degree}"
+        command += f" --engine-option tensor_parallel_size={degree}"
     return ProfileError(problem, hint=f"Measure it with `{command}` on {device.name}")
 
 

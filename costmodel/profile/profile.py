@@ -232,8 +232,11 @@ class Profile(Section):
 
     @property
     def uncertainty(self) -> float:
-        """The largest relative error of a verification that the profile states, or 0."""
-        stated = [self.provenance.error_bar]
+        """The largest relative error of a verification that the profile states, or 0.
+
+        Where the machine's pace varied, a verification is off by twice that spread at times.
+        """
+        stated = [self.provenance.error_bar, 2 * (self.provenance.pace_spread or 0.0)]
         if self.held_out is not None:
             stated += [self.held_out.error.p95, self.held_out.repeat_noise]
         return max(one or 0.0 for one in stated)

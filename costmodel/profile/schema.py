@@ -70,6 +70,7 @@ class ProvenanceSection(Section):
     points: CountOrZero = 0
     samples: CountOrZero = 0
     discarded_samples: CountOrZero = 0
+    pace_spread: Statistic | None = None
     duration_s: SecondsOrZero | None = None
     sm_clock_hz: Hertz | None = None
     memory_clock_hz: Hertz | None = None
@@ -172,7 +173,8 @@ class EngineSection(Section):
 class RuntimeSection(Section):
     """The runtime.
 
-    weight_bytes  bytes of one weight of the layers' matrices, where they are quantised
+    weight_bytes  bytes that it reads of one weight of the layers' matrices; None: the dtype's
+    head_bytes    the same of embedding and LM head
     cache_bytes   bytes of one cached value, where the cache is quantised
     buckets       row counts that forwards are padded to; empty: not padded
     engine        the serving engine, where the runtime is one
@@ -182,6 +184,7 @@ class RuntimeSection(Section):
     dtype: Dtype
     quantization: Text | None = None
     weight_bytes: WeightBytes | None = None
+    head_bytes: WeightBytes | None = None
     cache_bytes: WeightBytes | None = None
     attention: Text
     tensor_parallel: Count = 1
@@ -193,7 +196,7 @@ class RuntimeSection(Section):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight or activation."""
+        """Bytes of one activation, and of one weight where the runtime reads no other."""
         return ELEMENT_BYTES[self.dtype]
 
     def roofline(
@@ -205,6 +208,7 @@ class RuntimeSection(Section):
             peaks=peaks.peaks(),
             element_bytes=self.element_bytes,
             weight_bytes=self.weight_bytes,
+            head_bytes=self.head_bytes,
             cache_bytes=self.cache_bytes,
             tensor_parallel=self.tensor_parallel,
             protocols=protocols_of(device.slug, self.tensor_parallel),

@@ -6,7 +6,9 @@ directory or in the shipped one, searched in that order.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +18,11 @@ import platformdirs
 from costmodel.catalog import device_slug, slugify
 from costmodel.errors import ProfileError
 from costmodel.io import expanded, folder_lock, read_bytes, shipped_directory
+from costmodel.profile.grade import objection
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
 from costmodel.profile.schema import UNCAPTURED, DrafterSection
+
+ASIDE = "aside"  # folder of profiles that no lookup reads
 
 
 def user_directory() -> Path:
@@ -110,6 +115,38 @@ class ProfileStore:
                 hint="Leave --profile out, or measure one with `rooftree calibrate`",
             )
         return _result(path, profile, key, soft or SoftKey(), ())
+
+    def put(
+        self, profile: Profile, output: Path | None = None, *, replace: bool = False
+    ) -> tuple[Path, str]:
+        """Write the profile, unless one of its key is better: (path, why it was put aside).
+
+        One that is put aside lies in the folder `aside` beside the better one, where no lookup
+        finds it. Raises ProfileError.
+
+        output   a YAML file; None: where the lookup finds it
+        replace  whatever is better
+        """
+        stored, place = None, output
+        if not replace and output is not None and os.path.lexists(output):
+            stored = _read(output).profile
+        elif not replace and output is None:
+            with contextlib.suppress(ProfileError):
+                stored = self.find(profile.key).profile
+            place = self.directories[0] / device_slug(profile.device.name)
+            place /= profile_file_name(profile)
+        same = stored is not None and not _hard_differences(stored, profile.key)
+        reason = objection(stored, profile) if same and stored is not None else ""
+        if reason and place is not None:
+            folder = place.parent / ASIDE
+            with folder_lock(folder):
+                path = _free(folder / place.name)
+                profile.to_yaml(path)
+            return path, reason
+        if output is None:
+            return self.save(profile), ""
+        self.write(profile, output)
+        return output, ""
 
     def save(self, profile: Profile) -> Path:
         """Write the profile into the first folder in one step; returns its path.
@@ -205,6 +242,12 @@ class ProfileStore:
             places = ", ".join(str(folder) for folder in self.directories)
             problem = f"{wanted}; there is none for this device in {places}"
         return ProfileError(problem, hint="Measure one with `rooftree calibrate`")
+
+
+def _free(path: Path) -> Path:
+    """The path, with a number where there is such a file."""
+    numbers = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbers) if not os.path.lexists(one))
 
 
 def profile_file_name(profile: Profile) -> str:

@@ -91,7 +91,11 @@ def _graft(trie, given, tokens, edges, most):  # type: ignore[no-untyped-def]
     old, size, gamma = len(trie), len(trie), len(tokens)
     grown = np.full((old + most, 3), -1, np.int64)
     shares = np.zeros((old + most, 2), np.float64)
-    grown[:old], shares[:old] = trie, given
+    left = np.empty(tokens.shape[1], np.float64)
+    for row in range(old):
+        for column in range(3):
+            grown[row, column] = trie[row, column]
+        shares[row, 0], shares[row, 1] = given[row, 0], given[row, 1]
     depths = np.zeros(old + most, np.int64)
     row = 0
     while row < size:
@@ -104,7 +108,8 @@ def _graft(trie, given, tokens, edges, most):  # type: ignore[no-untyped-def]
         if 0 < depth < gamma and not drafted and (row >= old or shares[row, 0] > 0.0):
             behind = _place(tokens[depth - 1], grown[row, TOKEN])
         if behind >= 0:
-            left = edges[depth - 1, behind].copy()
+            for place in range(len(left)):
+                left[place] = edges[depth - 1, behind, place]
             child = grown[row, CHILD]
             while child >= 0:
                 place = _place(tokens[depth], grown[child, TOKEN])
@@ -112,7 +117,9 @@ def _graft(trie, given, tokens, edges, most):  # type: ignore[no-untyped-def]
                     shares[child, 1] = max(left[place], 0.0)
                 child = grown[child, SIBLING]
             for _ in range(2 if row < old else 1):
-                place = np.argmax(left)
+                place = 0
+                for other in range(1, len(left)):
+                    place = other if left[other] > left[place] else place
                 new = child_of(grown, row, tokens[depth, place]) < 0
                 if left[place] > 0.0 and new and size < old + most:
                     grown[size, TOKEN], grown[size, SIBLING] = (

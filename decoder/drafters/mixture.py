@@ -101,6 +101,10 @@ def best_paths(joint: JointDraft, statistics: MixtureStatistics, nodes: int) -> 
     return CandidateTree(tree[0], tree[1], given)
 
 
+# The drafters by number, typed: a literal would be compiled for each.
+_FIRST, _SECOND = np.int64(0), np.int64(1)
+
+
 @jit
 def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[no-untyped-def]
     """The mixture for the tokens at a position (0: below the root) behind a path.
@@ -109,29 +113,33 @@ def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[
     on_best  whether all tokens of the path are the best of their positions in the marginals
     """
     level, below = min(position, DEPTHS - 1), min(position, 1)
-    top, total, best_row, one = _prediction(0, row, position, on_best, joint)
-    best, rest, left = _calibration(0, level, one, top, total, statistics)
-    other_top, other_total, other_best_row, two = _prediction(1, row, position, on_best, joint)
-    other = _calibration(1, level, two, other_top, other_total, statistics)
+    top, total, best_row, one = _prediction(_FIRST, row, position, on_best, joint)
+    best, rest, left = _calibration(_FIRST, level, one, top, total, statistics)
+    other = _prediction(_SECOND, row, position, on_best, joint)
+    other_top, other_total, other_best_row, two = other
+    other_best, other_rest, other_left = _calibration(
+        _SECOND, level, two, other_top, other_total, statistics
+    )
     counts = statistics.counts[below, one, two]
+    counted = counts[0] + counts[1] + counts[2]
     mixture = Mixture(
         (one, two), (top, other_top), (total, other_total), (best_row, other_best_row),
-        (best, other[0]), (rest, other[1]), (left, other[2]),
-        (counts[0] / counts.sum(), counts[1] / counts.sum(), counts[2] / counts.sum()), 1.0, 1.0,
+        (best, other_best), (rest, other_rest), (left, other_left),
+        (counts[0] / counted, counts[1] / counted, counts[2] / counted), 1.0, 1.0,
     )  # fmt: skip
     if one == 0 or two == 0:
         alone = (1.0 if one > 0 else 0.0), (1.0 if two > 0 else 0.0), 0.0
         return _with_weights(mixture, alone, 1.0, 1.0)
-    left_by_both = left * other[2]
+    left_by_both = left * other_left
     divisor = left_by_both
     child = first_child(joint.trie, row)
     while child >= 0:
-        p, _ = _probability(0, joint.trie[child, TOKEN], child, position, joint, mixture)
+        p, _ = _probability(_FIRST, joint.trie[child, TOKEN], child, position, joint, mixture)
         if p > 0.0:
-            q, _ = _probability(1, joint.trie[child, TOKEN], child, position, joint, mixture)
+            q, _ = _probability(_SECOND, joint.trie[child, TOKEN], child, position, joint, mixture)
             divisor += p * q
         child = joint.trie[child, SIBLING]
-    named = mixture.weights[0] * (1.0 - left) + mixture.weights[1] * (1.0 - other[2])
+    named = mixture.weights[0] * (1.0 - left) + mixture.weights[1] * (1.0 - other_left)
     if divisor > 0.0:
         named += mixture.weights[2] * (1.0 - left_by_both / divisor)
     missed = statistics.missed[below, one, two]
@@ -228,7 +236,7 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
     keys, items = np.empty(room, np.float64), np.empty(room, np.int64)
     entries = np.empty((room, 6), np.int64)
     chances = np.empty((room, 2), np.float64)  # given the parent; the factor of its siblings
-    size, used, taken = 0, 0, 0
+    size, used, taken = np.int64(0), np.int64(0), np.int64(0)
     while taken < limit:
         first = used
         used = _expand(taken, nodes, joint, statistics, (entries, chances), used)
@@ -240,7 +248,8 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
             break
         taken += 1
         entry = items[0]
-        nodes[taken] = entries[entry]
+        for column in range(6):
+            nodes[taken, column] = entries[entry, column]
         scores[taken], given[taken] = keys[0], chances[entry, 0]
         if _next_sibling(entries[entry], chances[entry], nodes, joint):
             keys[0] = scores[nodes[taken, ABOVE]] * chances[entry, 0]
@@ -249,8 +258,10 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
             keys[0], items[0] = keys[size], items[size]
         if size > 0:
             sift_down(keys, items, size)
-    tree = np.stack((nodes[1 : taken + 1, DRAFTED], nodes[1 : taken + 1, ABOVE]))
-    return tree, given[1 : taken + 1].copy()
+    tree = np.empty((2, taken), np.int64)
+    for node in range(taken):
+        tree[0, node], tree[1, node] = nodes[node + 1, DRAFTED], nodes[node + 1, ABOVE]
+    return tree, given[1 : taken + 1]
 
 
 @jit
@@ -262,8 +273,8 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
     child = first_child(joint.trie, row)
     while child >= 0:
         token = joint.trie[child, TOKEN]
-        p, _ = _probability(0, token, child, position, joint, mixture)
-        q, is_best = _probability(1, token, child, position, joint, mixture)
+        p, _ = _probability(_FIRST, token, child, position, joint, mixture)
+        q, is_best = _probability(_SECOND, token, child, position, joint, mixture)
         chance = _mixed(p, q, mixture)
         if chance > 0.0:
             _list(entries[used], parent, token, position)
@@ -322,7 +333,7 @@ def _unlisted(rank, position, row, joint):  # type: ignore[no-untyped-def]
 @jit
 def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
     """Count the emitted tokens [n] as far as a drafter proposes anything behind them."""
-    row, on_best = np.int64(0), True
+    row, on_best = np.int64(0), len(emitted) > 0
     for position in range(len(emitted)):
         token = emitted[position]
         mixture = _mixture_behind(row, position, on_best, joint, statistics)
@@ -330,8 +341,8 @@ def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
         if one == 0 and two == 0:
             break
         child = child_of(joint.trie, row, token)
-        p, p_is_best = _probability(0, token, child, position, joint, mixture)
-        q, q_is_best = _probability(1, token, child, position, joint, mixture)
+        p, p_is_best = _probability(_FIRST, token, child, position, joint, mixture)
+        q, q_is_best = _probability(_SECOND, token, child, position, joint, mixture)
         if one > 0 and two > 0:
             below = min(position, 1)
             _explain(p, q, mixture, statistics.counts[below, one, two])

@@ -49,7 +49,9 @@ class NgramDrafter(Drafter):
         self.max_depth = max_depth
         self._tried = np.full((2, MAX_MATCH), PRIOR_WEIGHT)  # at the root, below it
         self._hits = np.tile(PRIOR_HITS * PRIOR_WEIGHT, (2, 1))
-        _build_trie(np.zeros(1, np.int64), 1, self.hit_rates())  # compiled here, not in a round
+        context = np.zeros(1, np.int64)
+        context.flags.writeable = False  # as a round's, so that this compiles what rounds run
+        _build_trie(context, 1, self.hit_rates())
 
     def start(
         self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None

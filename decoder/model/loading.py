@@ -43,6 +43,7 @@ from decoder.model.quantization import (
     quantization_of,
     stored_bytes,
 )
+from decoder.model.runtime.linear import read_bytes
 from decoder.names import check_path, check_target
 
 Weights = Literal["auto", "random", "pretrained"]
@@ -59,7 +60,6 @@ KERNELS = {
     "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }  # fmt: skip
 
-INT8_SCALE_BYTES = 2  # one scale for each output of a layer
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
@@ -108,16 +108,19 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> float | None:
-        """Bytes of one weight of the layers, scales included; None where not quantised."""
-        if self.quantization is None:
-            return None
-        if self.int8:
-            return 1.0 + INT8_SCALE_BYTES / self.architecture.hidden
+        """Bytes that steps read of one weight of the layers, scales included; None: the dtype's."""
         ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        if self.quantization is None or self.int8:
+            return read_bytes(self.model, ends)
         outside = {id(tensor) for end in ends for tensor in _tensors(end)}
         held = sum(stored_bytes(t) for t in _tensors(self.model) if id(t) not in outside)
         a = self.architecture
         return held / (a.parameters - a.vocab * a.hidden * (1 if a.tied else 2))
+
+    @property
+    def head_bytes(self) -> float | None:
+        """Bytes that steps read of one weight of the LM head; None: the dtype's."""
+        return read_bytes(self.model.get_output_embeddings())
 
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights; InputError where there is none."""

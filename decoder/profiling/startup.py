@@ -15,6 +15,7 @@ from costmodel.errors import ProfileError
 from costmodel.io import now_utc
 from costmodel.online.cycle import CycleCost
 from costmodel.online.estimator import Mode, OnlineEstimator
+from costmodel.profile.grade import grade
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import LookupResult, ProfileStore
@@ -157,7 +158,8 @@ def _from_profile(
     provenance = profile.provenance
     return CostSource(
         cost=OnlineEstimator(cost, _correction_mode(lookup)),
-        line=f"profile {lookup.path} ({provenance.kind}, {provenance.created_utc[:10]}){note}",
+        line=f"profile {lookup.path} ({provenance.kind}, {provenance.created_utc[:10]}, grade: "
+        f"{grade(lookup.profile).word}){note}",
         warnings=lookup.warnings,
         profile=profile,
     )

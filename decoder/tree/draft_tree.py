@@ -354,7 +354,8 @@ def _visibility(parents):  # type: ignore[no-untyped-def]
     visible[0, 0] = True
     for node in range(rows - 1):
         row = node + 1
-        visible[row, : parents[node] + 1] = visible[parents[node], : parents[node] + 1]
+        for above in range(parents[node] + 1):
+            visible[row, above] = visible[parents[node], above]
         visible[row, row] = True
     return visible
 

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar, cast
 
 import numba
+from numba.core import event
 
 F = TypeVar("F", bound=Callable[..., object])
+
+
+class _FirstCompile(event.Listener):  # type: ignore[misc]
+    """Says once that functions are compiled: a first start takes some seconds longer."""
+
+    said = False
+
+    def on_start(self, compiled: event.Event) -> None:
+        if not self.said:
+            self.said = True
+            text = "compiling the decoder's inner loops: a first start takes some seconds longer"
+            logging.getLogger(__name__).warning(text)
+
+    def on_end(self, compiled: event.Event) -> None:
+        """Nothing is left to say."""
+
+
+event.register("numba:compile", _FirstCompile())
 
 
 def jit(function: F, *, parallel: bool = False) -> F:

@@ -113,7 +113,7 @@ def _best_first(tokens, first, edges, factors, limit):  # type: ignore[no-untype
         size, used = 1, 1
     while size > 0 and taken < limit:
         score, entry = keys[0], items[0]
-        parent, depth, candidate = entries[entry]
+        parent, depth, candidate = entries[entry, 0], entries[entry, 1], entries[entry, 2]
         taken_tokens[taken], parents[taken] = tokens[depth - 1, candidate], parent
         depths[taken], scores[taken], chosen[taken] = depth, score, candidate
         taken += 1

@@ -116,6 +116,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
             ends=builder.ends,
             threads=torch.get_num_threads(),
         )
+        for warning in machine_warnings:
+            listeners.say(f"warning: {warning}")
         with engine_runners(engines, subject, listeners.say) as others:
             runners = [*builder.runners(arms), *others]
             located = builder.profile or stored_profile(builder.target)

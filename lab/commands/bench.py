@@ -247,6 +247,8 @@ def _run(options: BenchOptions) -> Result:
 
         def progress(done: int, of: int) -> None:
             bar.update(task, completed=done, total=of)
+            if not console.is_terminal and 10 * done // of > 10 * (done - 1) // of:
+                console.print(f"decoded {done} of {of}")
 
         return bench(options, Listeners(say=console.print, progress=progress))
 

@@ -114,7 +114,8 @@ def run_steps(options: argparse.Namespace) -> None:
     targets: dict[str, Target] = {}
     for kind in ("eager", "packed", "int8"):
         targets[kind], start_up[kind] = target_arm(kind, DEMO_NAME, dtype)
-    weight_bytes = targets["eager"].architecture.parameters * dtype.itemsize
+    read_bytes = targets["packed"].loaded.weight_bytes or dtype.itemsize
+    weight_bytes = targets["eager"].architecture.parameters * read_bytes
     forwards = []
     for context in map(int, options.contexts.split(",")):
         for rows in map(int, options.rows.split(",")):

@@ -129,7 +129,7 @@ def forward_row(
     samples = measure(call, tools)
     moved_bytes = float(
         physical_bytes(
-            measured.architecture, rows, context, element_bytes=measured.element_bytes
+            measured.architecture, rows, context, 1, measured.element_bytes, measured.read_bytes
         ).total
     )
     return {

@@ -102,22 +102,23 @@ def document() -> str:
         "the host. The decoder corrects them while it runs, and `rooftree calibrate` replaces"
         " them.",
         "",
-        "A cell has the ms of a plain step at context 1024, the expected relative error of a"
+        "A row has the ms of a plain step at context 1024, the expected relative error of a"
         " forward (1 to 256 rows on at most",
-        f"16,384 cached tokens), and the best tree size at context"
-        f" {', '.join(map(str, CONTEXTS))} with a free draft and",
+        "16,384 cached tokens), and the nodes of the best tree at four contexts with a free draft"
+        " and",
         "A(N) = 1 + 3.5 N / (N + 16). Qwen3-30B-A3B also serves Qwen3-Coder-30B-A3B. The H100"
         " PCIe has none of it: one scaled",
         "from the H100 SXM would be slower than that of a weaker GPU.",
-        "",
-        f"| device | provenance | {' | '.join(name.rpartition('/')[2] for name in targets)} |",
-        "|---" * (len(targets) + 2) + "|",
     ]
-    for device in (*COMPOSED, "rtx-a6000", *SIBLINGS):
-        files = [file_of(device, target) for target in targets]
-        provenance = f"transferred from {SIBLINGS[device]}" if device in SIBLINGS else "composed"
-        cells = [cell_of(Profile.from_yaml(SHIPPED / f)) if f in paths else "-" for f in files]
-        lines.append(f"| {device} | {provenance} | {' | '.join(cells)} |")
+    columns = ["device", "from", "ms", "error", *(f"N at {context}" for context in CONTEXTS)]
+    for target in targets:
+        lines += ["", f"**{target.rpartition('/')[2]}**", "", f"|{'|'.join(columns)}|"]
+        lines.append("|---|---" + "|---:" * (len(columns) - 2) + "|")
+        for device in (*COMPOSED, "rtx-a6000", *SIBLINGS):
+            file, origin = file_of(device, target), SIBLINGS.get(device, "composed")
+            if file in paths:
+                cells = cells_of(Profile.from_yaml(SHIPPED / file))
+                lines.append(f"|{device}|{origin}|{'|'.join(cells)}|")
     lines += [
         "",
         "`python -m lab.studies.shipped commands` prints the command that makes each file, and"
@@ -130,15 +131,14 @@ def document() -> str:
     return "\n".join(lines)
 
 
-def cell_of(profile: Profile) -> str:
+def cells_of(profile: Profile) -> list[str]:
     cost = CycleCost.from_profile(profile)
     nodes = np.arange(1024)
     best = [
-        int(nodes[np.argmax(CURVE.committed(nodes) / cost.verify_s(nodes, context))])
+        str(nodes[np.argmax(CURVE.committed(nodes) / cost.verify_s(nodes, context))])
         for context in CONTEXTS
     ]
-    sizes = ", ".join(map(str, best))
-    return f"{1e3 * cost.plain_s(1024):.2f} ms +-{profile.provenance.error_bar:.1%}: {sizes}"
+    return [f"{1e3 * cost.plain_s(1024):.2f}", f"{profile.provenance.error_bar:.1%}", *best]
 
 
 def main() -> None:

@@ -94,17 +94,16 @@ def with_stored_drafters(profile: Profile, output: Path | None) -> Profile:
     return profile.model_copy(update={"engine_drafters": merged})
 
 
-def store(profile: Profile, output: Path | None = None) -> tuple[Path, Path]:
-    """Write the profile, and its picture beside it; returns both paths.
+def store(
+    profile: Profile, output: Path | None = None, *, replace: bool = False
+) -> tuple[Path, Path, str]:
+    """Write the profile, and its picture beside it: both paths, and why it was put aside.
 
-    output  a YAML file; None: where the lookup finds it
+    output   a YAML file; None: where the lookup finds it
+    replace  a stored profile that is better
     """
-    if output is None:
-        path = ProfileStore().save(profile)
-    else:
-        path = output
-        ProfileStore.write(profile, path)
-    return path, plot_profile(profile, path.with_suffix(".png"))
+    path, reason = ProfileStore().put(profile, output, replace=replace)
+    return path, plot_profile(profile, path.with_suffix(".png")), reason
 
 
 def keep_samples(journal: Path, profile: Path) -> None:

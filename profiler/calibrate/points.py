@@ -20,6 +20,7 @@ from costmodel.calibration.design import CandidateShapes, PointDesign
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.stairs import fit_stairs
+from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.statistics import Bools
 from profiler.calibrate.sections import points_of
@@ -220,6 +221,8 @@ class AdaptiveGrid:
         samples, which may all be of one phase of the machine.
         """
         fitted = self._quick_fit(points_of(swept, "verify"))
+        if fitted is None:
+            return [task for task in swept.samples if task.kind == "verify"]
         taken = sum(samples.n for samples in swept.samples.values())
         count = max(LEAST_REPEATS, int(REPEAT_SHARE * taken))
         wild: list[Task] = []
@@ -251,8 +254,10 @@ class AdaptiveGrid:
 
     def _rows_that_pay(self, points: Points) -> int:
         """The most rows of a tree of the grid that may pay by rough times."""
-        c = _shapes(self._grid)
-        rough_s = self._quick_fit(points).predict_s(c.rows, c.context, c.batch)
+        c, fitted = _shapes(self._grid), self._quick_fit(points)
+        if fitted is None:
+            return self._most_rows
+        rough_s = fitted.predict_s(c.rows, c.context, c.batch)
         shapes = Points(rows=c.rows, context=c.context, batch=c.batch, seconds=rough_s)
         return max(most_rows_that_pay(shapes, ROUGH), LEAST_ROWS)
 
@@ -269,7 +274,8 @@ class AdaptiveGrid:
         """Whether the held-out error and the decision regret meet the goals."""
         if len(points) < LEAST_POINTS:
             return False
-        check = self._check(self._quick_fit(points), swept)
+        fitted = self._quick_fit(points)
+        check = None if fitted is None else self._check(fitted, swept)
         return (
             check is not None
             and check.error.median <= max(GOAL_MEDIAN_ERROR, check.noise)
@@ -277,8 +283,12 @@ class AdaptiveGrid:
             and check.chooses_well
         )
 
-    def _quick_fit(self, points: Points) -> Calibration:
-        return fit_stairs(points, fit_physical(points, self._roofline))
+    def _quick_fit(self, points: Points) -> Calibration | None:
+        """The calibration so far; None where the few samples are too disturbed for any."""
+        try:
+            return fit_stairs(points, fit_physical(points, self._roofline))
+        except InputError:
+            return None
 
     def _check(self, calibration: Calibration, swept: SweepResult) -> _HeldOutCheck | None:
         """The held-out points against a calibration; None where none are held out."""

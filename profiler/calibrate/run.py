@@ -38,6 +38,7 @@ LEAST_LIMIT_S = 10.0  # of a default limit, however long the preparation took
 class CalibrationResult:
     """The profile, its files, and what a user should know about the run.
 
+    aside            why a stored profile stayed in its place, and this one was put aside
     resumed_samples  samples taken over from an interrupted run
     unmeasured       tasks without a sample when the time budget was spent
     skipped          tasks that did not fit into memory, with the reason
@@ -46,6 +47,7 @@ class CalibrationResult:
     profile: Profile
     path: Path
     picture: Path
+    aside: str
     warnings: tuple[str, ...]
     resumed_samples: int
     unmeasured: tuple[Task, ...]
@@ -126,12 +128,13 @@ def calibrate(
             provenance = profile.provenance.model_copy(update=error_bar)
             profile = profile.model_copy(update={"provenance": provenance})
         profile = with_stored_drafters(profile, settings.output)
-        path, picture = store(profile, settings.output)
+        path, picture, aside = store(profile, settings.output, replace=settings.replace)
         keep_samples(journal.path, path)
     return CalibrationResult(
         profile=profile,
         path=path,
         picture=picture,
+        aside=aside,
         warnings=notes + ready.warnings + profile.calibration.warnings,
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,

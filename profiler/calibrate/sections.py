@@ -110,6 +110,7 @@ def provenance_fields(
     return {
         "samples": sum(samples.n for samples in swept.samples.values()),
         "discarded_samples": sum(len(samples.rejected) for samples in swept.samples.values()),
+        "pace_spread": swept.pace_spread or None,
         "duration_s": round(swept.spent_s, 2),
         "sm_clock_hz": fields.get("gpu_sm_clock_hz"),
         "memory_clock_hz": fields.get("gpu_memory_clock_hz"),

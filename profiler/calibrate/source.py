@@ -31,6 +31,7 @@ class CalibrationSettings:
     batches        batch sizes
     time_budget_s  time to measure. None: a default, which begins when the target is loaded
     output         YAML file of the profile; None: the user's profile directory
+    replace        a stored profile that is better, which stays otherwise
     fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
     """
@@ -47,6 +48,7 @@ class CalibrationSettings:
     batches: tuple[int, ...] | None = None
     time_budget_s: float | None = None
     output: Path | None = None
+    replace: bool = False
     fresh: bool = False
     seed: int = 0
 

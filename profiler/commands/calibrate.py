@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from profiler.commands import calibrate_fleet
-from profiler.commands.calibrate_output import listening, print_result
+from profiler.commands.calibrate_output import listening, print_result, replaces
 from profiler.commands.options import (
     NamedValue,
     batch_option,
@@ -24,7 +24,18 @@ from profiler.commands.options import (
 )
 
 
-@click.group(name="calibrate", invoke_without_command=True, subcommand_metavar="[COMMAND]")
+class Sources(click.Group):
+    """The sources of a calibration, before or behind which `--replace` may stand."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--replace" in args:
+            args = ["--replace", *(word for word in args if word != "--replace")]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    name="calibrate", cls=Sources, invoke_without_command=True, subcommand_metavar="[COMMAND]"
+)
 @target_option
 @click.option(
     "--drafter",
@@ -39,6 +50,8 @@ from profiler.commands.options import (
 @batch_option("1")
 @budget_option("45s, on a CPU 65s")
 @profile_output_option
+@click.option("--replace", is_flag=True,
+              help="Replace a stored profile that is better, or measured at more.")  # fmt: skip
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
@@ -51,7 +64,8 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
     """
     if ctx.invoked_subcommand is not None:
         for name in options:
-            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            if given and name != "replace":
                 raise click.UsageError(f"Give options after '{ctx.invoked_subcommand}'.")
         return
     from profiler.measure.lock import refuse_if_held
@@ -62,7 +76,7 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
 
     with listening() as listener:
         result = calibrate(CalibrationSettings(**options), listener)
-    print_result(result, as_json)
+    ctx.exit(print_result(result, as_json))
 
 
 @command.command(name="vllm", short_help="Measure vLLM's own steps in this process.")
@@ -74,21 +88,18 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
 @batch_option("1,2,4,8")
 @budget_option("60s")
 @profile_output_option
-@count_option("--tensor-parallel-size", "GPUs that share the target.", default=1)
 @click.option(
     "--engine-option",
     "engine_options",
     type=NamedValue(),
     multiple=True,
     metavar="NAME=VALUE",
-    help="Argument of vLLM, such as enforce_eager=true or dtype=float16; may be repeated.",
+    help="Argument of vLLM, such as tensor_parallel_size=2 or dtype=float16; may be repeated.",
 )
 @json_option
+@click.pass_context
 def vllm_command(
-    tensor_parallel_size: int,
-    engine_options: tuple[tuple[str, Any], ...],
-    as_json: bool,
-    **options: Any,
+    ctx: click.Context, engine_options: tuple[tuple[str, Any], ...], as_json: bool, **options: Any
 ) -> None:
     """Measure the steps of vLLM itself, and the cost of its drafter.
 
@@ -98,14 +109,12 @@ def vllm_command(
     from profiler.calibrate.source import CalibrationSettings
     from profiler.calibrate.sources.vllm import VllmSource
 
-    settings = CalibrationSettings(**options)
+    settings = CalibrationSettings(**options, replace=replaces(ctx))
     # What vLLM prints on stdout, which belongs to the result, goes to stderr.
     with contextlib.redirect_stdout(sys.stderr), listening() as listener:
-        source = VllmSource(
-            settings, tensor_parallel=tensor_parallel_size, options=dict(engine_options)
-        )
+        source = VllmSource(settings, options=dict(engine_options))
         result = calibrate(settings, listener, source)
-    print_result(result, as_json)
+    ctx.exit(print_result(result, as_json))
 
 
 @command.command(name="url", short_help="Measure an OpenAI-compatible server from outside.")
@@ -122,7 +131,10 @@ def vllm_command(
 @budget_option("90s")
 @profile_output_option
 @json_option
-def url_command(url: str, tensor_parallel_size: int, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def url_command(
+    ctx: click.Context, url: str, tensor_parallel_size: int, as_json: bool, **options: Any
+) -> None:
     """Measure a server by its answers' times: vLLM, SGLang, llama.cpp or another one.
 
     The server needs a prefix cache and must have no other work. If it wants an API
@@ -132,11 +144,11 @@ def url_command(url: str, tensor_parallel_size: int, as_json: bool, **options: A
     from profiler.calibrate.source import CalibrationSettings
     from profiler.calibrate.sources.url import UrlSource
 
-    settings = CalibrationSettings(**options)
+    settings = CalibrationSettings(**options, replace=replaces(ctx))
     source = UrlSource(settings, url, tensor_parallel=tensor_parallel_size)
     with listening() as listener:
         result = calibrate(settings, listener, source)
-    print_result(result, as_json)
+    ctx.exit(print_result(result, as_json))
 
 
 command.add_command(calibrate_fleet.command)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from profiler.commands.calibrate_output import aside_line, replaces
 from profiler.commands.options import json_option, target_option
 
 if TYPE_CHECKING:
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
 
 
 @click.command(name="fleet", short_help="Measure each kind of GPU of a Ray cluster.")
-@click.option("--address", default="auto", help="The cluster's head, host:port "
-              "[default: the running one].")  # fmt: skip
+@click.argument("address", default="auto", metavar="[HOST:PORT]")
 @target_option
 @click.option("--device", type=click.Choice(["cpu", "cuda"]),
               help="Kind of device [default: CUDA where there is one].")  # fmt: skip
 @json_option
-def command(address: str, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, address: str, as_json: bool, **options: Any) -> None:
     """Measure each distinct kind of GPU of a Ray cluster, and store the profiles here.
 
-    Needs `pip install 'rooftree[fleet]'` on every node. The profiles of other kinds are
+    HOST:PORT is the cluster's head; the default is the one that runs. Needs
+    `pip install 'rooftree[fleet]'` on every node. The profiles of other kinds are
     stored where one kind fails, and the exit code tells it.
     """
     from costmodel.errors import MeasurementError
@@ -48,15 +50,17 @@ def command(address: str, as_json: bool, **options: Any) -> None:
         ray_cluster(CalibrationSettings(**options), address, listener.say) as cluster,
     ):
         outcomes = calibrate_fleet(cluster, listener)
-    records = [_record(outcome) for outcome in outcomes]
+    records = [_record(outcome, replaces(ctx)) for outcome in outcomes]
     if as_json:
         print_json({"kinds": records})
     else:
         _show(records)
-    failed = [record["kind"] for record in records if "problem" in record]
+    failed = [
+        record["kind"] for record in records if record.get("grade", "do not use") == "do not use"
+    ]
     if failed:
         raise MeasurementError(
-            f"{len(failed)} of {len(records)} kinds gave no profile: {'; '.join(failed)}",
+            f"{len(failed)} of {len(records)} kinds gave no profile to use: {'; '.join(failed)}",
             hint="Run the same command again for them; the other profiles are stored",
         )
 
@@ -83,22 +87,27 @@ def _listener() -> Iterator[FleetListener]:
         yield FleetListener(say=console.print, progress=progress)
 
 
-def _record(outcome: FleetOutcome) -> dict[str, Any]:
+def _record(outcome: FleetOutcome, replace: bool) -> dict[str, Any]:
     """The stable JSON form of one kind; stores its profile."""
+    from costmodel.profile.grade import grade
     from profiler.calibrate.files import store
     from profiler.calibrate.fleet.scheduler import label
-    from profiler.report.profiles import verdict
+    from profiler.report.profiles import next_command, verdict
 
     record: dict[str, Any] = {"kind": label(outcome.fingerprint), "attempts": outcome.attempts}
     if outcome.device is not None:
         record |= {"host": outcome.device.host, "device": outcome.device.device}
     if outcome.gathered is None:
         return record | {"problem": outcome.problem}
-    path, picture = store(outcome.gathered.profile)
+    profile = outcome.gathered.profile
+    path, picture, aside = store(profile, replace=replace)
     return record | {
         "path": str(path),
         "picture": str(picture),
-        "verdict": verdict(outcome.gathered.profile),
+        "aside": aside,
+        "verdict": verdict(profile),
+        "grade": grade(profile).word,
+        "next": next_command(profile, path),
         "warnings": list(outcome.gathered.warnings),
     }
 
@@ -113,4 +122,7 @@ def _show(records: Sequence[Mapping[str, Any]]) -> None:
             click.echo(f"  warning: {warning}")
         click.echo(f"  profile: {record['path']}")
         click.echo(f"  picture: {record['picture']}")
+        if record["aside"]:
+            click.echo(f"  {aside_line(record['aside'])}")
         click.echo(f"  {record['verdict']}")
+        click.echo(f"  {record['grade']}: {record['next']}")

@@ -93,16 +93,18 @@ def save_and_show(profile: Profile, output: Path | None, as_json: bool) -> None:
     `output` is a `.yaml` file or a folder of profiles; None means the user's directory.
     """
     from costmodel.profile.store import ProfileStore
-    from profiler.report.console import print_json
+    from profiler.report.console import note, print_json
     from profiler.report.profiles import print_profile
 
-    if output is None:
-        path = ProfileStore().save(profile)
-    elif output.suffix in (".yaml", ".yml") and not output.is_dir():
-        ProfileStore.write(profile, output)
-        path = output
+    if output is None or output.suffix not in (".yaml", ".yml") or output.is_dir():
+        path, aside = ProfileStore(None if output is None else [output]).put(profile)
     else:
-        path = ProfileStore([output]).save(profile)
+        path, aside = ProfileStore().put(profile, output)
+    if aside:
+        note(
+            f"The stored profile stays: the new one is in {path}, since {aside}. To replace it, "
+            "move it away and run this again."
+        )
     error_bar = profile.provenance.error_bar
     if as_json:
         print_json({"path": str(path), "error_bar": error_bar, "profile": profile.as_dict()})

@@ -79,7 +79,11 @@ def command(**options: Any) -> None:
     The text is the same as that of plain decoding. A line on stderr names the
     profile that gives the tree sizes.
     """
+    from profiler.measure.machine import disturbances
+
     texts = read_prompts(options["prompts"], options["file"])
+    for warning in disturbances():
+        note(f"warning: {warning}")
     decoder = _decoder(options)
     note(decoder.profile_line)
     source = decoder.cost_source

@@ -49,7 +49,10 @@ def demo_model(run: bool, as_json: bool) -> None:
     comparison = None
     if run:
         from profiler.demo import compare
+        from profiler.measure.machine import disturbances
 
+        for warning in disturbances():
+            note(f"warning: {warning}")
         comparison = compare(folder, say=note)
     if as_json:
         print_json({"folder": str(folder), "comparison": comparison})

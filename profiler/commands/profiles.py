@@ -34,7 +34,7 @@ def list_profiles(as_json: bool) -> None:
         folders = " and ".join(str(folder) for folder in store.directories)
         note(f"There are no profiles in {folders}; `rooftree calibrate` makes one.")
         return
-    columns = ("device", "target", "dtype", "runtime", "provenance", "created", "path")
+    columns = ("device", "target", "dtype", "runtime", "provenance", "grade", "created", "path")
     days = [{"created": record.get("created_utc", "")[:10] or None} for record in records]
     rows = [record | day for record, day in zip(records, days, strict=True)]
     print_table(columns, [[row.get(name) for name in columns] for row in rows])
@@ -45,16 +45,19 @@ def list_profiles(as_json: bool) -> None:
 
 @command.command(short_help="Show one profile.")
 @click.argument("name")
+@click.option("--markdown", is_flag=True, help="As text for an issue or a pull request.")
 @json_option
-def show(name: str, as_json: bool) -> None:
+def show(name: str, markdown: bool, as_json: bool) -> None:
     """Show one profile. NAME is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b."""
     from costmodel.profile.lookup import named_profile
     from profiler.report.console import print_json
-    from profiler.report.profiles import print_profile
+    from profiler.report.profiles import print_markdown, print_profile
 
     path, profile = named_profile(name)
     if as_json:
         print_json({"path": str(path), "profile": profile.as_dict()})
+    elif markdown:
+        print_markdown(profile, path)
     else:
         print_profile(path, profile)
 

@@ -213,6 +213,11 @@ def warnings(metadata: Metadata, activity: Activity | None = None) -> tuple[str,
     return tuple(messages + _gpu_warnings(fields))
 
 
+def disturbances(interval_s: float = 0.25) -> list[str]:
+    """What else uses the processor now, each with what to do about it."""
+    return _activity_warnings(observe(interval_s))
+
+
 def _activity_warnings(activity: Activity) -> list[str]:
     messages = [
         f"{process.name} (process {process.pid}) is using {process.core_share:.0%} of a core: "

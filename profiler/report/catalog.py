@@ -108,7 +108,11 @@ def print_record(record: Mapping[str, Any]) -> None:
     for name, value in record.items():
         if value in (None, "", (), []):
             continue
-        text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        text = str(value)
+        if isinstance(value, (list, tuple)):
+            text = ", ".join(map(str, value))
+        elif isinstance(value, float) and value >= 1e12:
+            text = f"{value / 1e12:,.6g} T"
         click.echo(f"{name:<22} {text}")
 
 

@@ -9,9 +9,11 @@ import click
 import numpy as np
 
 from costmodel.errors import ProfileError
+from costmodel.profile.grade import counted, grade
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
+from costmodel.speculation import AcceptanceCurve
 from profiler.report.console import print_facts, print_table
 from profiler.report.drawing import (
     GRAY,
@@ -29,14 +31,78 @@ if TYPE_CHECKING:
 
 DRAWN_POINTS = 200
 DRAWN_SIZES = (0, 1, 3, 7, 15, 63, 255, 1023)  # labelled on the axis of nodes
-TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration is to be run again
+USUAL = AcceptanceCurve(label="usual", saturation=4.5, half_nodes=16)
+USUAL_CONTEXT = 1024
+DECODED = ("packed", "graphs", "eager")  # runtimes of this decoder
 MOST_PANELS = 6  # contexts in one picture
 PANEL_IN = 3.4
 SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def verdict(profile: Profile) -> str:
-    """How far to trust the profile, and what to do where that is not far."""
+    """What the device is good for by this profile, how far to trust it, and its grade."""
+    return f"{_benefit(profile)} {_trust(profile)} Grade: {grade(profile)}."
+
+
+def next_command(profile: Profile, path: Path | str) -> str:
+    """The command to type after this profile, by its grade."""
+    again = _calibrate_command(profile)
+    if profile.provenance.borrowed:
+        return f"`{again}` on {profile.device.name}, which measures it"
+    mine = f"rooftree generate --target {profile.target.name} --profile {path} --prompt TEXT"
+    if grade(profile).word == "do not use":
+        return f"stop what else runs, then `{again} --time-budget 3m`"
+    if profile.runtime.kind not in DECODED:
+        mine = f"rooftree export {path} --engine vllm --acceptance mt_bench"
+    better = "" if grade(profile).word == "good" else f"; `{again} --time-budget 3m` improves it"
+    return f"`{mine}`{better}"
+
+
+def _calibrate_command(profile: Profile) -> str:
+    runtime = profile.runtime
+    if runtime.kind == "url":
+        return "rooftree calibrate url http://HOST:PORT"
+    command = "rooftree calibrate" + (" vllm" if runtime.kind == "vllm" else "")
+    return f"{command} --target {profile.target.name}"
+
+
+def _benefit(profile: Profile) -> str:
+    """The bound of a forward by rows, and the tree that pays at the usual acceptance."""
+    context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
+    rows = np.arange(1, _most_rows(profile) + 1)
+    compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
+    bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
+    times_s = profile.verify_calibration().predict_s(rows, context)
+    rate = USUAL.committed(rows - 1) * times_s[0] / times_s
+    best = int(np.argmax(rate))
+    pays = f"a tree of {counted(best, 'node')} pays: {rate[best]:.2f} times plain decoding"
+    limit = f"memory up to {counted(bound, 'row')}, then by compute"
+    if bound in (0, len(rows)):
+        limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
+    return (
+        f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
+        f"acceptance, 1 + 3.5 N / (N + 16) tokens from N nodes, and with a free draft "
+        f"{pays if best else 'no tree pays'}."
+    )
+
+
+def print_markdown(profile: Profile, path: Path) -> None:
+    """Print the profile for an issue or a pull request: a table of its points and the verdict."""
+    made, runtime = profile.provenance, profile.runtime
+    click.echo(
+        f"### {profile.target.name} on {profile.device.name}\n\n"
+        f"{runtime.kind}, {runtime.quantization or runtime.dtype}, torch {runtime.torch}; "
+        f"{made.kind} on {made.created_utc[:10]} by rooftree {made.tool_version}: "
+        f"{counted(made.points, 'point')}, {counted(made.samples, 'sample')} (`{path.name}`)\n"
+    )
+    if profile.surface is not None:
+        columns, rows = _surface_table(profile.surface)
+        for cells in (columns, ["---:"] * len(columns), *rows):
+            click.echo("| " + " | ".join("-" if one is None else str(one) for one in cells) + " |")
+    click.echo(f"\n{linear_line(profile)}\n\n{verdict(profile)}")
+
+
+def _trust(profile: Profile) -> str:
     if profile.held_out is None or profile.regret is None:
         return (
             "This profile was not checked against points held out; measure one with "
@@ -49,22 +115,22 @@ def verdict(profile: Profile) -> str:
     text = (
         f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on average"
         f"{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance curves at "
-        f"{len(regret.contexts)} contexts held out. Predictions there are off by "
+        f"{counted(len(regret.contexts), 'context')} held out. Predictions there are off by "
         f"{error.median:.1%} in the median and {error.worst:.1%} at worst"
     )
     noise = profile.held_out.repeat_noise
     if noise is not None:
-        text += f"; the measurements themselves are uncertain by {noise:.1%}"
-    if regret.worst > TOLERATED_REGRET:
-        text += (
-            f". A choice may cost more than {TOLERATED_REGRET:.0%}: run it again on a quieter "
-            "machine, with `rooftree calibrate --time-budget 3m`"
-        )
+        shown = f"by {noise:.1%}" if noise >= 0.0005 else "by less than 0.1%, or by too few samples"
+        text += f"; the measurements themselves are uncertain {shown}"
     return text + "."
 
 
 def print_surface(surface: SurfaceSection) -> None:
     """Print the measured points of the smallest batch: milliseconds by row count and context."""
+    print_table(*_surface_table(surface))
+
+
+def _surface_table(surface: SurfaceSection) -> tuple[list[str], list[list[object]]]:
     contexts = sorted(set(surface.context))
     cells = {
         (rows, context): round(seconds * 1e3, 2)
@@ -73,11 +139,11 @@ def print_surface(surface: SurfaceSection) -> None:
         )
         if batch == min(surface.batch)
     }
-    table = [
+    table: list[list[object]] = [
         [rows, rows - 1, *(cells.get((rows, context)) for context in contexts)]
         for rows in sorted({rows for rows, _ in cells})
     ]
-    print_table(["rows", "nodes", *(f"ms at context {context}" for context in contexts)], table)
+    return ["rows", "nodes", *(f"ms at context {context}" for context in contexts)], table
 
 
 def linear_line(profile: Profile) -> str:
@@ -89,7 +155,8 @@ def linear_line(profile: Profile) -> str:
     if linear.intercept_s < 0:
         misfit = "; a poor fit: no forward starts below zero, times rise in steps of rows"
     return (
-        f"linear calibration: {linear.slope:.3f} x roofline + {linear.intercept_s * 1e3:.2f} ms "
+        f"linear calibration: {linear.slope:.3f} x roofline "
+        f"{'-' if linear.intercept_s < 0 else '+'} {abs(linear.intercept_s) * 1e3:.2f} ms "
         f"(+- {linear.slope_se:.3f}, {linear.intercept_se_s * 1e3:.2f} ms); RMSE "
         f"{linear.rmse_before_s * 1e3:.1f} -> {linear.rmse_after_s * 1e3:.1f} ms ({gain:.0%} less)"
         f"{misfit}"
@@ -173,6 +240,7 @@ def list_record(stored: StoredProfile) -> dict[str, Any]:
         "created_utc": profile.provenance.created_utc,
         "held_out_median": None if held_out is None else held_out.error.median,
         "regret_worst": None if regret is None else regret.worst,
+        "grade": grade(profile).word,
     }
 
 
@@ -197,7 +265,10 @@ def print_profile(path: Path, profile: Profile) -> None:
         [int(count), *(f"{1e3 * seconds[index]:.2f}" for seconds in predicted)]
         for index, count in enumerate(rows)
     ]
-    click.echo("\nOne verification forward, ms:")
+    click.echo(
+        f"\nOne verification forward by the {profile.calibration.selected} calibration "
+        "(fitted, not measured), ms:"
+    )
     print_table(columns, table)
 
 
@@ -211,17 +282,20 @@ def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
         (
             "runtime",
             f"{runtime.kind}, {runtime.quantization or runtime.dtype}, attention "
-            f"{runtime.attention}, tensor-parallel {runtime.tensor_parallel}, "
+            f"{runtime.attention}, reads {profile.roofline().read_bytes[0]:.3g} bytes a weight, "
+            f"tensor-parallel {runtime.tensor_parallel}, "
             f"torch {runtime.torch or 'unknown'}",
         ),
         (
             "provenance",
-            f"{provenance.kind}, {provenance.created_utc}, {provenance.points} points, "
-            f"{provenance.samples} samples" + (f"; {provenance.note}" if provenance.note else ""),
+            f"{provenance.kind}, {provenance.created_utc}, {counted(provenance.points, 'point')}, "
+            f"{counted(provenance.samples, 'sample')}"
+            + (f"; {provenance.note}" if provenance.note else ""),
         ),
         ("linear", linear_line(profile).removeprefix("linear calibration: ")),
         ("selected", profile.calibration.selected),
         ("trust", verdict(profile)),
+        ("next", next_command(profile, path)),
         *(("warning", text) for text in profile.calibration.warnings),
     ]
     drafters = [

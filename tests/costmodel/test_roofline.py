@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, find_device, find_target, load_targets
+from costmodel.profile.profile import Profile
 from costmodel.roofline import (
     Roofline,
     distinct_experts,
@@ -17,7 +18,7 @@ from costmodel.roofline import (
     physical_bytes,
     physical_flops,
 )
-from tests.conftest import reference
+from tests.conftest import DATA, reference
 from tests.costmodel.conftest import FORWARDS, measured_forwards, measured_points
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
@@ -266,3 +267,24 @@ def test_both_counts_grow_with_all_work(rows, context, batch, tied, experts, win
         assert count(a, rows + 1, context, batch).total >= here
         assert count(a, rows, context + 1, batch).total >= here
         assert count(a, rows, context, batch + 1).total >= here
+
+
+@pytest.mark.parametrize("count", ["paper", "physical"])
+@pytest.mark.parametrize("name", ["quiet_2", "quiet_long"])
+def test_no_measured_time_lies_below_the_bytes_that_were_read(name, count):
+    # float32 with weights kept in 16 bits, timed before profiles said what a runtime reads
+    profile = Profile.from_yaml(DATA / "measured" / "calibrations_avx2" / f"{name}.yaml")
+    runtime = profile.runtime.model_copy(update={"weight_bytes": 2.0, "head_bytes": 2.0})
+    bound, points = profile.model_copy(update={"runtime": runtime}), profile.surface.points()
+    shape = points.rows, points.context
+    assert (bound.roofline(count).seconds(*shape) <= points.seconds).all()
+    if (name, count) != ("quiet_long", "physical"):  # its four bytes a weight lie just below
+        assert (profile.roofline(count).seconds(*shape) > points.seconds).any()
+
+
+def test_bytes_read_of_layers_and_head_are_apart():
+    paper, physical = (one(TINY, 5, 7, 1, 4, (0.5, 3)) for one in (paper_bytes, physical_bytes))
+    assert paper.attention_weights == 0.5 * 2 * (2 * 8 * 12 + 2 * 8 * 6)
+    assert paper.ffn_weights == physical.ffn_weights == 0.5 * 2 * 3 * 8 * 16
+    assert paper.embedding_and_lm_head_weights == 3 * 2 * 8 * 100
+    assert physical.embedding_and_lm_head_weights == 3 * 8 * (100 + 5)

@@ -282,9 +282,12 @@ def _rotate_single_rows(qkv, rotation, norms, queries, cache, start):  # type: i
             if len(norms.weight):
                 _norm_single(qkv[r, h], norms.weight[h], norms.eps, head)
             else:
-                head[:] = qkv[r, h]
+                for i in range(width):
+                    head[i] = qkv[r, h, i]
             out = queries[h, r] if h < heads else keys[h - heads, start + r]
             for i in range(half):
                 out[i] = head[i] * cosine[r, i] + head[half + i] * sine[r, i]
                 out[half + i] = head[half + i] * cosine[r, half + i] + head[i] * sine[r, half + i]
-        values[:, start + r] = qkv[r, heads + len(keys) :]
+        for h in range(len(values)):
+            for i in range(width):
+                values[h, start + r, i] = qkv[r, heads + len(keys) + h, i]

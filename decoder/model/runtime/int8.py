@@ -25,6 +25,7 @@ class Int8Linear(JoinedLinear):
         weight, self._bias = joined_weights(linears)
         largest = weight.abs().amax(1).float().clamp_min(torch.finfo(torch.float32).tiny)
         self._scales = (largest / LARGEST).to(weight.dtype)
+        self.weight_bytes = 1.0 + self._scales.itemsize / weight.shape[1]
         steps = (weight.float() / self._scales.float()[:, None]).round()
         numbers = steps.clamp(-LARGEST, LARGEST).to(torch.int8)
         self._tiled = weight.dtype == torch.float32

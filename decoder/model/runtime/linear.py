@@ -25,6 +25,8 @@ OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
 class JoinedLinear(Protocol):
     """Linear layers whose outputs lie side by side."""
 
+    weight_bytes: float  # that a product reads of one weight, scales included
+
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """Outputs [..., out] of inputs [..., in]."""
 
@@ -48,6 +50,7 @@ class PlainLinear(JoinedLinear):
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._weight, self._bias = join_linears(linears)
+        self.weight_bytes = self._weight.itemsize
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         return functional.linear(inputs, self._weight, self._bias)
@@ -80,6 +83,7 @@ class PackedLinear(JoinedLinear):
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         weight, self._bias = joined_weights(linears)
+        self.weight_bytes = weight.itemsize
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._product_and_sum = torch.ops.mkldnn._linear_pointwise.binary
@@ -111,6 +115,7 @@ class TiledLinear(JoinedLinear):
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         weight, self._bias = joined_weights(linears)
         self._outputs, self._blocks = len(weight), tiles.pack(tiles.smallest(weight))
+        self.weight_bytes = self._blocks.itemsize
         release(linears, self)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -198,6 +203,24 @@ def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype == torch.bfloat16 and not all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS):
         return "this build of torch has no oneDNN operators"
     return None
+
+
+def read_bytes(module: nn.Module, apart: Sequence[nn.Module] = ()) -> float | None:
+    """Bytes that steps read of one weight of a module's matrices, but for the modules `apart`.
+
+    None where the dtype says it.
+    """
+    packed = {}
+    for layer in module.modules():
+        part = layer.__dict__.get("forward")
+        if isinstance(part, JoinedPart) and part.joined.weight_bytes != layer.weight.itemsize:
+            packed[id(layer.weight)] = part.joined.weight_bytes
+    outside = {id(tensor) for one in apart for tensor in one.parameters()}
+    inside = [one for one in module.parameters() if one.ndim > 1 and id(one) not in outside]
+    if not any(id(one) in packed for one in inside):
+        return None
+    read = sum(packed.get(id(one), one.itemsize) * one.numel() for one in inside)
+    return read / sum(one.numel() for one in inside)
 
 
 def plain_state(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -51,7 +51,7 @@ def ray_cluster(
     except (OSError, ValueError, RuntimeError) as error:
         raise DeviceError(
             f"no Ray cluster answers at '{address}': {reason_of(error)}",
-            hint="Start one with `ray start --head`, or give its --address",
+            hint="Start one with `ray start --head`, or give its HOST:PORT",
         ) from None
     try:
         yield RayCluster(settings, say)

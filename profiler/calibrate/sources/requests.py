@@ -332,7 +332,7 @@ def lm_head_s(roofline: Roofline, rows: int) -> float:
     a, peaks, degree = roofline.architecture, roofline.peaks, roofline.tensor_parallel
     moved = physical_bytes(a, rows, 0, 1, roofline.element_bytes)
     flops = float(physical_flops(a, rows, 0).lm_head)
-    weights = a.hidden * a.vocab * roofline.element_bytes
+    weights = a.hidden * a.vocab * roofline.read_bytes[1]
     moved_bytes = weights + float(moved.lm_head_io)
     return max(flops / peaks.flops_per_s, moved_bytes / peaks.bytes_per_s) / degree
 

@@ -57,13 +57,12 @@ class VllmSource:
         self,
         settings: CalibrationSettings,
         *,
-        tensor_parallel: int = 1,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """options: further arguments of `vllm.LLM`. Raises InputError or DeviceError."""
         installed_version()
         self._settings, self._device = settings, select_device(settings.device)
-        self._options = {"tensor_parallel_size": tensor_parallel} | dict(options or {})
+        self._options = dict(options or {})
         on_gpu = self._device.type == "cuda"
         contexts = settings.contexts or (GPU_CONTEXTS if on_gpu else CPU_CONTEXTS)
         if min(contexts) <= PROMPT_TOKENS:

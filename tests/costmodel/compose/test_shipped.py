@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +17,54 @@ from costmodel.compose.aiconfigurator import SYSTEMS, data_folder
 from costmodel.compose.support import composes, supported
 from costmodel.compose.transfer import transfer_profile
 from costmodel.io import shipped_directory
+from costmodel.profile.grade import grade
 from costmodel.profile.lookup import find_profile
 from costmodel.profile.profile import Profile
-from costmodel.profile.store import ProfileStore
+from costmodel.profile.store import ProfileStore, profile_file_name
 from lab.studies.shipped import ROOT, document, recipes
+from tests.costmodel.profile.test_grade import judged
 
-PATHS = sorted(shipped_directory().glob("*/*.yaml"))
+ALL_PATHS = sorted(shipped_directory().glob("*/*.yaml"))
+SENT = [path for path in ALL_PATHS if "kind: measured" in path.read_text(encoding="utf-8")]
+PATHS = [path for path in ALL_PATHS if path not in SENT]  # made from others' measurements
 NAMES = [f"{path.parent.name}/{path.name}" for path in PATHS]
+
+
+def check_sent(path: Path) -> None:
+    """What CONTRIBUTING.md says of a measured profile that somebody sends."""
+    profile = Profile.from_yaml(path)
+    assert profile.to_yaml() == path.read_text(encoding="utf-8"), "it was edited"
+    assert profile.provenance.kind == "measured"
+    name = f"{profile.device.slug}/{profile_file_name(profile)}"
+    assert f"{path.parent.name}/{path.name}" == name, "the lookup does not find it"
+    assert grade(profile).word != "do not use", str(grade(profile))
+    points = profile.surface.points()
+    bound_s = profile.roofline("physical").seconds(points.rows, points.context, points.batch)
+    assert np.all(points.seconds >= bound_s), "faster than the physical roofline"
+
+
+def test_measured_profiles_that_were_sent_are_what_they_should_be():
+    for path in SENT:
+        check_sent(path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda text: text, ""),
+        (lambda text: "# mine\n" + text, "it was edited"),
+        (lambda text: text.replace("dtype: bfloat16", "dtype: float16"), "lookup does not find"),
+        (lambda text: text.replace("  worst: 0.01\n", "  worst: 0.09\n"), "do not use"),
+        (lambda text: text.replace("bytes_per_s: 4.0e+12", "bytes_per_s: 1.0e+12"), "the physical"),
+    ],
+)
+def test_a_sent_profile_with_a_fault_is_refused(tmp_path, edit, reason):
+    path = ProfileStore([tmp_path]).save(judged())
+    text = path.read_text(encoding="utf-8")
+    path.write_text(edit(text), encoding="utf-8")
+    assert (edit(text) == text) == (not reason)
+    with pytest.raises(AssertionError, match=reason) if reason else contextlib.nullcontext():
+        check_sent(path)
 
 
 @pytest.fixture(params=PATHS, ids=NAMES)

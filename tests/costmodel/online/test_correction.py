@@ -201,3 +201,6 @@ def test_a_change_within_the_profiles_uncertainty_is_no_drift(factor, is_drift):
 def test_the_uncertainty_is_the_largest_that_a_profile_states():
     profile = Profile.from_yaml(shipped_directory() / "b200/qwen3-8b.bfloat16.kernels.tp1.yaml")
     assert CycleCost.from_profile(profile).uncertainty == profile.provenance.error_bar > 0
+    provenance = profile.provenance.model_copy(update={"pace_spread": 0.4})
+    unsteady = profile.model_copy(update={"provenance": provenance})
+    assert CycleCost.from_profile(unsteady).uncertainty == pytest.approx(0.8)

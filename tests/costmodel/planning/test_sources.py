@@ -179,7 +179,8 @@ def test_a_mixture_is_planned_as_its_experts_were_measured(tmp_path):
     with pytest.raises(ProfileError) as missing:
         find_forward(find_device("t4"), odd, empty, tensor_parallel=16)
     assert "none is composed elsewhere and scaled: tensor_parallel 16" in missing.value.problem
-    command = f"rooftree calibrate vllm --target {target.name} --tensor-parallel-size 16"
+    command = f"rooftree calibrate vllm --target {target.name}"
+    command += " --engine-option tensor_parallel_size=16"
     assert f"`{command}`" in missing.value.hint
 
 

@@ -271,7 +271,17 @@ def test_int8_has_a_profile_key_and_weights_of_its_own():
     key, other = profile_key(target), profile_key(plain)
     assert (key.quantization, other.quantization) == ("int8", None)
     assert list(key.differences(other)) == ["quantization"]
-    assert 1.0 < target.loaded.weight_bytes < 1.1
+    assert target.loaded.head_bytes == 1 + 4 / 32  # a float32 scale for 32 weights of an output
+    assert 1.0 < target.loaded.weight_bytes < target.loaded.head_bytes  # others are wider
+
+
+@pytest.mark.parametrize("runtime", ["packed", "eager"])
+@pytest.mark.parametrize("rounded", [True, False])
+def test_the_runtime_says_what_it_reads_of_a_weight(rounded, runtime):
+    model = random_model("qwen3", dtype=torch.float32)
+    loaded = target_of(as_published(model) if rounded else model, runtime).loaded
+    read = 2.0 if rounded and runtime == "packed" else None  # None: 4, by the dtype
+    assert (loaded.weight_bytes, loaded.head_bytes) == (read, read)
 
 
 def test_int8_needs_the_packed_runtime():

@@ -14,10 +14,12 @@ from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.capture import BUCKETS
+from decoder.profiling import measured_profile as measuring
 from decoder.profiling import probe
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, quick_profile, time_drafter
 from decoder.profiling.startup import ProfileChoice, calibrate_command, find_cost
+from tests.conftest import DATA
 from tests.costmodel.conftest import altered
 from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 
@@ -61,7 +63,10 @@ class TestFound:
     def test_a_stored_profile_is_used(self, target, probed):
         path = ProfileStore().save(probed)
         source = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
-        assert source.line == f"profile {path} (quick, {probed.provenance.created_utc[:10]})"
+        assert (
+            source.line
+            == f"profile {path} (quick, {probed.provenance.created_utc[:10]}, grade: usable)"
+        )
         assert source.profile is not None
         assert source.profile.to_yaml() == Profile.from_yaml(path).to_yaml()
         assert (source.warnings, source.online) == ((), False)
@@ -168,8 +173,9 @@ class TestDraftCosts:
         choice = ProfileChoice(path=path if where == "named" else None)
         source = find_cost(target, NgramDrafter(), choice)
         assert source.line == (
-            f"profile {path} (quick, {probed.provenance.created_utc[:10]}); draft cost of ngram"
-            f" timed now, not kept: the profile is none of your own in {user_directory()}"
+            f"profile {path} (quick, {probed.provenance.created_utc[:10]}, grade: usable); draft"
+            " cost of ngram timed now, not kept: the profile is none of your own in"
+            f" {user_directory()}"
         )
         assert source.cost.draft_s(300) == 3e-3
         assert path.read_bytes() == before
@@ -338,3 +344,17 @@ def test_the_decoder_accepts_it(path, runtime, small, monkeypatch, tmp_path):
     rows = np.arange(1, 257)
     linear_s = shipped.linear_calibration().predict_s(rows, 1040)
     assert source.cost.cost.verify_s(rows - 1, 1040) == pytest.approx(linear_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("source", ["measured", "datasheet"])
+def test_measured_peaks_are_raised_to_the_rates_of_the_points(source):
+    stored = Profile.from_yaml(DATA / "measured" / "calibrations_avx2" / "quiet_2.yaml")
+    changes = {"source": source, "flops_per_s": 3e10, "bytes_per_s": 5e9}
+    low, points = stored.peaks.model_copy(update=changes), stored.surface.points()
+    parts = {"device": stored.device, "architecture": stored.target.architecture}
+    subject = measuring.MeasuredSubject(runtime=stored.runtime, **parts)
+    measured = measuring.Measurement(kind="measured", points=points, peaks=low)
+    made = measuring.make_profile(subject, measured)
+    branches_s = made.roofline("physical").branches_s(points.rows, points.context)
+    shares = [max(one / points.seconds) for one in branches_s]
+    assert shares == pytest.approx([1, 1]) if source == "measured" else made.peaks == low

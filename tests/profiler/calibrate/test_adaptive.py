@@ -124,6 +124,16 @@ def test_points_are_timed_again_where_no_point_is_held_out():
     assert grid.again(swept)[0] == slow
 
 
+def test_samples_that_no_fit_explains_are_taken_again():
+    grid = AdaptiveGrid(PLAN.grid(), ROOFLINE, PLAN.held_out)
+    measured = Measured(lambda task: 1e-3 / (task.size * task.context))
+    swept = measured.add(grid.first())
+    further = grid.more(swept)
+    assert {task.kind for task in further} == {"verify", "held_out"}
+    swept = measured.add(further)
+    assert set(grid.again(swept)) == set(measured.grid())
+
+
 def test_every_row_count_matters_where_held_out_points_are_given():
     grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(steep_s)
     swept = measured.add(grid.first() + PLAN.held_out(256))

@@ -21,6 +21,7 @@ from profiler import cli
 from profiler.calibrate.fleet import ray_cluster as fleet_ray
 from profiler.calibrate.fleet.scheduler import calibrate_fleet
 from profiler.calibrate.source import CalibrationSettings
+from tests.conftest import CALIBRATED
 from tests.tiny_folder import fake_clock, isolate, write_config
 
 _calibrate_here = fleet_ray._calibrate_here
@@ -90,9 +91,9 @@ def test_two_kinds_give_two_profiles_though_a_node_dies(cluster, arguments, caps
     # Its clock stands still: a busy machine may take long to start a node, or to miss one.
     *others, _ = calibrate_fleet.__defaults__
     monkeypatch.setattr(calibrate_fleet, "__defaults__", (*others, lambda: 0.0))
-    exit_code = cli.run([*arguments, "--address", cluster.address])
+    exit_code = cli.run([*arguments, cluster.address])
     captured = capsys.readouterr()
-    assert exit_code == 0, captured.err
+    assert exit_code in CALIBRATED, captured.err
     kinds = json.loads(captured.out)["kinds"]
     profiles = [Profile.from_yaml(kind["path"]) for kind in kinds]
     attempts = {
@@ -110,7 +111,7 @@ def test_two_kinds_give_two_profiles_though_a_node_dies(cluster, arguments, caps
 def test_no_cluster_at_the_address_is_one_line(arguments, capsys, tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: pip install 'rooftree[fleet]'")
     isolate(monkeypatch, tmp_path)
-    exit_code = cli.run([*arguments, "--address", "127.0.0.1:1"])
+    exit_code = cli.run([*arguments, "127.0.0.1:1"])
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert exit_code == 4
     assert error.startswith("rooftree: no Ray cluster answers at '127.0.0.1:1'")

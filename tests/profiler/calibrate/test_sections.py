@@ -100,6 +100,7 @@ def test_provenance():
     assert fields == {
         "samples": 3,
         "discarded_samples": 4,
+        "pace_spread": None,
         "duration_s": 12.35,
         "sm_clock_hz": None,
         "memory_clock_hz": None,

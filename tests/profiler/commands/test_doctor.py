@@ -9,6 +9,8 @@ import torch
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceFingerprint, find_target
+from costmodel.profile.grade import Grade
+from costmodel.profile.profile import Profile
 from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
 from profiler import checks
@@ -57,11 +59,11 @@ def test_a_directory_that_cannot_be_written_comes_first(home, monkeypatch):
     assert "Set ROOFTREE_HOME" in checks.next_step(list(result.values()))
 
 
-@pytest.mark.parametrize(("kind", "status"), [("measured", "ok"), ("quick", "warn")])
-def test_a_profile_that_fits_is_found(home, kind, status):
+def fitting(kind: str) -> Profile:
+    """A profile of the default target on the test CPU."""
     base = make_profile()
     target = find_target(checks.default_target(torch.device("cpu"))).architecture
-    profile = base.model_copy(
+    return base.model_copy(
         update={
             "device": HERE,
             "target": TargetSection.of(target),
@@ -69,10 +71,24 @@ def test_a_profile_that_fits_is_found(home, kind, status):
             "provenance": base.provenance.model_copy(update={"kind": kind}),
         }
     )
-    path = ProfileStore().save(profile)
+
+
+@pytest.mark.parametrize(("kind", "status"), [("measured", "ok"), ("quick", "warn")])
+def test_a_profile_that_fits_is_found(home, kind, status):
+    path = ProfileStore().save(fitting(kind))
     result = found()
     assert result["profile"].status == status
-    assert result["profile"].found == f"{kind}, {path}"
+    assert result["profile"].found.startswith(f"{kind}, {path}; usable: ")
+
+
+def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
+    nonsense = Grade(word="do not use", reasons=("a choice loses 9.9% at worst",))
+    monkeypatch.setattr(checks, "grade", lambda profile: nonsense)
+    ProfileStore().save(fitting("measured"))
+    check = found()["profile"]
+    assert check.status == "warn"
+    assert check.found.endswith("; do not use: a choice loses 9.9% at worst")
+    assert checks.next_step(list(found().values())).startswith("Run `rooftree calibrate --time-b")
 
 
 def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):

@@ -103,7 +103,7 @@ def place(tmp_path, monkeypatch, target, result):
     provenance = device.provenance.model_copy(update={"duration_s": 3.0})
     measured = device.model_copy(update={"provenance": provenance})
     calibrated = CalibrationResult(
-        profile=measured, path=tmp_path / "a.yaml", picture=tmp_path / "a.png",
+        profile=measured, path=tmp_path / "a.yaml", picture=tmp_path / "a.png", aside="",
         warnings=(), resumed_samples=0, unmeasured=(), skipped={},
     )  # fmt: skip
     made: dict[str, Any] = {

@@ -38,6 +38,7 @@ def test_list_as_json_has_stable_fields(home, run):
         "created_utc": "2026-01-02T03:04:05Z",
         "held_out_median": None,
         "regret_worst": None,
+        "grade": "usable",
     }
 
 
@@ -59,7 +60,9 @@ def test_show_by_path_and_by_name(home, run):
         assert run("profiles", "show", name) == by_path
     exit_code, out, err = by_path
     assert (exit_code, err) == (0, "")
-    rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
+    assert "by the linear calibration (fitted, not measured), ms:" in out
+    table = out.partition("One verification forward")[2].splitlines()
+    rows = [line.split() for line in table if line.strip()[:1].isdigit()]
     assert rows == [[count, "5.00", "5.00"] for count in ("1", "2", "4", "8", "16")]
     shown = json.loads(run("profiles", "show", path, "--json")[1])
     assert shown["path"] == path

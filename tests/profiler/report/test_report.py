@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,8 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import HeldOutSection, RegretSection
 from profiler.report.console import print_json, table_lines
 from profiler.report.drawing import check_picture, panels, save_figure
-from profiler.report.profiles import plot_profile, verdict
-from tests.profiler.made_profile import make_profile
+from profiler.report.profiles import next_command, plot_profile, print_markdown, verdict
+from tests.profiler.made_profile import TARGET, make_profile
 
 
 def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
@@ -31,23 +32,49 @@ def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
 
 class TestVerdict:
     def test_it_says_what_a_choice_costs(self):
-        assert verdict(checked()) == (
+        before, trust = verdict(checked()).split(" Choosing")
+        assert before == (
+            "At context 256 this device is bound by memory at all 16 rows (physical roofline). At "
+            "the usual acceptance, 1 + 3.5 N / (N + 16) tokens from N nodes, and with a free draft "
+            f"a tree of 15 nodes pays: {1 + 3.5 * 15 / 31:.2f} times plain decoding."
+        )
+        assert f"Choosing{trust}" == (
             "Choosing the tree size from this profile costs 0.12% of tokens/s on average and at "
             "most 1.2%, over 18 acceptance curves at 2 contexts held out. Predictions there are "
             "off by 1.5% in the median and 5.0% at worst; the measurements themselves are "
-            "uncertain by 0.4%."
+            "uncertain by 0.4%. Grade: usable: measured at 4 points, 12 will do."
         )
 
     def test_a_large_regret_says_what_to_do(self):
         text = verdict(checked(worst=0.09))
         assert "at most 9.0%, over" in text
-        assert "`rooftree calibrate --time-budget 3m`" in text
+        assert text.endswith("Grade: do not use: a choice loses 9.0% at worst, more than 8.0%.")
+        again = f"then `rooftree calibrate --target {TARGET} --time-budget 3m`"
+        assert again in next_command(checked(worst=0.09), "a.yaml")
+
+    def test_few_samples_are_never_certain(self):
+        assert "uncertain by less than 0.1%, or by too few samples" in verdict(checked(noise=0.0))
+
+    def test_markdown_has_the_points_and_the_verdict(self, capsys):
+        profile = checked()
+        linear = profile.calibration.linear.model_copy(update={"intercept_s": -0.00052})
+        calibration = profile.calibration.model_copy(update={"linear": linear})
+        made = profile.provenance.model_copy(update={"points": 1})
+        profile = profile.model_copy(update={"calibration": calibration, "provenance": made})
+        print_markdown(profile, Path("a.yaml"))
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"### {TARGET} on Test GPU"
+        assert "1 point, 0 samples (`a.yaml`)" in lines[2]
+        assert lines[4] == "| rows | nodes | ms at context 256 | ms at context 2048 |"
+        assert lines[6:8] == ["| 1 | 0 | 5.0 | 5.0 |", "| 16 | 15 | 5.0 | 5.0 |"]
+        assert "x roofline - 0.52 ms (+- " in lines[9]
+        assert lines[-1] == verdict(profile)
 
     @pytest.mark.parametrize("missing", ["held_out", "regret"])
     def test_an_unchecked_profile_is_not_trusted(self, missing):
         text = verdict(checked().model_copy(update={missing: None}))
-        assert text.startswith("This profile was not checked")
-        assert "%" not in text
+        assert "This profile was not checked" in text and "%" not in text
+        assert "Grade: usable: not checked against points held out" in text
 
 
 class TestPicture:

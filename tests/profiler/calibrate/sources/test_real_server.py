@@ -12,6 +12,7 @@ from costmodel.profile.profile import Profile
 from lab.studies.url_against_engine import SERVER_ARGUMENTS
 from lab.studies.vllm_server import vllm_server
 from profiler import cli
+from tests.conftest import CALIBRATED
 
 PYTHON = os.environ.get("ROOFTREE_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else "")
 
@@ -31,7 +32,7 @@ def test_a_vllm_server(smollm2_folder, tmp_path, monkeypatch, capsys):
     with vllm_server(Path(PYTHON), model, SERVER_ARGUMENTS, log) as (url, _):
         code = cli.run(["calibrate", "url", url, *arguments.split(), "--output", str(path)])
     captured = capsys.readouterr()
-    assert code == 0, captured.err
+    assert code in CALIBRATED, captured.err
     assert json.loads(captured.out)["path"] == str(path)
     profile = Profile.from_yaml(path)
     assert (profile.runtime.kind, profile.runtime.attention) == ("url", "vllm-0.32.0")

@@ -27,6 +27,7 @@ from profiler.calibrate.sources.requests import (
 )
 from profiler.calibrate.sources.url import UrlSource
 from profiler.calibrate.sweep import Task
+from tests.conftest import CALIBRATED
 from tests.profiler.openai_server import MODEL, OpenAIServer
 
 pytestmark = pytest.mark.cpu_kind
@@ -211,7 +212,7 @@ def test_the_command_over_http(run, tmp_path):
     with OpenAIServer(usage=lambda usage: usage | details) as server:
         words = [server.url, *arguments, "--time-budget", "3s", "--output", path]
         code, out, err = run("calibrate", "url", *words)
-    assert code == 0 and "(vllm-0.32.0)" in err, err
+    assert code in CALIBRATED and "(vllm-0.32.0)" in err, err
     record = json.loads(out)
     assert record["path"] == path
     assert record["profile"]["runtime"]["kind"] == "url"
