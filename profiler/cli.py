@@ -7,6 +7,7 @@ subcommand is imported when it is called.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import io
@@ -18,11 +19,10 @@ from importlib.metadata import entry_points
 
 import click
 
-from costmodel.errors import RooftreeError
+from costmodel.errors import EXIT_OUTPUT, RooftreeError
 from profiler.report.console import note
 
 EXIT_USAGE = 2
-EXIT_OUTPUT = 6
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -61,6 +61,14 @@ TOGETHER = {
 PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs
 
 
+def with_json_told(command: click.Command) -> click.Command:
+    """The command, whose help says where it and its subcommands take `--json`."""
+    for one in (command, *getattr(command, "commands", {}).values()):
+        if getattr(one.callback, "takes_json", False):
+            one.epilog = "With --json the result is one JSON object on stdout."
+    return command
+
+
 class LazyGroup(click.Group):
     """A group of the core's commands and those of entry points; only one that runs is imported."""
 
@@ -70,19 +78,29 @@ class LazyGroup(click.Group):
             args = ["--json", *(word for word in args if word != "--json")]
         return super().parse_args(ctx, args)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of the first word; the error of an unknown one names the nearest."""
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near and "Did you mean" not in error.message:  # as later versions of click say
+                error.message += f" Did you mean '{near[0]}'?"
+            raise
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *sorted(entry.name for entry in entry_points(group=PLUGINS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             for entry in entry_points(group=PLUGINS, name=cmd_name):
-                plugin: click.Command = entry.load()
-                return plugin
+                return with_json_told(entry.load())
             return None
         module = importlib.import_module(f"profiler.commands.{TOGETHER.get(cmd_name, cmd_name)}")
         function = cmd_name.replace("-", "_") if cmd_name in TOGETHER else "command"
-        command: click.Command = getattr(module, function)
-        return command
+        return with_json_told(getattr(module, function))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -12,6 +12,7 @@ from costmodel.catalog import (
     find_device,
     find_target,
     load_devices,
+    nearest_names,
     resolve_target,
     slugify,
 )
@@ -85,9 +86,21 @@ def named_profile(name: str, store: ProfileStore | None = None) -> tuple[Path, P
         return path, Profile.from_yaml(path)
     folders = (store or ProfileStore()).directories
     device, slash, target = name.strip().partition("/")
+    absent = InputError(f"{name}: there is no such file", hint="Check the path")
+    is_path = path.suffix in (".yaml", ".yml")
+    if is_path and name.count("/") > 1:
+        raise absent
+    try:
+        device_folder = _folder_name(device, folders)
+    except InputError:
+        if is_path:
+            raise absent from None
+        if slash:
+            raise
+        raise _no_profile(name, folders) from None
     files: dict[str, Path] = {}
     for folder in folders:
-        for file in sorted((folder / _folder_name(device, folders)).glob("*.yaml")):
+        for file in sorted((folder / device_folder).glob("*.yaml")):
             files.setdefault(file.name, file)
     fitting = [file for file in files.values() if not slash or _is_of(file.stem, target)]
     if slash:
@@ -105,6 +118,17 @@ def named_profile(name: str, store: ProfileStore | None = None) -> tuple[Path, P
         f"no stored profile is called '{name}', and there is no such file",
         hint=f"This device has {there}" if there else "`rooftree profiles list` shows them all",
     )
+
+
+def _no_profile(name: str, folders: Sequence[Path]) -> InputError:
+    """The error of a name without a device, with the stored profiles of the nearest names."""
+    files = [file for folder in folders for file in sorted(folder.glob("*/*.yaml"))]
+    stored = {file: f"{file.parent.name}/{file.stem.rsplit('.', 3)[0]}" for file in files}
+    near = list(dict.fromkeys(stored[file] for file in files if _is_of(file.stem, name)))[:5]
+    near = near or nearest_names(name.lower(), {label: label for label in stored.values()})
+    hint = f"Name DEVICE/TARGET, as {', '.join(near)}" if near else "`rooftree calibrate` makes one"
+    problem = f"no stored profile is called '{name}', and there is no such file"
+    return InputError(problem, hint=hint)
 
 
 def _is_of(stem: str, target: str) -> bool:

@@ -175,7 +175,13 @@ def _convert(gguf_file: Path, folder: Path) -> None:
         [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN],
     )
     folder.mkdir()
-    _save_model(gguf_file, folder, {name: tokens.index(name) for name in (BOS, EOS)})
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the lines that are said stand for it
+    try:
+        _save_model(gguf_file, folder, {name: tokens.index(name) for name in (BOS, EOS)})
+    finally:
+        logging.enable_progress_bar()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = json.dumps(_tokenizer_config(), indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")

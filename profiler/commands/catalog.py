@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 
 import click
@@ -18,7 +19,7 @@ def support(name: str | None, as_json: bool) -> None:
     Your own profiles count too. With the NAME of a device or a target, every row also has
     its error bar, or the reason why there are no times.
     """
-    from costmodel.catalog import find_device, find_target
+    from costmodel.catalog import TargetEntry, find_device, find_target, nearest_names
     from costmodel.compose.support import supported
     from costmodel.errors import InputError
     from profiler.report.catalog import print_matrix, print_support
@@ -26,12 +27,18 @@ def support(name: str | None, as_json: bool) -> None:
 
     rows = supported()
     if name is not None:
-        try:
-            target = find_target(name).name
-            rows = [row for row in rows if row.target == target]
-        except InputError:
-            slug = find_device(name).slug
-            rows = [row for row in rows if row.device == slug]
+        names = {label: label for row in rows for label in (row.device, row.target)}
+        wanted = {name}
+        for find in (find_target, find_device):
+            with contextlib.suppress(InputError):
+                found = find(name)
+                wanted.add(found.name if isinstance(found, TargetEntry) else found.slug)
+        if not wanted & names.keys():
+            near = nearest_names(name.lower(), {label.lower(): label for label in names})
+            raise InputError(
+                f"no target and no device is called '{name}'", hint=f"Nearest: {', '.join(near)}"
+            )
+        rows = [row for row in rows if wanted & {row.device, row.target}]
     if as_json:
         print_json({"support": [asdict(row) for row in rows]})
     elif name is not None:

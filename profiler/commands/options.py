@@ -139,6 +139,7 @@ def json_option(command: Decorated) -> Decorated:
         root = click.get_current_context().find_root()
         return command(*arguments, as_json=bool(root.params.get("as_json")), **options)
 
+    with_json.takes_json = True  # type: ignore[attr-defined]
     return with_json  # type: ignore[return-value]
 
 

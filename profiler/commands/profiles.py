@@ -63,15 +63,18 @@ def show(name: str, markdown: bool, as_json: bool) -> None:
 
 
 @command.command(short_help="Check profile files.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @json_option
-def validate(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check profile files: one line for each; exit code 3 when one cannot be used."""
+def validate(names: tuple[str, ...], as_json: bool) -> None:
+    """Check profiles: one line for each; exit code 3 when one cannot be used.
+
+    NAME is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b.
+    """
     from costmodel.errors import ProfileError
     from profiler.report.console import print_json
     from profiler.report.profiles import problem_of
 
-    problems = {str(path): problem_of(path) for path in paths}
+    problems = {name: problem_of(name) for name in names}
     if as_json:
         checked = [{"path": path, "problem": problem} for path, problem in problems.items()]
         print_json({"profiles": checked})

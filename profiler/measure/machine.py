@@ -7,6 +7,7 @@ in `absent`. Nothing here changes a setting of the machine.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import time
@@ -218,10 +219,20 @@ def disturbances(interval_s: float = 0.25) -> list[str]:
     return _activity_warnings(observe(interval_s))
 
 
+def _shown_name(process: BusyProcess) -> str:
+    """The process's name; behind that of rooftree its command, as `rooftree bench`."""
+    with contextlib.suppress(psutil.Error):
+        words = psutil.Process(process.pid).cmdline()
+        for program, command in itertools.pairwise(words):
+            if Path(program).name == "rooftree" and command.isprintable():
+                return f"rooftree {command}"
+    return process.name
+
+
 def _activity_warnings(activity: Activity) -> list[str]:
     messages = [
-        f"{process.name} (process {process.pid}) is using {process.core_share:.0%} of a core: "
-        "stop it, or expect noisier numbers"
+        f"{_shown_name(process)} (process {process.pid}) is using {process.core_share:.0%} of a "
+        "core: stop it, or expect noisier numbers"
         for process in activity.processes
     ]
     if activity.steal_share > STEAL_SHARE:

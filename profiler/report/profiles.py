@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from costmodel.errors import ProfileError
+from costmodel.errors import InputError, ProfileError
 from costmodel.profile.grade import counted, grade
+from costmodel.profile.lookup import named_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
@@ -244,11 +245,11 @@ def list_record(stored: StoredProfile) -> dict[str, Any]:
     }
 
 
-def problem_of(path: Path) -> str:
-    """The reason why the profile at `path` cannot be used; empty when it can."""
+def problem_of(name: str) -> str:
+    """The reason why the profile of a path or a name cannot be used; empty when it can."""
     try:
-        Profile.from_yaml(path).verify_calibration()
-    except ProfileError as error:
+        named_profile(name)[1].verify_calibration()
+    except (ProfileError, InputError) as error:
         return error.problem
     return ""
 

@@ -75,6 +75,7 @@ def test_every_command_has_the_help_that_is_listed(name, run):
     ("arguments", "message"),
     [
         (["bogus"], "No such command 'bogus'. See 'rooftree --help'."),
+        (["calibrat"], "No such command calibrat. Did you mean calibrate? See 'rooftree --help'."),
         (["--bogus"], "No such option '--bogus'. See 'rooftree --help'."),
         (["demo-model", "--bogus"], "No such option '--bogus'. See 'rooftree demo-model --help'."),
     ],
@@ -107,6 +108,37 @@ def test_each_error_is_one_line_with_its_exit_code(raising, capsys, kind, exit_c
     assert captured.err == "rooftree: the file is missing. Give another.\n"
 
 
+@pytest.mark.parametrize(
+    ("code", "word", "arguments"),
+    [
+        (2, "files", ["generate", "--prompts", "none.jsonl"]),
+        (3, "profiles", ["profiles", "validate", "none.yaml"]),
+        (4, "devices", ["calibrate", "--device", "tpu"]),
+        (6, "output", ["calibrate", "--output", "/dev/null/a.yaml"]),
+        (
+            6,
+            "output",
+            ["fit", "a.csv", "--device", "cpu", "--target", "a", "--output", "/dev/null/a"],
+        ),
+        (6, "output", ["compose", "--target", "qwen3-8b", "--output", "/dev/null/a.yaml"]),
+    ],
+)
+def test_exit_codes_are_those_of_the_page(run, code, word, arguments):
+    page = " ".join((ROOT / "docs/usage.md").read_text(encoding="utf-8").split())
+    listed = re.search(r"Exit codes: (.*?)\. After", page)
+    assert listed is not None
+    table = dict(part.split(" ", 1) for part in listed[1].split("; "))
+    own = {kind.exit_code for kind in (InputError, ProfileError, DeviceError, MeasurementError)}
+    assert {int(one) for one in table} == own | {
+        cli.EXIT_OUTPUT,
+        cli.EXIT_INTERNAL,
+        cli.EXIT_INTERRUPTED,
+        cli.EXIT_BROKEN_PIPE,
+    }
+    assert word in table[str(code)]
+    assert run(*arguments)[0] == code
+
+
 def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(raising, capsys, monkeypatch):
     monkeypatch.delenv("ROOFTREE_DEBUG", raising=False)
     raising(KeyError("lost"))
@@ -124,6 +156,11 @@ def test_interruption_exits_130_with_one_line(raising, capsys):
     raising(KeyboardInterrupt())
     assert cli.run(["fail"]) == 130
     assert capsys.readouterr().err.strip() == "rooftree: interrupted"
+
+
+@pytest.mark.parametrize("command", ["generate", "calibrate url", "profiles show", "bench"])
+def test_help_tells_of_json(run, command):
+    assert "With --json the result is one JSON object" in run(*command.split(), "--help")[1]
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("targets",), ("targets", "--json")])

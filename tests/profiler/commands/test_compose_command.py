@@ -48,7 +48,7 @@ def test_compose_from_a_folder(run, refused, tmp_path, measured):
         (("compose", "--target", "qwen3-8b", "--operators", "/nowhere"), 2, "is not a folder"),
         (("transfer", str(SOURCE), "--to", "h100-sxm"), 2, "already"),
         (("transfer", str(SOURCE), "--to", "h200"), 3, "it would hide a better profile: "),
-        (("transfer", "nothing", "--to", "h200"), 2, "no known device is called 'nothing'"),
+        (("transfer", "nothing", "--to", "h200"), 2, "no stored profile is called 'nothing'"),
     ],
 )
 def test_bad_input_is_one_line(refused, arguments, exit_code, text):

@@ -1,6 +1,7 @@
 """`rooftree profiles`, `support`, `devices` and `targets`, with good and with broken files."""
 
 import json
+import re
 
 import pytest
 
@@ -73,6 +74,9 @@ def test_show_by_path_and_by_name(home, run):
     ("name", "message"),
     [
         ("test-gpu", "fits 2 profiles"),
+        ("qwen3-8b", "no stored profile is called 'qwen3-8b', .* as test-gpu/qwen3-8b, a100"),
+        ("missing.yaml", "^rooftree: missing.yaml: there is no such file. Check the path"),
+        ("/no/missing.yaml", "^rooftree: /no/missing.yaml: there is no such file. Check the path"),
         ("no-such-device/qwen3-8b", "no known device is called 'no-such-device'"),
         ("h20/qwen3-8b", "no stored profile is called"),  # a name of another device shows none
         ("NVIDIA L40/qwen3-8b", "no stored profile is called"),
@@ -82,7 +86,7 @@ def test_show_by_path_and_by_name(home, run):
 def test_show_of_an_unknown_or_ambiguous_name_is_one_line(home, refused, name, message):
     for dtype in ("bfloat16", "float16"):
         ProfileStore().save(make_profile(dtype=dtype))
-    assert message in refused("profiles", "show", name)
+    assert re.search(message, refused("profiles", "show", name))
 
 
 def test_a_profile_of_ones_own_hides_the_shipped_one_and_makes_nothing_ambiguous(home, run):
@@ -117,6 +121,12 @@ def test_validate_says_ok_or_what_is_wrong(home, run):
     assert lines[1].startswith(f"{bad}: runtime.dtype")
     assert lines[2].startswith(f"{missing}: there is no such file")
     assert err == "rooftree: 2 of 3 profiles cannot be used\n"
+
+
+def test_validate_takes_names_as_show_does(home, run):
+    name = "h100-sxm/qwen3-8b"
+    assert run("profiles", "validate", name) == (0, f"{name}: ok\n", "")
+    assert run("profiles", "validate", "qwen3-8b")[1].startswith("no stored profile is called")
 
 
 def test_plot_writes_a_picture(home, run):
@@ -154,6 +164,8 @@ def test_support_of_one_device_or_target(no_tables, run, refused):
         _, out, _ = run("support", name)
         assert "h100-sxm" in out and "composed" in out and "%" in out
     assert "Nearest: h100-sxm" in refused("support", "h100-sx")
+    small = refused("support", "smollm2")
+    assert "no target and no device is called 'smollm2'. Nearest: HuggingFaceTB/SmolLM2" in small
 
 
 @pytest.mark.slow

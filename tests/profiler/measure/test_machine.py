@@ -19,6 +19,18 @@ def metadata(**fields: Any) -> Metadata:
     return Metadata(fields=fields, absent={})
 
 
+def test_another_rooftree_is_named_with_its_command(tmp_path):
+    program = tmp_path / "rooftree"
+    program.write_text("import time; time.sleep(600)")
+    with subprocess.Popen([sys.executable, str(program), "bench", "--seed", "1"]) as other:
+        busy = BusyProcess(pid=other.pid, name="rooftree", core_share=0.9)
+        try:
+            (line,) = warnings(metadata(), Activity(processes=(busy,), steal_share=0.0))
+        finally:
+            other.kill()
+    assert line.startswith(f"rooftree bench (process {other.pid}) is using 90% of a core")
+
+
 def test_collect_tells_the_versions_and_this_machine():
     import numpy
     import torch
