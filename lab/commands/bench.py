@@ -154,7 +154,7 @@ def command(ctx: click.Context, as_json: bool, **values: Any) -> None:
 
     _check_policies(values["policies"])
     refuse_if_held(values["device"])
-    _report(_run(_options(ctx, values)), as_json=as_json)
+    _report(_run(ctx, values), as_json=as_json)
     if values["output"] is not None:
         click.echo(f"result: {values['output']}", err=as_json)
 
@@ -233,24 +233,16 @@ def _by_protocol(ctx: click.Context, values: dict[str, Any]) -> ProtocolRun | No
     return plan_run(find_protocol(values["protocol"]), changes)
 
 
-def _run(options: BenchOptions) -> Result:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+def _run(ctx: click.Context, values: dict[str, Any]) -> Result:
+    from profiler.report.progress import progress
 
-    from lab.bench.session import Listeners, bench
+    with progress("decoding") as shown:
+        from lab.bench.session import Listeners, bench
 
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("decoding", total=None)
-
-        def progress(done: int, of: int) -> None:
-            bar.update(task, completed=done, total=of)
-            if not console.is_terminal and 10 * done // of > 10 * (done - 1) // of:
-                console.print(f"decoded {done} of {of}")
-
-        return bench(options, Listeners(say=console.print, progress=progress))
+        listeners = Listeners(
+            say=shown.say, progress=lambda done, of: shown.update(done / of, f"{done} of {of}")
+        )
+        return bench(_options(ctx, values), listeners)
 
 
 def _report(result: Result, *, as_json: bool) -> None:

@@ -107,6 +107,11 @@ def command(  # noqa: PLR0913 - one argument an option
     """
     from dataclasses import asdict, replace
 
+    from profiler.report.console import note, print_json
+
+    if start is not None and SIZES & dict(given).keys():
+        raise click.UsageError("--from brings its own layers, block, features and parts.")
+    note("loading the target")
     from lab.bench.environment import machine
     from lab.bench.prompts import training_prompts
     from lab.papers.specblock.training.objective import SpecBlockSettings
@@ -115,10 +120,7 @@ def command(  # noqa: PLR0913 - one argument an option
     from lab.training.dflash import DFlashTraining
     from lab.training.loop import TrainingSettings
     from lab.training.recipe import Recipe, load_target, train_dflash
-    from profiler.report.console import note, print_json
 
-    if start is not None and SIZES & dict(given).keys():
-        raise click.UsageError("--from brings its own layers, block, features and parts.")
     asked = training_prompts(prompts)
     run = replace(
         RUN if kind == "specblock" else TrainingSettings(),

@@ -89,6 +89,7 @@ def collect(
         place = folder / f"texts-{number:05d}.jsonl"
         if place.exists():
             continue
+        say(f"batch {number + 1} of {wanted.batches}: the target writes {wanted.batch_texts} texts")
         texts = writer.texts(_openings(number, wanted, prompts), seed=wanted.seed + number)
         lines = "".join(json.dumps(asdict(text)) + "\n" for text in texts)
         write_atomic(place, lines, InputError)  # all texts or no file

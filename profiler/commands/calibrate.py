@@ -71,10 +71,10 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
     from profiler.measure.lock import refuse_if_held
 
     refuse_if_held(options["device"])
-    from profiler.calibrate.run import calibrate
-    from profiler.calibrate.source import CalibrationSettings
-
     with listening() as listener:
+        from profiler.calibrate.run import calibrate
+        from profiler.calibrate.source import CalibrationSettings
+
         result = calibrate(CalibrationSettings(**options), listener)
     ctx.exit(print_result(result, as_json))
 

@@ -19,22 +19,14 @@ def replaces(ctx: click.Context) -> bool:
 
 @contextlib.contextmanager
 def listening() -> Iterator[CalibrationListener]:
-    """Messages on stderr, and a bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    """Messages and progress on stderr, from before torch is imported."""
+    from profiler.report.progress import progress
 
-    from profiler.calibrate.run import CalibrationListener
+    with progress("measuring") as shown:
+        from profiler.calibrate.run import CalibrationListener
 
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[state]}"))
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("measuring", total=1.0, state="loading the target")
         yield CalibrationListener(
-            say=console.print,
-            progress=lambda progress: bar.update(
-                task, completed=progress.share, state=progress.text
-            ),
+            say=shown.say, progress=lambda state: shown.update(state.share, state.text)
         )
 
 

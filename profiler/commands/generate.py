@@ -23,7 +23,7 @@ from profiler.commands.options import (
     template_option,
 )
 from profiler.prompts import Conversation, Turns, parse_prompt
-from profiler.report.console import note, print_json, printable
+from profiler.report.console import note, note_at_once, print_json, printable
 
 if TYPE_CHECKING:
     from decoder.engine import Generation, TreeDecoder
@@ -84,6 +84,7 @@ def command(**options: Any) -> None:
     texts = read_prompts(options["prompts"], options["file"])
     for warning in disturbances():
         note(f"warning: {warning}")
+    note_at_once("loading the target")
     decoder = _decoder(options)
     note(decoder.profile_line)
     source = decoder.cost_source

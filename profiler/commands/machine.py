@@ -43,11 +43,12 @@ def demo_model(run: bool, as_json: bool) -> None:
     dequantised to bfloat16. Other commands find it by the model's name.
     """
     from decoder.model.demo_model import ensure_demo_model
-    from profiler.report.console import note, print_json
+    from profiler.report.console import note, note_at_once, print_json
 
     folder = ensure_demo_model(say=note)
     comparison = None
     if run:
+        note_at_once("loading the demo model")
         from profiler.demo import compare
         from profiler.measure.machine import disturbances
 

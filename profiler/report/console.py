@@ -10,6 +10,7 @@ import json
 import math
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ def paragraph(text: str) -> str:
 def note(text: str) -> None:
     """Print one line on stderr; stdout is for results."""
     click.echo(printable(text), err=True)
+
+
+def note_at_once(text: str) -> None:
+    """A note for a person who waits at a terminal, before something slow is imported."""
+    if sys.stderr.isatty():
+        note(text)
 
 
 def print_table(
