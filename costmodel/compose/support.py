@@ -15,6 +15,8 @@ from costmodel.compose.aiconfigurator import SYSTEMS, load_published
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import table_heads
 from costmodel.compose.tables import OperatorTables
+from costmodel.compose.transfer import transferred_error
+from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ProvenanceKind
@@ -22,6 +24,7 @@ from costmodel.profile.store import ProfileStore
 from costmodel.weights import Weights, label_bytes, weights_label
 
 DEGREES = (1, 2, 4, 8)
+_TRIED = 3  # devices with operator tables, from which a profile is composed and scaled
 _NO_TABLES = "no operator tables of this device; `rooftree plan` scales what another one has"
 
 
@@ -31,7 +34,8 @@ class Support:
 
     weights     the label of quantised weights, or the published checkpoint's; None for plain ones
     provenance  that of the best profile; `operators` where there is none, but operator tables of
-                which a plan composes one; None without any
+                which a plan composes one; `scaled` where a plan scales those of another device;
+                None without any
     degrees     tensor-parallel degrees of the profiles, or those that the tables cover
     error_bar   relative, of the best profile, where it states one
     reason      why there are no times, and what gives some; or why those are not planned with
@@ -40,7 +44,7 @@ class Support:
     device: str
     target: str
     weights: str | None = None
-    provenance: ProvenanceKind | Literal["operators"] | None
+    provenance: ProvenanceKind | Literal["operators", "scaled"] | None
     degrees: tuple[int, ...] = ()
     error_bar: float | None = None
     reason: str = ""
@@ -62,7 +66,53 @@ def supported(store: ProfileStore | None = None) -> list[Support]:
         if target.architecture_hash not in hashes:
             targets.setdefault(target.name, (target.architecture, "bfloat16"))
     slugs = [*devices, *sorted({slug for slug, _ in profiles} - devices.keys())]
-    return [row for slug in slugs for row in _rows(slug, devices.get(slug), targets, profiles)]
+    rows = [row for slug in slugs for row in _rows(slug, devices.get(slug), targets, profiles)]
+    by_hash: dict[str, list[Profile]] = {}
+    for (_, architecture_hash), group in profiles.items():
+        by_hash.setdefault(architecture_hash, []).extend(filter(can_be_scaled, group))
+    tables = {(row.target, row.device): row for row in rows if row.provenance == "operators"}
+    return [
+        row
+        if row.provenance or row.device in SYSTEMS or row.device not in devices
+        else _scaled(row, devices[row.device], by_hash.get(targets[row.target][0].hash, []), tables)
+        for row in rows
+    ]
+
+
+def can_be_scaled(profile: Profile) -> bool:
+    """Whether a profile may be scaled to another GPU: that of a whole GPU, without host times."""
+    whole = profile.device.kind == "cuda" and profile.device.mig is None
+    made = profile.provenance.kind
+    return whole and profile.runtime.kind != "eager" and made not in ("transferred", "quick")
+
+
+def _scaled(
+    row: Support,
+    device: DeviceSpec,
+    profiles: list[Profile],
+    tables: Mapping[tuple[str, str], Support],
+) -> Support:
+    """The row where a plan scales another device's times (`planning.sources`), else as it was."""
+    plain = [one for one in profiles if one.runtime.quantization == row.weights is None]
+    degrees = {one.runtime.tensor_parallel for one in plain}
+    error = min(
+        (transferred_error(one, device) for one in plain if one.runtime.tensor_parallel == 1),
+        default=None,
+    )
+    for slug in nearest_systems(device.slug):
+        if (row.target, slug) in tables:
+            degrees |= set(tables[row.target, slug].degrees)
+    if not degrees:
+        return row
+    return dataclasses.replace(
+        row, provenance="scaled", degrees=tuple(sorted(degrees)), error_bar=error, reason=""
+    )
+
+
+def nearest_systems(slug: str) -> list[str]:
+    """The devices with operator tables whose composed profiles are tried to be scaled to this."""
+    errors = transfer_errors()
+    return sorted(SYSTEMS, key=lambda one: errors.expected(one, slug)[0])[:_TRIED]
 
 
 def composes(
@@ -97,7 +147,11 @@ def _stored(device: str, target: str, group: list[Profile], label: str | None) -
         provenance=best.provenance.kind,
         degrees=tuple(sorted({profile.runtime.tensor_parallel for profile in fitting})),
         error_bar=best.provenance.error_bar,
-        reason=f"not planned, as the bytes of weights '{weights}' are not known" if unknown else "",
+        reason=f"not planned, as the bytes of weights '{weights}' are not known"
+        if unknown
+        else ""
+        if device in load_devices()
+        else f"{device} is no known device: plans take the path of its profile",
     )
 
 

@@ -12,8 +12,8 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, TargetEntry, find_device
 from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.profiles import ComposeOptions, compose
+from costmodel.compose.support import can_be_scaled, nearest_systems
 from costmodel.compose.transfer import transfer_profile, transferred_error
-from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError, ProfileError, RooftreeError
 from costmodel.planning.engines import ValueBytes, weight_bytes
 from costmodel.planning.forwards import TargetForward
@@ -28,8 +28,6 @@ from costmodel.weights import (
     quantization,
     weights_label,
 )
-
-_TRIED = 3  # devices with operator tables, from which a profile is composed and scaled
 
 
 def forward_for(
@@ -146,9 +144,8 @@ def _transferred(
         return transfer_profile(min(sources, key=lambda p: transferred_error(p, device)), device)
     if choice.weights is None or not operators_installed():
         raise _missing(device, architecture, store, choice)
-    errors, reason = transfer_errors(), ""
-    nearest = sorted(SYSTEMS, key=lambda slug: errors.expected(slug, device.slug)[0])
-    for slug in nearest[:_TRIED]:
+    reason = ""
+    for slug in nearest_systems(device.slug):
         try:
             return transfer_profile(_composed(_options(slug, architecture, choice)), device)
         except RooftreeError as failure:
@@ -163,10 +160,8 @@ def _sources(
     wanted = choice.degree, quantization(choice.precision.weights or "", choice.precision.cache)
     for folder in store.directories if choice.storable and choice.weights else ():
         for _, profile in readable_profiles(folder, "*/*.yaml", architecture.hash):
-            runtime, made = profile.runtime, profile.provenance.kind
-            usable = profile.device.kind == "cuda" and profile.device.mig is None
-            usable &= runtime.kind != "eager" and made not in ("transferred", "quick")
-            if usable and (runtime.tensor_parallel, runtime.quantization) == wanted:
+            runtime = profile.runtime.tensor_parallel, profile.runtime.quantization
+            if can_be_scaled(profile) and runtime == wanted:
                 yield profile
 
 

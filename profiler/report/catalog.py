@@ -24,6 +24,7 @@ ORIGINS = {
     "transferred": "transferred from another device",
     "datasheet": "data sheet",
     "operators": "no profile; plans compose one from operator tables",
+    "scaled": "no profile; plans scale another device's",
 }
 
 
@@ -150,7 +151,8 @@ def print_matrix(rows: Sequence[Support]) -> None:
         for slug in dict.fromkeys(row.device for row in rows)
         if any(cells.get((target, slug), "-") != "-" for target in targets)
     ]
-    labels = dict(zip(devices, string.ascii_uppercase + string.digits, strict=False))
+    names = string.ascii_uppercase + string.digits + string.ascii_lowercase
+    labels = dict(zip(devices, names, strict=False))
     width = max(map(len, targets)) + 1
     room = max((shutil.get_terminal_size().columns - width) // 2, 1)
     for start in range(0, len(devices), room):

@@ -7,7 +7,9 @@ import pytest
 
 from costmodel.catalog import find_target, load_devices, load_targets
 from costmodel.compose.support import supported
+from costmodel.errors import ProfileError
 from costmodel.io import shipped_directory
+from costmodel.planning.sources import find_forward
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 from tests.profiler.made_profile import TARGET, make_profile
@@ -153,13 +155,36 @@ def test_support_has_every_pair_and_says_where_times_come_from(no_tables, run):
     assert 0 < rows["h100-sxm", eight]["error_bar"] < 1
     assert rows["h100-pcie", eight]["provenance"] == "transferred"
     assert rows["h20", eight]["provenance"] == "measured"
-    assert rows["t4", eight]["provenance"] is None
-    assert "`rooftree plan` scales" in rows["t4", eight]["reason"]
+    assert rows["t4", "Qwen/Qwen3-Next-80B-A3B-Instruct"]["provenance"] is None
     # The base model has the sizes of the instructed one, whose profile is shipped.
     assert rows["h100-sxm", "meta-llama/Llama-3.1-8B"]["provenance"] == "composed"
 
 
+@pytest.mark.parametrize("device", ["rtx-4090", "t4", "mi300x"])
+def test_support_says_of_other_gpus_what_plans_do(monkeypatch, device):
+    """Both ask the same functions; without the operator tables, which take seconds."""
+    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
+    monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
+    rows = {row.target: row for row in supported() if row.device == device}
+    store = ProfileStore()
+    told = set()
+    for name in ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "zai-org/GLM-4.6", "google/gemma-3-1b-it"):
+        try:
+            planned = find_forward(load_devices()[device], load_targets()[name], store).profile
+        except ProfileError:
+            assert rows[name].provenance is None
+            told.add(None)
+            continue
+        assert planned.provenance.kind == "transferred"
+        assert (rows[name].provenance, 1 in rows[name].degrees) == ("scaled", True)
+        assert rows[name].error_bar == planned.provenance.error_bar
+        told.add("scaled")
+    assert told == {None, "scaled"}
+
+
 def test_support_of_one_device_or_target(no_tables, run, refused):
+    exit_code, out, _ = run("support")
+    assert exit_code == 0 and "s no profile; plans scale another device's" in out
     for name in ("H100", "qwen3-8b"):
         _, out, _ = run("support", name)
         assert "h100-sxm" in out and "composed" in out and "%" in out
