@@ -26,9 +26,8 @@ from costmodel.calibration.base import Calibration
 from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.points import Points
 from costmodel.profile.profile import Profile
-from lab.studies.common import environment, store
+from lab.studies.common import AVX2, environment, store
 
-AVX2 = {"ROOFTREE_CPU": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 BUSY = """
 import time
 while True:

@@ -1,14 +1,18 @@
-"""Start-up times: `rooftree --help`, profile lookup and load, tree building.
+"""Start-up times: `rooftree --help`, profile lookup and load, tree building; the first token.
 
     python -m lab.studies.startup [--repeats 30]
+    python -m lab.studies.startup --first-token
 
 `--help` is timed as a whole process. Lookup and load is the decoder's work at its start, timed
-in a warm process that reads the file anew each time.
+in a warm process that reads the file anew each time. The first token is that of a new process
+with the demo model: without a profile or a compiled function, without a profile, and with the
+profile that its probe wrote. The folders of both are empty at first.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,8 +27,9 @@ import numpy as np
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from decoder.model.demo_model import ensure_demo_model
 from decoder.tree.draft_tree import Lattice, best_first
-from lab.studies.common import environment, store
+from lab.studies.common import AVX2, environment, store
 
 
 def times_s(function: Callable[[], object], repeats: int) -> list[float]:
@@ -59,10 +64,49 @@ def steep_lattice() -> Lattice:
     return Lattice(tokens, np.tile(row, (15, 1)) * 0.95 ** np.arange(15)[:, None])
 
 
+FIRST_TOKEN = """
+import sys, time
+start_s = time.perf_counter()
+from rooftree import TreeDecoder
+decoder = TreeDecoder.from_pretrained(sys.argv[1], drafter=sys.argv[2])
+run = decoder.stream("Once upon a time, there was a little girl who lived in", max_new_tokens=8)
+next(iter(run))
+print(time.perf_counter() - start_s)
+"""
+
+
+def first_token_s(drafter: str, kind: dict[str, str]) -> dict[str, float]:
+    """Seconds to the first token, cold, without a profile, and with one."""
+    model = ensure_demo_model(say=print)
+    times: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as compiled:
+        places = {"ROOFTREE_HOME": home, "NUMBA_CACHE_DIR": compiled}
+        for case in ("cold", "no_profile", "profile"):
+            if case == "no_profile":
+                for path in Path(home).rglob("*.yaml"):
+                    path.unlink()
+            done = subprocess.run(
+                [sys.executable, "-c", FIRST_TOKEN, str(model), drafter],
+                env=os.environ | kind | places, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            times[case] = float(done.stdout.split()[-1])
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--first-token", action="store_true")
+    options = parser.parse_args()
+    repeats = options.repeats
+    if options.first_token:
+        rows = {
+            f"{drafter}, {name}": first_token_s(drafter, kind)
+            for name, kind in (("as it is", {}), ("avx2", AVX2))
+            for drafter in ("ngram", "ngram+demo")
+        }
+        store("first_token", {"environment": environment(), "seconds": rows})
+        return
     stored = [item.profile for item in ProfileStore().list() if item.profile]
     measured = [one for one in stored if one.surface and "ngram" in one.drafters]
     if not measured:
