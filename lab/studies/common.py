@@ -19,6 +19,7 @@ from lab.bench.analysis.ratios import bootstrap_interval, rate_ratios
 from lab.bench.environment import machine
 
 RESULTS = Path(__file__).parent / "results"
+AVX2 = {"ROOFTREE_CPU": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 PROMPTS = Path(__file__).parents[3] / "shared" / "prompts"
 
 

@@ -1,14 +1,15 @@
-"""Start-up times: `rooftree --help`, profile lookup and load, tree building.
+"""Start-up times: `rooftree --help`, profile lookup and load, tree building; the first token.
 
-    python -m lab.studies.startup [--repeats 30]
+    python -m lab.studies.startup [--repeats 30] [--first-token]
 
 `--help` is timed as a whole process. Lookup and load is the decoder's work at its start, timed
-in a warm process that reads the file anew each time.
+in a warm process that reads the file anew. `--first-token`: of new processes without a profile.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,9 @@ import numpy as np
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from decoder.model.demo_model import ensure_demo_model
 from decoder.tree.draft_tree import Lattice, best_first
-from lab.studies.common import environment, store
+from lab.studies.common import AVX2, environment, store
 
 
 def times_s(function: Callable[[], object], repeats: int) -> list[float]:
@@ -59,10 +61,43 @@ def steep_lattice() -> Lattice:
     return Lattice(tokens, np.tile(row, (15, 1)) * 0.95 ** np.arange(15)[:, None])
 
 
+FIRST_TOKEN = """
+import sys, time; start_s = time.perf_counter()
+from rooftree import TreeDecoder
+decoder = TreeDecoder.from_pretrained(sys.argv[1], drafter=sys.argv[2])
+next(iter(decoder.stream("Once upon a time, there was a girl who lived in", max_new_tokens=8)))
+print(time.perf_counter() - start_s)
+"""
+
+
+def first_token_s(drafter: str, kind: dict[str, str]) -> dict[str, float]:
+    """Seconds to the first token without a profile: cold, and with compiled functions."""
+    model, times = ensure_demo_model(say=print), {}
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as compiled:
+        places = {"ROOFTREE_HOME": home, "NUMBA_CACHE_DIR": compiled}
+        for case in ("cold", "compiled"):
+            for path in Path(home).rglob("*.yaml"):
+                path.unlink()
+            done = subprocess.run(
+                [sys.executable, "-c", FIRST_TOKEN, str(model), drafter],
+                env=os.environ | kind | places, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            times[case] = float(done.stdout.split()[-1])
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--first-token", action="store_true")
+    options = parser.parse_args()
+    repeats = options.repeats
+    if options.first_token:
+        for kind in ({}, AVX2):
+            times = {name: first_token_s(name, kind) for name in ("ngram", "ngram+demo")}
+            name = "first_token_avx2" if kind else "first_token"
+            store(name, {"environment": environment(), "seconds": times})
+        return
     stored = [item.profile for item in ProfileStore().list() if item.profile]
     measured = [one for one in stored if one.surface and "ngram" in one.drafters]
     if not measured:
