@@ -56,7 +56,9 @@ def test_make_targets_exist(line):
 
 
 @pytest.mark.parametrize("line", ROOFTREE_LINES)
-def test_command_lines_parse(line):
+def test_command_lines_parse(line, tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()  # a target that the pages name
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(line.partition(" | ")[0])[1:]
     context = click.Context(cli, info_name="rooftree")
     command = cli.get_command(context, words[0])
