@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.catalog import TargetEntry, find_device
+from costmodel.catalog import TargetEntry, find_device, load_devices
 from costmodel.errors import InputError
 from costmodel.planning.engines import RULES, planned_version
 from costmodel.planning.traffic import (
@@ -321,7 +321,8 @@ class PlanOptions:
 def request_from_options(options: PlanOptions) -> PlanRequest:
     """The request that the options describe. Raises InputError."""
     o = options
-    gpus, goals = tuple(split_commas(o.gpus)), Goals.parse(o.slo)
+    gpus = tuple(load_devices()) if o.gpus.strip() == "all" else tuple(split_commas(o.gpus))
+    goals = Goals.parse(o.slo)
     trace = None if o.trace is None else read_trace(o.trace)
     traffic, rate = _traffic(o, trace)
     engine, at, version = o.engine.partition("@")

@@ -150,7 +150,9 @@ class Plan:
             if other is None or best is None:
                 return False
             first, second = best.gpus, other.gpus
-            if best.cost_per_hour is not None and other.cost_per_hour is not None:
+            if best.cost_per_hour is not None:
+                if other.cost_per_hour is None:  # nothing to compare
+                    return False
                 first, second = best.cost_per_hour, other.cost_per_hour
             return first.high is None or second.low <= first.high
 
@@ -223,7 +225,7 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
         notes.append(
             "intervals are of 80 %: errors of the profile, of the server model"
             f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
-            " and of acceptance, in squares"
+            " and of acceptance, all independent"
         )
     versions = list(VERSIONS.get(request.engine, {}))
     if versions and not request.engine_version:

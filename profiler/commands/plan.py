@@ -19,7 +19,9 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
     help="Name of a target, a model folder, its config.json, or a hub id.",
 )
 @click.option(
-    "--gpus", required=True, help="Slugs of GPUs or paths of profiles, separated by commas."
+    "--gpus",
+    required=True,
+    help="Slugs of GPUs or paths of profiles, separated by commas; all: every known GPU.",
 )
 @click.option("--prompt-tokens", type=float, help="Mean tokens of a prompt.")
 @click.option("--output-tokens", type=float, help="Mean tokens of an answer.")

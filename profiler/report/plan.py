@@ -32,6 +32,7 @@ CAUSES = {
     "prompts_s": "prompts of others",
     "engine_s": "engine and gaps",
 }
+CLOSE = 5  # most rivals of the best that are named
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
 
 
@@ -131,7 +132,8 @@ def best_line(plan: Plan) -> str:
     if sizing.cost_per_hour is not None:
         parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
     close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
-    inside = f"; inside the error of this ranking: {', '.join(close)}" if close else ""
+    more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
+    inside = f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else ""
     return ", ".join(parts) + inside
 
 
@@ -145,7 +147,9 @@ def print_tables(plan: Plan) -> None:
     if plan.acceptance is not None:
         spread = plan.acceptance.spread
         note(paragraph(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add"))
-    print_table(option_columns(plan), [option_cells(option) for option in plan.options], keys=2)
+    if any(option.sizing for option in plan.options):
+        cells = [option_cells(option) for option in plan.options]
+        print_table(option_columns(plan), cells, keys=2)
     for option in plan.options:
         if option.sizing is None:
             _say(option.describe_problem())

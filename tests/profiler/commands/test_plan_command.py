@@ -26,9 +26,20 @@ def test_the_table_names_sizes_intervals_and_provenance(run):
     assert re.fullmatch(r"Best: \d .*l40s tp 1, chain \d+, .* USD an hour", out.splitlines()[0])
     busy = [*GSM8K[: GSM8K.index("5/s")], "60/s", *GSM8K[GSM8K.index("5/s") + 1 :]]
     close = run(*busy, "--price", "l40s=1,h100-sxm=4")[1].splitlines()[0]
-    assert "; inside the error of this ranking: " in close
+    assert "; too close to call: " in close
     assert "bastion table 1, qwen3-8b" in err
     assert "80 %" in err and "5 layers of the target's width" in err
+
+
+def test_all_gpus_are_planned_and_those_without_a_price_are_no_rivals(run):
+    everything = [*GSM8K]
+    everything[everything.index("--gpus") + 1] = "all"
+    code, out, _ = run(*everything, "--price", "l40s=1")
+    assert code == 0
+    best = out.splitlines()[0]
+    assert "l40s" in best and "too close" not in best
+    planned = {line.split()[0] for line in out.splitlines() if line.strip()}
+    assert {"rtx-4090", "h100-sxm", "mi300x", "t4"} <= planned
 
 
 def test_goals_out_of_reach_show_the_nearest_and_fail(run):
