@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from lab.bench.analysis.papers import WHY_THEY_DIFFER
+from lab.bench.analysis.ratios import compare_arms
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import Result
 from lab.bench.report.published import paper_table
@@ -43,8 +44,21 @@ def print_result(result: Result) -> None:
     click.echo(WHY_THEY_DIFFER)
     for line in _accuracy_lines(figures):
         click.echo(line)
+    click.echo(winner_line(figures))
     for warning in result.warnings:
         note(f"warning: {warning}")
+
+
+def winner_line(figures: ResultFigures) -> str:
+    """The fastest arm beside the next one; empty where fewer than two were timed."""
+    rates = {one.name: figures.of(one.name).tokens_per_s or 0.0 for one in figures.result.arms}
+    first, second, *_ = [*sorted(rates, key=lambda name: -rates[name]), "", ""]
+    ratio = compare_arms(figures.result, first, second) if second and rates[second] else None
+    if ratio is None:
+        return ""
+    inside = "" if ratio.low is None else f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
+    close = "" if ratio.verdict == "faster" else ": too close to call"
+    return f"Fastest: {first}, {ratio.pooled:.2f} times as fast as {second}{inside}{close}"
 
 
 def _accuracy_lines(figures: ResultFigures) -> list[str]:

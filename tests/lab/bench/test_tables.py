@@ -13,6 +13,7 @@ import pytest
 from lab.bench.analysis.summary import ResultFigures, derived
 from lab.bench.record import Arm, EngineInfo, FailedArm, Response, Result, write_result
 from lab.bench.report.tables import Table, arms_table, engine_tables
+from lab.bench.report.terminal import winner_line
 from tests.lab.bench.made_bench import PLAIN_ARM, full_arms, make_result, policy_arm
 
 
@@ -116,3 +117,24 @@ def test_other_engines_are_divided_by_whole_calls() -> None:
         responses=tuple(one for one in made.responses if "vllm" not in one.arm))  # fmt: skip
     [row] = engine_tables(lost)[0].rows
     assert row[1:6] == [None] * 5
+
+
+def test_the_last_line_names_the_fastest_arm_beside_the_next(full, stored):
+    figures = ResultFigures(full)
+    rates = {arm.name: rate_of(of(stored, arm.name)) for arm in full.arms}
+    first, second = sorted(rates, key=lambda name: -rates[name])[:2]
+    line = winner_line(figures)
+    ratio = rates[first] / rates[second]
+    assert line.startswith(
+        f"Fastest: {first}, {ratio:.2f} times as fast as {second} (95 % interval"
+    )
+    slow = replace(full, arms=full.arms[:1])
+    assert winner_line(ResultFigures(slow)) == ""
+
+
+def test_equal_arms_are_too_close_to_call():
+    twins = make_result([PLAIN_ARM, policy_arm("chain", "ngram")], per_set=4, repeats=1)
+    other = twins.arms[1].name
+    same = [one for one in twins.responses if one.arm == PLAIN_ARM.name]
+    twins = replace(twins, responses=(*same, *(replace(one, arm=other) for one in same)))
+    assert winner_line(ResultFigures(twins)).endswith("to 1.00): too close to call")
