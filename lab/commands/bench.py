@@ -239,10 +239,10 @@ def _run(ctx: click.Context, values: dict[str, Any]) -> Result:
     with progress("decoding") as shown:
         from lab.bench.session import Listeners, bench
 
-        listeners = Listeners(
-            say=shown.say, progress=lambda done, of: shown.update(done / of, f"{done} of {of}")
-        )
-        return bench(_options(ctx, values), listeners)
+        def tell(done: int, of: int) -> None:
+            shown.update(done / of, f"{done} of {of}")
+
+        return bench(_options(ctx, values), Listeners(say=shown.say, progress=tell))
 
 
 def _report(result: Result, *, as_json: bool) -> None:

@@ -53,7 +53,7 @@ def winner_line(figures: ResultFigures) -> str:
     """The fastest arm beside the next one; empty where fewer than two were timed."""
     rates = {one.name: figures.of(one.name).tokens_per_s or 0.0 for one in figures.result.arms}
     first, second, *_ = [*sorted(rates, key=lambda name: -rates[name]), "", ""]
-    ratio = compare_arms(figures.result, first, second) if second and rates[second] else None
+    ratio = compare_arms(figures.result, first, second) if second else None
     if ratio is None:
         return ""
     inside = "" if ratio.low is None else f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"

@@ -125,11 +125,8 @@ def test_the_last_line_names_the_fastest_arm_beside_the_next(full, stored):
     first, second = sorted(rates, key=lambda name: -rates[name])[:2]
     line = winner_line(figures)
     ratio = rates[first] / rates[second]
-    assert line.startswith(
-        f"Fastest: {first}, {ratio:.2f} times as fast as {second} (95 % interval"
-    )
-    slow = replace(full, arms=full.arms[:1])
-    assert winner_line(ResultFigures(slow)) == ""
+    assert line.startswith(f"Fastest: {first}, {ratio:.2f} times as fast as {second} (95 % in")
+    assert winner_line(ResultFigures(make_result([PLAIN_ARM], per_set=1, repeats=1))) == ""
 
 
 def test_equal_arms_are_too_close_to_call():
