@@ -170,7 +170,6 @@ def show(path: Path, as_json: bool) -> None:
 
 
 def _check_policies(policies: tuple[str, ...]) -> None:
-    """Raise InputError for a wrong name, before torch is imported."""
     from decoder.names import check_policy
     from lab.bench.record import PEER, STUDIES
 
@@ -239,10 +238,7 @@ def _run(ctx: click.Context, values: dict[str, Any]) -> Result:
     with progress("decoding") as shown:
         from lab.bench.session import Listeners, bench
 
-        def tell(done: int, of: int) -> None:
-            shown.update(done / of, f"{done} of {of}")
-
-        return bench(_options(ctx, values), Listeners(say=shown.say, progress=tell))
+        return bench(_options(ctx, values), Listeners(say=shown.say, progress=shown.count))
 
 
 def _report(result: Result, *, as_json: bool) -> None:

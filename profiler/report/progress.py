@@ -16,6 +16,9 @@ class Progress:
     say: Callable[[str], None]
     update: Callable[[float, str], None]
 
+    def count(self, done: int, of: int) -> None:
+        self.update(done / of, f"{done} of {of}")
+
 
 @contextlib.contextmanager
 def progress(name: str) -> Iterator[Progress]:
