@@ -18,7 +18,8 @@ class _FirstCompile(event.Listener):  # type: ignore[misc]
     said = False
 
     def on_start(self, compiled: event.Event) -> None:
-        if not self.said:
+        ours = compiled.data["dispatcher"].py_func.__module__.startswith(("decoder", "lab"))
+        if ours and not self.said:
             self.said = True
             text = "compiling the decoder's inner loops: a first start takes some seconds longer"
             logging.getLogger(__name__).warning(text)

@@ -96,7 +96,7 @@ def main() -> None:
         for kind in ({}, AVX2):
             times = {name: first_token_s(name, kind) for name in ("ngram", "ngram+demo")}
             name = "first_token_avx2" if kind else "first_token"
-            store(name, {"environment": environment(), "seconds": times})
+            store(name, {"environment": environment(), "held_to": kind, "seconds": times})
         return
     stored = [item.profile for item in ProfileStore().list() if item.profile]
     measured = [one for one in stored if one.surface and "ngram" in one.drafters]
