@@ -23,11 +23,20 @@ class AcceptanceCurve:
     saturation: float
     half_nodes: float
 
+    @property
+    def text(self) -> str:
+        """A(N) as a formula."""
+        return f"1 + {self.saturation - 1:g} N / (N + {self.half_nodes:g})"
+
     def committed(self, nodes: ArrayLike) -> Array:
         """A(N) in the shape of `nodes`."""
         n = np.asarray(nodes, dtype=np.float64)
         committed: Array = 1.0 + (self.saturation - 1.0) * n / (n + self.half_nodes)
         return committed
+
+
+# 4.5 tokens a verification, half of the gain at 16 nodes: one of the standard curves.
+USUAL_CURVE = AcceptanceCurve(label="usual", saturation=4.5, half_nodes=16.0)
 
 
 def standard_curves() -> tuple[AcceptanceCurve, ...]:

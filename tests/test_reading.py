@@ -22,7 +22,7 @@ CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
 
 # The heading of each list, and the most files that it may have.
 LISTS = {"A calibration": 8, "A round": 15, "A plan": 11, "From YAML to a tree size": 7}
-MOST_LINES_OF_A_ROUND = 4500  # before the core was parted from the lab
+MOST_LINES_OF_A_ROUND = 4470  # before the core was parted from the lab
 
 
 @cache

@@ -31,6 +31,14 @@ _LEAST_STEP = 0.03  # scale of steps that are expected though few points show no
 _STEP_WEIGHT = 2.0
 
 
+def quick_fit(points: Points, roofline: Roofline) -> StairsCalibration | None:
+    """The stairs calibration; None of too few points, or of times that no sum of work fits."""
+    try:
+        return fit_stairs(points, fit_physical(points, roofline))
+    except InputError:
+        return None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False)
 class CandidateShapes:
     """Shapes that can be measured: arrays of one length, each shape once."""
@@ -82,9 +90,8 @@ class PointDesign:
     def next(self, points: Points, n: int) -> Indices:
         """Indices of up to `n` further candidates, given the measured points."""
         taken = self._measured(points)
-        try:
-            fitted = fit_stairs(points, fit_physical(points, self.roofline))
-        except InputError:  # too few points, or times that fall with the rows
+        fitted = quick_fit(points, self.roofline)
+        if fitted is None or len(np.unique(points.rows)) < 2:
             return self._fill(np.flatnonzero(taken).tolist(), n)
         step_gain = self._step_gain(points, fitted)
         evaluated = self._evaluated()

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Literal
 
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import SurfaceSection
+from costmodel.profile.schema import HeldOutSection, RegretSection, SurfaceSection
 
 Word = Literal["good", "usable", "do not use"]
 WORDS: tuple[Word, ...] = ("good", "usable", "do not use")
@@ -44,7 +44,8 @@ def grade(profile: Profile) -> Grade:
     if profile.held_out is None or profile.regret is None:
         found.append(("usable", "not checked against points held out"))
     else:
-        found += _of_regret(profile) + _of_error(profile)
+        device_kind = profile.device.kind
+        found += _of_regret(profile.regret, device_kind) + _of_error(profile.held_out, device_kind)
     points = 0 if profile.surface is None else len(profile.surface.rows)
     if points < FEWEST_POINTS:
         found.append(("usable", f"measured at {counted(points, 'point')}, {FEWEST_POINTS} will do"))
@@ -89,10 +90,8 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _of_regret(profile: Profile) -> list[tuple[Word, str]]:
-    regret = profile.regret
-    assert regret is not None
-    good, found = GOOD_REGRET[profile.device.kind], []
+def _of_regret(regret: RegretSection, device_kind: str) -> list[tuple[Word, str]]:
+    good, found = GOOD_REGRET[device_kind], []
     high = regret.interval[1] if regret.interval is not None else regret.mean
     for name, lost, goal, most in zip(
         ("on average", "at worst"), (regret.mean, regret.worst), good, USABLE_REGRET, strict=True
@@ -106,11 +105,9 @@ def _of_regret(profile: Profile) -> list[tuple[Word, str]]:
     return found
 
 
-def _of_error(profile: Profile) -> list[tuple[Word, str]]:
-    held_out = profile.held_out
-    assert held_out is not None
+def _of_error(held_out: HeldOutSection, device_kind: str) -> list[tuple[Word, str]]:
     error, noise = held_out.error.median, held_out.repeat_noise or 0.0
-    goal = max(GOOD_ERROR, NOISE_FACTOR * noise if profile.device.kind == "cpu" else 0.0)
+    goal = max(GOOD_ERROR, NOISE_FACTOR * noise if device_kind == "cpu" else 0.0)
     found: list[tuple[Word, str]] = []
     if max(error, noise) > USABLE_ERROR:
         found.append(("do not use", f"times are uncertain by {max(error, noise):.0%}"))

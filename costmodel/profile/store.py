@@ -127,20 +127,19 @@ class ProfileStore:
         output   a YAML file; None: where the lookup finds it
         replace  whatever is better
         """
-        stored, place = None, output
-        if not replace and output is not None and os.path.lexists(output):
-            stored = _read(output).profile
-        elif not replace and output is None:
+        place, stored, reason = output or self._place(profile), None, ""
+        if not replace and output is None:
             with contextlib.suppress(ProfileError):
                 stored = self.find(profile.key).profile
-            place = self.directories[0] / device_slug(profile.device.name)
-            place /= profile_file_name(profile)
-        same = stored is not None and not _hard_differences(stored, profile.key)
-        reason = objection(stored, profile) if same and stored is not None else ""
-        if reason and place is not None:
+        elif not replace and os.path.lexists(place):
+            stored = _read(place).profile
+        if stored is not None and not _hard_differences(stored, profile.key):
+            reason = objection(stored, profile)
+        if reason:
             folder = place.parent / ASIDE
             with folder_lock(folder):
-                path = _free(folder / place.name)
+                free = (one for one in _numbered(folder / place.name) if not os.path.lexists(one))
+                path = next(free)
                 profile.to_yaml(path)
             return path, reason
         if output is None:
@@ -156,15 +155,15 @@ class ProfileStore:
         number. An unusable file may be a measured profile with a slip of the pen: only another
         measured one replaces it. Raises ProfileError.
         """
-        folder = self.directories[0] / device_slug(profile.device.name)
-        stem = profile_file_name(profile).removesuffix(".yaml")
-        path, number = folder / f"{stem}.yaml", 1
-        with folder_lock(folder):
-            while not _replaceable(path, profile):
-                number += 1
-                path = folder / f"{stem}-{number}.yaml"
+        place = self._place(profile)
+        with folder_lock(place.parent):
+            path = next(one for one in _numbered(place) if _replaceable(one, profile))
             profile.to_yaml(path)
         return path
+
+    def _place(self, profile: Profile) -> Path:
+        """Where the first folder keeps the profile."""
+        return self.directories[0] / device_slug(profile.device.name) / profile_file_name(profile)
 
     def better(self, profile: Profile) -> Path | None:
         """A profile of the same target, device, degree and weights that is better; None without.
@@ -244,10 +243,11 @@ class ProfileStore:
         return ProfileError(problem, hint="Measure one with `rooftree calibrate`")
 
 
-def _free(path: Path) -> Path:
-    """The path, with a number where there is such a file."""
-    numbers = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-    return next(one for one in itertools.chain([path], numbers) if not os.path.lexists(one))
+def _numbered(path: Path) -> Iterator[Path]:
+    """The path, then the same with -2, -3, ... behind its stem."""
+    yield path
+    for number in itertools.count(2):
+        yield path.with_stem(f"{path.stem}-{number}")
 
 
 def profile_file_name(profile: Profile) -> str:

@@ -26,9 +26,9 @@ import torch
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.sampling import Sampling
 from decoder.device import to_device
+from decoder.jit import jit
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice
 from decoder.tree.growth import Frontier
-from decoder.tree.heap import jit
 
 
 @dataclass(frozen=True, slots=True)

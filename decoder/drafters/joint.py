@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodel.statistics import Array, Ints
+from decoder.jit import jit
 from decoder.tree.draft_tree import NO_CANDIDATES, Candidates, CandidateTree, Lattice, as_tree
-from decoder.tree.heap import jit
 from decoder.tree.pairs import PairLattice
 
 TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none

@@ -24,8 +24,9 @@ import numpy as np
 
 from costmodel.statistics import Array
 from decoder.drafters.joint import SIBLING, TOKEN, JointDraft, child_of, first_child
+from decoder.jit import jit
 from decoder.tree.draft_tree import CandidateTree
-from decoder.tree.heap import jit, sift_down, sift_up
+from decoder.tree.heap import sift_down, sift_up
 
 CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
 SURE = len(CONFIDENCE_EDGES) + 1
@@ -333,7 +334,7 @@ def _unlisted(rank, position, row, joint):  # type: ignore[no-untyped-def]
 @jit
 def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
     """Count the emitted tokens [n] as far as a drafter proposes anything behind them."""
-    row, on_best = np.int64(0), len(emitted) > 0
+    row, on_best = np.int64(0), len(emitted) > 0  # no literal True, which has a type of its own
     for position in range(len(emitted)):
         token = emitted[position]
         mixture = _mixture_behind(row, position, on_best, joint, statistics)

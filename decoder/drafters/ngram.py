@@ -22,8 +22,8 @@ import torch
 
 from costmodel.statistics import Array, Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
+from decoder.jit import jit
 from decoder.tree.draft_tree import CandidateTree
-from decoder.tree.heap import jit
 
 MAX_MATCH = 16  # longer matches are treated alike
 MAX_MATCHES = 32  # continuations taken into the trie
@@ -49,9 +49,7 @@ class NgramDrafter(Drafter):
         self.max_depth = max_depth
         self._tried = np.full((2, MAX_MATCH), PRIOR_WEIGHT)  # at the root, below it
         self._hits = np.tile(PRIOR_HITS * PRIOR_WEIGHT, (2, 1))
-        context = np.zeros(1, np.int64)
-        context.flags.writeable = False  # as a round's, so that this compiles what rounds run
-        _build_trie(context, 1, self.hit_rates())
+        _build_trie(np.frombuffer(bytes(8), np.int64), 1, self.hit_rates())  # read-only, as later
 
     def start(
         self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from costmodel.statistics import Array
+from decoder.jit import jit
 from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Policy, TreeRequest
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
-from decoder.tree.heap import jit
 
 
 class DepthBias:

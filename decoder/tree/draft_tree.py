@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from costmodel.statistics import Array, Bools, Ints
-from decoder.tree.heap import jit, sift_down, sift_up
+from decoder.jit import jit
+from decoder.tree.heap import sift_down, sift_up
 from decoder.tree.pairs import PairLattice, best_first_pairs, greedy_pairs, sound_pairs
 
 WORD = 32  # rows in one word of a bit mask
@@ -352,10 +353,9 @@ def _visibility(parents):  # type: ignore[no-untyped-def]
     rows = len(parents) + 1
     visible = np.zeros((rows, rows), np.bool_)
     visible[0, 0] = True
-    for node in range(rows - 1):
-        row = node + 1
-        for above in range(parents[node] + 1):
-            visible[row, above] = visible[parents[node], above]
+    for row in range(1, rows):
+        for above in range(parents[row - 1] + 1):
+            visible[row, above] = visible[parents[row - 1], above]
         visible[row, row] = True
     return visible
 

@@ -1,46 +1,8 @@
-"""Compiled functions, and the binary heap that best-first searches share."""
+"""The binary heap that best-first searches share."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import TypeVar, cast
-
-import numba
-from numba.core import event
-
-F = TypeVar("F", bound=Callable[..., object])
-
-
-class _FirstCompile(event.Listener):  # type: ignore[misc]
-    """Says once that functions are compiled: a first start takes some seconds longer."""
-
-    said = False
-
-    def on_start(self, compiled: event.Event) -> None:
-        ours = compiled.data["dispatcher"].py_func.__module__.startswith(("decoder", "lab"))
-        if ours and not self.said:
-            self.said = True
-            text = "compiling the decoder's inner loops: a first start takes some seconds longer"
-            logging.getLogger(__name__).warning(text)
-
-    def on_end(self, compiled: event.Event) -> None:
-        """Nothing is left to say."""
-
-
-event.register("numba:compile", _FirstCompile())
-
-
-def jit(function: F, *, parallel: bool = False) -> F:
-    """Compile `function` with numba, cached on disk where a directory is writable.
-
-    `njit(cache=True)` raises RuntimeError if it finds no writable directory (a read-only
-    install, a container without a home); the function is then compiled without a cache.
-    """
-    try:
-        return cast(F, numba.njit(cache=True, nogil=True, parallel=parallel)(function))
-    except RuntimeError:
-        return cast(F, numba.njit(nogil=True, parallel=parallel)(function))
+from decoder.jit import jit
 
 
 @jit

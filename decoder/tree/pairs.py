@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.statistics import Array, Bools, Ints
-from decoder.tree.heap import jit, sift_down, sift_up
+from decoder.jit import jit
+from decoder.tree.heap import sift_down, sift_up
 
 NO_EDGE = -1.0  # the probability of a candidate that may not follow
 

@@ -16,8 +16,8 @@ import torch
 from costmodel.acceptance import AcceptanceProcess
 from costmodel.statistics import Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
+from decoder.jit import jit
 from decoder.tree.draft_tree import Lattice
-from decoder.tree.heap import jit
 
 UNKNOWN = -1  # the true token of a position that no text reaches
 MIX = np.uint64(0x9E3779B97F4A7C15)

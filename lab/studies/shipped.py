@@ -19,7 +19,7 @@ import numpy as np
 
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
-from costmodel.speculation import AcceptanceCurve
+from costmodel.speculation import USUAL_CURVE
 from profiler.cli import run
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,6 @@ A6000_SOURCE = (
     " llmservingsim/profiler/v0/perf_models/A6000/meta-llama/Llama-3.1-8B/tp1"
 )
 CONTEXTS = (256, 1024, 4096, 16384)
-CURVE = AcceptanceCurve(label="4.5 tokens, half at 16 nodes", saturation=4.5, half_nodes=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ def document() -> str:
         " forward (1 to 256 rows on at most",
         "16,384 cached tokens), and the nodes of the best tree at four contexts with a free draft"
         " and",
-        "A(N) = 1 + 3.5 N / (N + 16). Qwen3-30B-A3B also serves Qwen3-Coder-30B-A3B. The H100"
+        f"A(N) = {USUAL_CURVE.text}. Qwen3-30B-A3B also serves Qwen3-Coder-30B-A3B. The H100"
         " PCIe has none of it: one scaled",
         "from the H100 SXM would be slower than that of a weaker GPU.",
     ]
@@ -135,7 +134,7 @@ def cells_of(profile: Profile) -> list[str]:
     cost = CycleCost.from_profile(profile)
     nodes = np.arange(1024)
     best = [
-        str(nodes[np.argmax(CURVE.committed(nodes) / cost.verify_s(nodes, context))])
+        str(nodes[np.argmax(USUAL_CURVE.committed(nodes) / cost.verify_s(nodes, context))])
         for context in CONTEXTS
     ]
     return [f"{1e3 * cost.plain_s(1024):.2f}", f"{profile.provenance.error_bar:.1%}", *best]

@@ -16,11 +16,8 @@ from costmodel.calibration.choices import (
     likely_regret,
     most_rows_that_pay,
 )
-from costmodel.calibration.design import CandidateShapes, PointDesign
-from costmodel.calibration.physical import fit_physical
+from costmodel.calibration.design import CandidateShapes, PointDesign, quick_fit
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.stairs import fit_stairs
-from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.statistics import Bools
 from profiler.calibrate.sections import points_of
@@ -220,7 +217,7 @@ class AdaptiveGrid:
         They are drawn by their part in the expected regret, and some because they have few
         samples, which may all be of one phase of the machine.
         """
-        fitted = self._quick_fit(points_of(swept, "verify"))
+        fitted = quick_fit(points_of(swept, "verify"), self._roofline)
         if fitted is None:
             return [task for task in swept.samples if task.kind == "verify"]
         taken = sum(samples.n for samples in swept.samples.values())
@@ -254,7 +251,7 @@ class AdaptiveGrid:
 
     def _rows_that_pay(self, points: Points) -> int:
         """The most rows of a tree of the grid that may pay by rough times."""
-        c, fitted = _shapes(self._grid), self._quick_fit(points)
+        c, fitted = _shapes(self._grid), quick_fit(points, self._roofline)
         if fitted is None:
             return self._most_rows
         rough_s = fitted.predict_s(c.rows, c.context, c.batch)
@@ -274,7 +271,7 @@ class AdaptiveGrid:
         """Whether the held-out error and the decision regret meet the goals."""
         if len(points) < LEAST_POINTS:
             return False
-        fitted = self._quick_fit(points)
+        fitted = quick_fit(points, self._roofline)
         check = None if fitted is None else self._check(fitted, swept)
         return (
             check is not None
@@ -282,13 +279,6 @@ class AdaptiveGrid:
             and check.error.worst <= GOAL_WORST_ERROR
             and check.chooses_well
         )
-
-    def _quick_fit(self, points: Points) -> Calibration | None:
-        """The calibration so far; None where the few samples are too disturbed for any."""
-        try:
-            return fit_stairs(points, fit_physical(points, self._roofline))
-        except InputError:
-            return None
 
     def _check(self, calibration: Calibration, swept: SweepResult) -> _HeldOutCheck | None:
         """The held-out points against a calibration; None where none are held out."""

@@ -14,7 +14,7 @@ from costmodel.profile.lookup import named_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
-from costmodel.speculation import AcceptanceCurve
+from costmodel.speculation import USUAL_CURVE
 from profiler.report.console import print_facts, print_table
 from profiler.report.drawing import (
     GRAY,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 DRAWN_POINTS = 200
 DRAWN_SIZES = (0, 1, 3, 7, 15, 63, 255, 1023)  # labelled on the axis of nodes
-USUAL = AcceptanceCurve(label="usual", saturation=4.5, half_nodes=16)
 USUAL_CONTEXT = 1024
 DECODED = ("packed", "graphs", "eager")  # runtimes of this decoder
 MOST_PANELS = 6  # contexts in one picture
@@ -74,7 +73,7 @@ def _benefit(profile: Profile) -> str:
     compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
     bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
     times_s = profile.verify_calibration().predict_s(rows, context)
-    rate = USUAL.committed(rows - 1) * times_s[0] / times_s
+    rate = USUAL_CURVE.committed(rows - 1) * times_s[0] / times_s
     best = int(np.argmax(rate))
     pays = f"a tree of {counted(best, 'node')} pays: {rate[best]:.2f} times plain decoding"
     limit = f"memory up to {counted(bound, 'row')}, then by compute"
@@ -82,7 +81,7 @@ def _benefit(profile: Profile) -> str:
         limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
     return (
         f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
-        f"acceptance, 1 + 3.5 N / (N + 16) tokens from N nodes, and with a free draft "
+        f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
         f"{pays if best else 'no tree pays'}."
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from decoder.jit import jit
 from decoder.model.attention import (
     ATTENTION_NAME,
     AttentionPlan,
@@ -30,7 +31,6 @@ from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import Structure, base_of, device_of, text_of
-from decoder.tree.heap import jit
 
 _INFINITY = 0x7F80  # the bits of it in bfloat16, which NumPy does not have
 _BLOCK = 512  # numbers of which the largest is found at once

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from decoder.jit import jit
 from decoder.model.attention import ForwardPlan, Segment
-from decoder.tree.heap import jit
 
 MOST_NUMBERS = 1 << 16  # in rows; for more of them torch's several threads are faster
 

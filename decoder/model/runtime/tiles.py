@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from decoder.tree.heap import jit
+from decoder.jit import jit
 
 LANES = 16  # outputs of a block
 UNIT = 2  # blocks that one thread takes at once

@@ -43,7 +43,9 @@ def run(*arguments: object, **environment: object) -> subprocess.CompletedProces
         text=True,
         timeout=600,
     )
-    assert done.returncode in CALIBRATED, done.stderr[-3000:]
+    assert done.returncode in (CALIBRATED if "calibrate" in arguments else (0,)), done.stderr[
+        -3000:
+    ]
     return done
 
 

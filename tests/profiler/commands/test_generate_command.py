@@ -55,6 +55,11 @@ class TestOutput:
         assert (exit_code, out) == (0, record["text"] + "\n")
         assert lines == ["policy fixed:6 needs no profile"]
 
+    def test_busy_processes_are_named_first(self, generate, monkeypatch):
+        monkeypatch.setattr("profiler.measure.machine.disturbances", lambda: ["miner is busy"])
+        exit_code, _, lines = generate("--prompt", "ab", "--policy", "plain")
+        assert (exit_code, lines[0]) == (0, "warning: miner is busy")
+
     def test_several_prompts_are_headed_by_their_names(self, generate):
         file = generate.folder / "prompts.jsonl"
         file.write_text('{"id": "first", "prompt": "one"}\n\n{"prompt": "two"}\n')

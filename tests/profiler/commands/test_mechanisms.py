@@ -41,7 +41,7 @@ def test_from_a_folder_to_a_plan(kind, tmp_path, monkeypatch, capsys):
     def run(*words: str) -> dict:
         status = cli.run([*words, "--json"])
         printed = capsys.readouterr()
-        assert status in CALIBRATED, printed.err
+        assert status in (CALIBRATED if words[0] == "calibrate" else (0,)), printed.err
         return json.loads(printed.out)
 
     monkeypatch.setattr("lab.training.recipe.parse_dtype", lambda *_: torch.float32)
