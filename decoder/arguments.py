@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from operator import index
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypedDict
 
 from costmodel.errors import InputError, reason_of, shown
@@ -92,8 +90,6 @@ def path_of(name: str, value: Any) -> Path:
         raise InputError(f"{name} must be a path, got {shown(value)}") from None
 
 
-MOST_TEMPLATE_LINES = 1_000_000  # of a template's code in one run; a long chat takes thousands
-TEMPLATE_FILE = "<template>"  # jinja2's name for a template that comes from a string
 Turn = Mapping[str, Any]  # a role and a content, as transformers' chat templates take them
 
 
@@ -180,46 +176,12 @@ def apply_chat_template(
 ) -> Any:
     """What the tokenizer's `apply_chat_template` gives, up to where the answer begins.
 
-    transformers runs templates in jinja2's sandbox, which stops neither loops inside loops nor
-    macros that call themselves. Raises InputError where the template fails or does not end.
+    Raises InputError where the template fails.
     """
     try:
-        with _bounded_template():
-            return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
-    except InputError:
-        raise
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
     except Exception as error:  # a template may raise anything
         raise InputError(
             f"the tokenizer's chat template fails: {reason_of(error)}",
             hint="Leave the chat template out, or correct it beside the tokenizer.",
         ) from error
-
-
-@contextmanager
-def _bounded_template() -> Iterator[None]:
-    """Raise InputError in a chat template that runs more than MOST_TEMPLATE_LINES of its lines.
-
-    Python's tracing is per thread and asks once for each function called; only the code of
-    templates is followed line by line.
-    """
-    lines = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        return count if frame.f_code.co_filename == TEMPLATE_FILE else None
-
-    def count(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal lines
-        lines += 1
-        if lines > MOST_TEMPLATE_LINES:
-            raise InputError(
-                f"the tokenizer's chat template does not end within {MOST_TEMPLATE_LINES} lines",
-                hint="Leave the chat template out, or correct it beside the tokenizer.",
-            )
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)

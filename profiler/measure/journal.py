@@ -23,7 +23,6 @@ from costmodel.io import NotJson, parse_json, read_bytes
 
 VERSION = 1
 MOST_BYTES = 256_000_000  # a long sweep takes some 5 MB
-FRESH_HINT = "Run again with --fresh to start over."
 
 
 class Journal:
@@ -32,8 +31,7 @@ class Journal:
     damaged  number of lines of earlier runs that could not be read
 
     It is a context manager. Closing keeps the file for the next run; `delete` removes it. The
-    file is locked while it is open, so that two runs never write into one. Symbolic links are
-    not followed.
+    file is locked while it is open, so that two runs never write into one.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, fresh: bool = False) -> None:
@@ -52,7 +50,7 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that closing does not write a failed line again.
-            self._file = io.FileIO(path, "a", opener=_open_own)
+            self._file = io.FileIO(path, "a", opener=_open_locked)
         except OSError as error:
             raise self._unwritable(error) from error
         try:
@@ -110,7 +108,7 @@ class Journal:
 
     def _check_header(self, first: Mapping[str, Any], header: Mapping[str, Any]) -> None:
         if first.get("journal") != VERSION or not isinstance(first.get("header"), dict):
-            raise InputError(f"{self.path} is not a journal of this version", hint=FRESH_HINT)
+            raise InputError(f"{self.path} is not a journal of this version", hint="Remove it.")
         earlier = first["header"]
         differing = [
             f"{key} was {earlier.get(key)!r}, is {header.get(key)!r}"
@@ -121,7 +119,7 @@ class Journal:
             raise InputError(
                 f"the unfinished run in {self.path} measured something else: "
                 + "; ".join(differing),
-                hint=FRESH_HINT,
+                hint="Remove it to start over.",
             )
 
     def _unwritable(self, error: OSError) -> MeasurementError:
@@ -131,9 +129,9 @@ class Journal:
         )
 
 
-def _open_own(path: str, flags: int) -> int:
-    """Open and lock a regular file that is no symbolic link. Raises OSError."""
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+def _open_locked(path: str, flags: int) -> int:
+    """Open and lock a regular file. Raises OSError."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")

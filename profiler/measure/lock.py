@@ -6,7 +6,6 @@ import contextlib
 import errno
 import getpass
 import os
-import platform
 import re
 import stat
 import tempfile
@@ -17,7 +16,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from costmodel.errors import DeviceError
-from costmodel.profile.store import user_directory
 from decoder.names import has_gpu
 
 OWNER = re.compile(r"process \d+, since [\d :-]{19}")
@@ -33,32 +31,32 @@ def lock_directory() -> Path:
 
 
 @contextlib.contextmanager
-def device_lock(device: str, directory: Path | None = None) -> Iterator[None]:
+def device_lock(device: str) -> Iterator[None]:
     """Hold the lock of `device` (any label that identifies it) during the body.
 
-    directory  of the lock [default: that of the user on this machine, and a second one in the
-               data directory, for processes that share it under two TMPDIRs]
-
-    Raises DeviceError at once when another process holds the lock, with that process and its
-    start, and where others could write into the directory. The system releases the lock when
-    the process ends, however it ends.
+    Raises DeviceError at once when another process of this user holds the lock, with that process
+    and its start, and where others could write into the folder of locks. The system releases the
+    lock when the process ends, however it ends.
     """
-    with contextlib.ExitStack() as locks:
-        for path in _lock_files(device, directory):
-            try:
-                _make_private(path.parent)
-                locks.enter_context(FileLock(path, timeout=0))
-            except Timeout:
-                raise _held(device, path) from None
-            except OSError as error:
-                raise DeviceError(
-                    f"cannot lock {device} in {path.parent}: {error.strerror or error}",
-                    hint="Set TMPDIR and ROOFTREE_HOME to directories of your own.",
-                ) from error
-            with contextlib.suppress(OSError):  # the lock holds all the same
-                started = time.strftime("%Y-%m-%d %H:%M:%S")
-                path.write_text(f"process {os.getpid()}, since {started}")
+    folder = lock_directory()
+    path = folder / (re.sub(r"[^A-Za-z0-9._-]+", "-", device)[:150] + ".lock")
+    lock = FileLock(path, timeout=0)
+    try:
+        _make_private(folder)
+        lock.acquire()
+    except Timeout:
+        raise _held(device, path) from None
+    except OSError as error:
+        raise DeviceError(
+            f"cannot lock {device} in {folder}: {error.strerror or error}",
+            hint="Set TMPDIR to a directory of your own.",
+        ) from error
+    try:
+        with contextlib.suppress(OSError):  # the lock holds all the same
+            path.write_text(f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         yield
+    finally:
+        lock.release()
 
 
 def refuse_if_held(device: str | None) -> None:
@@ -87,19 +85,6 @@ def _held(device: str, path: Path) -> DeviceError:
         f"another measurement of {device} is running{_owner(path)}",
         hint="Two at once would disturb each other: wait for it or stop it.",
     )
-
-
-def _lock_files(device: str, directory: Path | None) -> list[Path]:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", device)[:150]
-    if directory is not None:
-        return [directory / f"{name}.lock"]
-    paths = [lock_directory() / f"{name}.lock"]
-    home = user_directory()
-    with contextlib.suppress(OSError):  # where nothing can be written, nothing can be disturbed
-        home.mkdir(parents=True, exist_ok=True)
-        if os.access(home, os.W_OK):  # several machines may share it
-            paths.append(home / "locks" / f"{platform.node()[:50]}.{name}.lock")
-    return paths
 
 
 def _make_private(folder: Path) -> None:
