@@ -151,7 +151,9 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         take_sample(protocol, one, files, changes.samples) for one, files in places.items() if files
     ]
     missing = []
-    if absent := ", ".join(one.name for one, files in places.items() if not files):
+    if absent := ", ".join(
+        f"{one.name} ({one.columns})" for one, files in places.items() if not files
+    ):
         missing.append(f"no set in {changes.data.name if changes.data else '--data'}: {absent}")
     methods = []
     for method in protocol.methods:
@@ -181,7 +183,7 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         raise InputError(
             f"{protocol.name} cannot run: {'; '.join(missing)}",
             hint="Give --data FOLDER with NAME.jsonl, NAME.parquet or a folder NAME of each set, "
-            "and --drafter PART=NAME.",
+            "with those columns or a text `prompt`, and --drafter PART=NAME.",
         )
     return run
 

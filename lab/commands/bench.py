@@ -55,7 +55,8 @@ class EngineOption(NamedValue):
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Your copy of the protocol's sets: NAME.jsonl, NAME.parquet or a folder NAME of each.",
+    help="Your copy of the protocol's sets: NAME.jsonl, NAME.parquet or a folder NAME of each, "
+    "with the columns of the published set or a text `prompt`.",
 )
 @click.option(
     "--samples",

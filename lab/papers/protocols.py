@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +54,12 @@ class PromptSet:
     samples: int | None = None
     split: str = "test"
 
+    @property
+    def columns(self) -> str:
+        """The fields of a published record that a prompt is made of, for messages."""
+        names = (name for _, name, _, _ in Formatter().parse(self.text) if name)
+        return "turns" if self.exchanges > 1 else "+".join(dict.fromkeys(names))
+
     def prompts(self, records: Sequence[Record]) -> list[Turns]:
         """The turns of every prompt of the set."""
         if self.exchanges > 1:
@@ -69,7 +76,7 @@ class PromptSet:
             return text.format_map(_Fields(record))
         except (KeyError, TypeError, IndexError):
             raise InputError(
-                f"a record of {self.name} has no field for '{text[-60:]}'",
+                f"a record of {self.name} has no {self.columns}, only {', '.join(record)[:200]}",
                 hint="Give the set in its published format, or with a text `prompt` a line.",
             ) from None
 

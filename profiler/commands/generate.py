@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from decoder.engine import Generation, TreeDecoder
     from decoder.generation import DecodeRun
 
-GENERATION_OPTIONS = ("max_new_tokens", "ignore_eos", "temperature", "top_p", "seed")
+GENERATION_OPTIONS = (
+    "max_new_tokens", "ignore_eos", "stop", "temperature", "top_p", "top_k", "seed",
+)  # fmt: skip
 
 
 @click.command(name="generate")
@@ -45,12 +47,16 @@ GENERATION_OPTIONS = ("max_new_tokens", "ignore_eos", "temperature", "top_p", "s
 @template_option
 @count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
 @ignore_eos_option
+@click.option("--stop", multiple=True, help="End before this text; may be repeated.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
 @click.option(
     "--top-p",
     default=1.0,
     show_default=True,
     help="Keep the most probable tokens that sum to this; 1 keeps all.",
+)
+@count_option(
+    "--top-k", "Keep so many of the most probable tokens; 0 keeps all.", default=0, least=0
 )
 @seed_option(2**63 - 1, "Seed of sampling.")
 @click.option(

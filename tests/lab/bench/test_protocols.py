@@ -111,11 +111,11 @@ def test_published_files_of_a_set(tmp_path) -> None:
 def test_what_is_missing_and_what_differs_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("lab.bench.protocols.weights_source", lambda name, download: None)
     protocol = find_protocol("blockpilot:2")
-    with pytest.raises(InputError, match=r"blockpilot:2 cannot run: no set in .*: gsm8k, .*mt-be"):
+    with pytest.raises(InputError, match=r"blockpilot:2 cannot run: .*: gsm8k \(question\), "):
         plan_run(protocol, Changes(data=tmp_path))
     write(tmp_path, "gsm8k", [{"question": f"{place}"} for place in range(9)])
     run = plan_run(protocol, Changes(data=tmp_path, new_tokens=32, drafters=("pilot=./mine",)))
-    sets = f"no set in {tmp_path.name}: math500, aime24, humaneval, mbpp, swe-bench, mt-bench"
+    sets = f"no set in {tmp_path.name}: math500 (problem), aime24 (problem), humaneval (prompt), "
     models = "Qwen/Qwen3-4B, AngelSlim/Qwen3-4B_eagle3, z-lab/Qwen3-4B-DFlash-b16"
     assert run.lacks.startswith(sets) and run.lacks.endswith(f"to be fetched: {models}")
     assert "dflash@block=4" not in run.models and run.models["pilot"] == "./mine"

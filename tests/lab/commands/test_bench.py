@@ -102,7 +102,7 @@ class TestRun:
         shown = capsys.readouterr()
         assert "specblock:1 of meta-llama/Llama-3.1-8B-Instruct, filled by tiny" in shown.out
         assert shown.err.startswith(
-            "specblock:1: no set in data: math500, alpaca, nq_open, mt-bench"
+            "specblock:1: no set in data: math500 (problem), alpaca (instruction), nq_open"
         )
         result = read_result(output)
         assert [prompt.id for prompt in result.prompts] == ["humaneval-0"]

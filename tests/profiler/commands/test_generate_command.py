@@ -92,6 +92,15 @@ class TestOutput:
         )
         assert one == again != other
 
+    def test_top_k_and_stops_reach_the_decoder(self, generate):
+        options = ("--prompt", PROMPT, "--policy", "plain")
+        greedy = generate.record(*options)
+        warm = generate.record(*options, "--temperature", "2", "--top-k", "1")
+        assert warm["token_ids"] == greedy["token_ids"]
+        end = greedy["text"][4:6]
+        stopped = generate.record(*options, "--stop", "never", "--stop", end)
+        assert stopped["text"] == greedy["text"][: greedy["text"].index(end)]
+
 
 class TestChat:
     def write_template(self, generate: Command) -> None:
