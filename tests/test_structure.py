@@ -19,13 +19,11 @@ MOST_FILES = 15
 MOST_LINES = 500
 
 # What the house may hold, so that whoever adds something says what it replaces: all lines of its
-# Python files. The aims are a lab of 10,000, studies of 6,000, tests of 30,000, and a core that
-# grows from 35,000 to 39,000 with the targets and drafters of late 2026. These took it to 41,800,
-# and the bounds were raised to what there is; docs/LOG.md says what would have to go. Until the
-# house is put in order they may be passed by 2 %.
+# Python files. The aims are a core of 37,000, a lab of 12,000, studies of 6,000 and tests of 30,000.
+# Until the house is put in order the others may pass what there was by 2 %; docs/LOG.md says more.
 CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
-CORE_FILES, CORE_LINES = 230, 42_680
-LAB_FILES, LAB_LINES = 90, 10_800  # without its studies
+CORE_FILES, CORE_LINES = 215, 42_550
+LAB_FILES, LAB_LINES = 90, 12_000  # without its studies
 STUDIES, STUDIES_LINES = 26, 6_599  # those that can be run
 TEST_LINES = 34_530
 DOCS_WORDS = 22_440

@@ -276,11 +276,7 @@ class PhysicalCalibration(RooflineCalibration):
 
 
 def physical_terms(
-    roofline: Roofline,
-    rows: ArrayLike,
-    context: ArrayLike,
-    batch: ArrayLike,
-    shape: KernelShape,
+    roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike, shape: KernelShape
 ) -> list[Array]:
     """Seconds at the peaks of each of COEFFICIENTS."""
     s, c, b = np.broadcast_arrays(

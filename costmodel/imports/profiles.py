@@ -14,12 +14,7 @@ from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, device_slug, find_device, protocols_of
 from costmodel.errors import InputError
-from costmodel.imports.readers import (
-    read_batched_bench,
-    read_csv,
-    read_dspark,
-    read_llama_bench,
-)
+from costmodel.imports.readers import read_batched_bench, read_csv, read_dspark, read_llama_bench
 from costmodel.imports.table import ImportedTable, WeightFormat
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile

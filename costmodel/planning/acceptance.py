@@ -193,8 +193,7 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
                 except InputError as failure:
                     raise InputError(f"{path}: {field}: {failure.problem}") from None
     raise InputError(
-        f"{path} has no acceptance data",
-        hint=f"It needs one of these fields: {', '.join(_FORMS)}",
+        f"{path} has no acceptance data", hint=f"It needs one of these fields: {', '.join(_FORMS)}"
     )
 
 

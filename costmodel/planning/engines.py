@@ -154,9 +154,7 @@ RULES = {
         overlaps_host=False,
     ),
     "sglang": EngineRules(
-        name="sglang",
-        memory=MemoryRule(fraction=0.88, reserve_bytes=2 * _GB),
-        mixes_prompts=False,
+        name="sglang", memory=MemoryRule(fraction=0.88, reserve_bytes=2 * _GB), mixes_prompts=False
     ),
     "rooftree": EngineRules(
         name="rooftree",

@@ -12,13 +12,7 @@ from typing import Any, Literal
 from costmodel.catalog import TargetEntry, find_device, load_devices
 from costmodel.errors import InputError
 from costmodel.planning.engines import RULES, planned_version
-from costmodel.planning.traffic import (
-    VARIATION,
-    SimulationSettings,
-    Trace,
-    Traffic,
-    read_trace,
-)
+from costmodel.planning.traffic import VARIATION, SimulationSettings, Trace, Traffic, read_trace
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 
 PERCENTS = (50, 90, 95, 99)
@@ -354,10 +348,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
 
 def _traffic(options: PlanOptions, trace: Trace | None) -> tuple[Traffic, float]:
     """Mean lengths and requests a second, from the options or the trace."""
-    lengths = {
-        "--prompt-tokens": options.prompt_tokens,
-        "--output-tokens": options.output_tokens,
-    }
+    lengths = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
     if trace is None:
         missing = [name for name, value in lengths.items() if value is None]
         missing += ["--rate"] if options.rate is None else []

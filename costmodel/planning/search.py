@@ -16,14 +16,7 @@ from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
 from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_notes
-from costmodel.planning.servers import (
-    BatchChoice,
-    Group,
-    Server,
-    choose,
-    nearest,
-    size,
-)
+from costmodel.planning.servers import BatchChoice, Group, Server, choose, nearest, size
 from costmodel.planning.simulation.engine import import_simpy
 from costmodel.planning.simulation.percentiles import SimulatedChoice, simulate_option
 from costmodel.planning.sources import forward_for, is_file
@@ -192,9 +185,7 @@ def _planned(
     except RooftreeError as failure:
         return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
     option = dataclasses.replace(
-        option,
-        choices=tuple(choices),
-        points=tuple(choice.best for choice in choices),
+        option, choices=tuple(choices), points=tuple(choice.best for choice in choices)
     )
     return _sized(request, option, server)
 

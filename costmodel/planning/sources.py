@@ -178,10 +178,7 @@ def operators_installed() -> bool:
 
 
 def _stored(
-    device: DeviceSpec,
-    architecture: ModelArchitecture,
-    store: ProfileStore,
-    choice: _Choice,
+    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
 ) -> Profile | None:
     """The profile of the best provenance in the first folder that has one; None without any.
 

@@ -14,11 +14,8 @@ from costmodel.io import folder_of
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
-from decoder.drafters.dflash.config import is_jetspec
+from decoder.drafters.dflash.config import DFlashConfig, is_jetspec
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash2.drafter import DFlash2Drafter
-from decoder.drafters.domino.drafter import DominoDrafter
-from decoder.drafters.dspark.drafter import DSparkDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle3
 from decoder.drafters.ensemble import EnsembleDrafter
@@ -47,19 +44,10 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(suffixes) for name in architectures(published))
 
 
-def _block(drafter: type[DFlashDrafter]) -> Kind:
-    config = drafter.model_type.config_type
-    return Kind(config.LABEL, config.recognises, lambda name, target: drafter(target, name))
-
-
-# In this order: a related drafter's config may be called DFlash's, and an EAGLE-3
-# one a causal language model.
+# In this order: a config of EAGLE-3 may be called a causal language model's.
 KINDS = (
-    _block(DSparkDrafter),
-    Kind("a JetSpec drafter", is_jetspec, lambda name, target: DFlashDrafter(target, name)),
-    _block(DominoDrafter),
-    _block(DFlash2Drafter),
-    _block(DFlashDrafter),
+    Kind("a JetSpec drafter", is_jetspec, DFlashDrafter.from_pretrained),
+    Kind(DFlashConfig.LABEL, DFlashConfig.recognises, DFlashDrafter.from_pretrained),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, CausalLMDrafter.from_pretrained),
 )
@@ -72,7 +60,7 @@ def load_published(name: str, target: Target) -> Drafter | None:
     another target.
     """
     published = find_config(name)
-    # Other packages first: a config.json may have all fields of an EAGLE-3 one and some more.
+    # Other packages first: a config.json may have all fields of a kind here and some more.
     for extension in checkpoint_formats().values():
         if extension.recognises(published):
             drafter: Drafter = extension.from_pretrained(name, target)

@@ -31,12 +31,7 @@ from decoder.model.kv_cache import KVCache
 from decoder.model.masks import MaskFunction
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.structure import (
-    Structure,
-    UnsupportedModelError,
-    read_masks,
-    read_structure,
-)
+from decoder.model.structure import Structure, UnsupportedModelError, read_masks, read_structure
 
 PROMPT_ROWS = 7
 PARENTS = np.array([0, 0, 1, 2, 3, 4], dtype=np.int64)  # two branches of three nodes, interleaved
@@ -212,11 +207,7 @@ def _tree_hidden(
     prompt, *trees, last = texts
     runtime = EagerRuntime(step, structure)
     cache = KVCache(
-        structure,
-        capacity=2 * TOKENS,
-        sequences=1,
-        dtype=step.dtype,
-        device=step.device,
+        structure, capacity=2 * TOKENS, sequences=1, dtype=step.dtype, device=step.device
     )
     causal = CausalVisible(PROMPT_ROWS)
     depths, visible = np.array([0, 1, 1, 2, 2, 3, 3]), TreeVisible(PARENTS)

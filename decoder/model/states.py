@@ -50,11 +50,7 @@ class StateCache:
     """
 
     def __init__(
-        self,
-        shapes: Sequence[StateShape],
-        sequences: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shapes: Sequence[StateShape], sequences: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.shapes = tuple(shapes)
         self._zeros = [

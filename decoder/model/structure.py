@@ -49,10 +49,7 @@ FOLLOWED = frozenset(
         "use_cache",
     )
 )
-NAMES = {
-    "attention_mask": "a mask of its own",
-    "position_bias": "a bias by position on its scores",
-}
+NAMES = {"attention_mask": "a mask of its own", "position_bias": "a bias by position on its scores"}
 
 
 class UnsupportedModelError(InputError):
@@ -317,12 +314,7 @@ def _sizes(notes: _Notes, layers: int) -> Structure:
     if stores == plain and all(call.query == first.query for call in calls):
         stores = ()
     return Structure(
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=width,
-        stores=stores,
-        states=states,
+        layers=layers, heads=heads, kv_heads=kv_heads, head_dim=width, stores=stores, states=states
     )
 
 

@@ -135,11 +135,7 @@ class EngineOption(NamedValue):
 )
 @device_option
 @dtype_option
-@click.option(
-    "--output",
-    type=OutputPath(),
-    help="Write the result to this file, as JSON.",
-)
+@click.option("--output", type=OutputPath(), help="Write the result to this file, as JSON.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, **values: Any) -> None:

@@ -63,8 +63,7 @@ def side_by_side(results: Sequence[Result]) -> Figure:
         heights = [speeds.get(arm, np.nan) for speeds in by_device]
         axes.bar(places, heights, width, label=arm, color=SERIES[index % len(SERIES)])
     axes.set_xticks(
-        np.arange(len(results)) + 0.4 - width / 2,
-        [result.environment.device for result in results],
+        np.arange(len(results)) + 0.4 - width / 2, [result.environment.device for result in results]
     )
     axes.set_ylabel("times plain decoding")
     axes.legend(fontsize=7)

@@ -28,13 +28,7 @@ from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward
 from costmodel.weights import Weights
-from lab.studies.fit_overheads import (
-    FITTED,
-    MeasuredServer,
-    ServerLoad,
-    fit_overheads,
-    steady_work,
-)
+from lab.studies.fit_overheads import FITTED, MeasuredServer, ServerLoad, fit_overheads, steady_work
 
 PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"
 MODELS = {

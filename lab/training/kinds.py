@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash2.drafter import DFlash2Drafter
-from decoder.drafters.dflash2.model import DFlash2Model
-from decoder.drafters.domino.drafter import DominoDrafter
-from decoder.drafters.domino.model import DominoModel
-from decoder.drafters.dspark.drafter import DSparkDrafter
-from decoder.drafters.dspark.model import DSparkModel
+from lab.drafters.dflash2.drafter import DFlash2Drafter
+from lab.drafters.dflash2.model import DFlash2Model
+from lab.drafters.domino.drafter import DominoDrafter
+from lab.drafters.domino.model import DominoModel
+from lab.drafters.dspark.drafter import DSparkDrafter
+from lab.drafters.dspark.model import DSparkModel
 
 # From hidden states [anchors, depth, hidden], the tokens before each of these positions and their
 # embeddings, to what is added to the head's logits.

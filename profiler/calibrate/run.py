@@ -20,13 +20,7 @@ from profiler.calibrate.points import AdaptiveGrid
 from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
 from profiler.calibrate.source import CalibrationSettings, CalibrationSource
 from profiler.calibrate.sources.decoder import DecoderSource
-from profiler.calibrate.sweep import (
-    SweepControl,
-    SweepProgress,
-    SweepResult,
-    Task,
-    run_sweep,
-)
+from profiler.calibrate.sweep import SweepControl, SweepProgress, SweepResult, Task, run_sweep
 from profiler.measure.lock import device_lock
 from profiler.measure.machine import collect, observe, warnings
 

@@ -106,8 +106,7 @@ def test_names_are_found_in_full_or_by_their_last_part(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
-    [("qwen3-9b", "Qwen/Qwen3-8B"), ("smollm2", "SmolLM2-135M"), ("", "Nearest")],
+    ("name", "near"), [("qwen3-9b", "Qwen/Qwen3-8B"), ("smollm2", "SmolLM2-135M"), ("", "Nearest")]
 )
 def test_unknown_names_list_near_ones(name, near):
     with pytest.raises(InputError, match=near) as caught:

@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.speculation import (
-    AcceptanceCurve,
-    decision_regret,
-    standard_curves,
-)
+from costmodel.speculation import AcceptanceCurve, decision_regret, standard_curves
 
 
 def test_curves_are_what_they_say():

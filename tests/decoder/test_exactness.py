@@ -15,12 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
 
 from costmodel.acceptance import AcceptanceProcess
 from decoder.drafters.causal_lm import CausalLMDrafter

@@ -11,32 +11,12 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 COMMAND = "from rooftree.__main__ import main; main()"  # what the console script does
-# What a finder of an editable install does: it is asked after the path.
-EDITABLE = """
-import sys
-from importlib.machinery import PathFinder
-from importlib.util import spec_from_file_location
-
-PACKAGES = ("rooftree", "costmodel", "decoder", "integrations", "profiler")
-
-class Finder:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if path is None and name in PACKAGES:
-            return spec_from_file_location(name, f"{CHECKOUT}/{name}/__init__.py")
-
-sys.meta_path.insert(sys.meta_path.index(PathFinder) + 1, Finder)
-"""
 
 
 def run(*arguments: str, folder: Path, path: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": path}
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True
     )
 
 
@@ -83,14 +63,6 @@ class TestShadowed:
         assert f"ShadowedPackageError: {hidden_by}" in done.stderr.splitlines()[-1]
 
 
-def test_script_of_that_name(tmp_path: Path) -> None:
-    script = tmp_path / "decoder.py"
-    script.write_text("from rooftree import TreeDecoder\n")
-    done = run(str(script), folder=CHECKOUT, path=str(CHECKOUT))
-    assert done.returncode == 1
-    assert f"ShadowedPackageError: {script} hides" in done.stderr.splitlines()[-1]
-
-
 def test_module_that_is_loaded_already(tmp_path: Path) -> None:
     hidden_by = shadow(tmp_path, "decoder.py")
     code = (
@@ -101,17 +73,3 @@ def test_module_that_is_loaded_already(tmp_path: Path) -> None:
     )
     done = run("-c", code, folder=CHECKOUT, path=str(CHECKOUT))
     assert done.stdout.startswith(f"{hidden_by} hides rooftree's own package 'decoder'")
-
-
-class TestFolderOfOtherFiles:
-    """Without an `__init__.py` it comes behind every package on the path."""
-
-    def test_package_on_the_path(self, tmp_path: Path) -> None:
-        shadow(tmp_path, "decoder/notes.txt")
-        done = run("-m", "rooftree", "--version", folder=tmp_path, path=str(CHECKOUT))
-        assert (done.returncode, done.stderr) == (0, "")
-
-    def test_editable_install(self, tmp_path: Path) -> None:
-        hidden_by = shadow(tmp_path, "decoder/notes.txt")
-        code = f"CHECKOUT = {str(CHECKOUT)!r}\n{EDITABLE}\n{COMMAND}"
-        assert_one_line(run("-c", code, "--help", folder=tmp_path, path=""), hidden_by)

@@ -13,13 +13,7 @@ from transformers import Qwen3Config
 
 from costmodel.errors import InputError
 from decoder.drafters.blocks import DraftShape, hash_of
-from decoder.drafters.checkpoint import (
-    MOST_BLOCK,
-    MOST_LAYERS,
-    Fields,
-    architectures,
-    read_shape,
-)
+from decoder.drafters.checkpoint import MOST_BLOCK, MOST_LAYERS, Fields, architectures, read_shape
 
 USUAL = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 USUAL += ("num_hidden_layers", "vocab_size", "rms_norm_eps")

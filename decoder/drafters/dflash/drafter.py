@@ -6,10 +6,10 @@ score the block's hidden states in another way (`BlockScores`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -127,6 +127,16 @@ class DFlashDrafter(Drafter):
         self.architecture_hash = drafted.hash(self.head.size)
         self.scores = self.make_scores()
         self._captured: CapturedBlocks | None = None
+
+    @classmethod
+    def recognises(cls, published: Mapping[str, Any]) -> bool:
+        """Whether a config.json is that of such a drafter."""
+        return cls.model_type.config_type.recognises(published)
+
+    @classmethod
+    def from_pretrained(cls, name: str, target: Target) -> Self:
+        """The drafter in a folder or of a hub id."""
+        return cls(target, name)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The embeddings [..., hidden] of a block's tokens [...]."""

@@ -54,10 +54,7 @@ class VllmSource:
     """
 
     def __init__(
-        self,
-        settings: CalibrationSettings,
-        *,
-        options: Mapping[str, Any] | None = None,
+        self, settings: CalibrationSettings, *, options: Mapping[str, Any] | None = None
     ) -> None:
         """options: further arguments of `vllm.LLM`. Raises InputError or DeviceError."""
         installed_version()

@@ -49,9 +49,7 @@ def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedMod
     return TimedModel(
         device=DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes),
         peaks=PeaksSection(
-            source="datasheet",
-            flops_per_s=spec.peak_flops_per_s,
-            bytes_per_s=spec.peak_bytes_per_s,
+            source="datasheet", flops_per_s=spec.peak_flops_per_s, bytes_per_s=spec.peak_bytes_per_s
         ),
         architecture=find_target(target).architecture,
     )

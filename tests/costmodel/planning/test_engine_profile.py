@@ -96,9 +96,7 @@ def test_replayed_requests_of_one_burst_follow_a_simulation_by_hand() -> None:
     pytest.importorskip("simpy")
     server = server_of()
     requests = Trace(
-        arrival_s=np.zeros(8),
-        prompt_tokens=np.full(8, 64),
-        output_tokens=np.full(8, 20),
+        arrival_s=np.zeros(8), prompt_tokens=np.full(8, 64), output_tokens=np.full(8, 20)
     )
     result = replay(server, requests, 8)
     first_s = server.forward.prompt(8 * 64, 0, 1).total

@@ -13,11 +13,7 @@ from costmodel.catalog import load_targets
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.drafting import DraftCost, drafter_kind
-from costmodel.planning.exports import (
-    checkpoint_of,
-    export_plan,
-    served_name,
-)
+from costmodel.planning.exports import checkpoint_of, export_plan, served_name
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Plan, PlanOption
@@ -108,8 +104,7 @@ def test_sglang_counts_the_root():
 
 
 @pytest.mark.parametrize(
-    ("engine", "drafter"),
-    [("sglang", "ngram"), ("vllm", "ngram+dflash"), ("sglang", "specblock")],
+    ("engine", "drafter"), [("sglang", "ngram"), ("vllm", "ngram+dflash"), ("sglang", "specblock")]
 )
 def test_drafters_that_an_engine_cannot_run_as_planned_are_refused(engine, drafter):
     with pytest.raises(InputError, match=re.escape(f"with the drafter {drafter}")):

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads, engine_overheads
-from costmodel.planning.drafting import (
-    block_drafter,
-    find_drafter,
-    lookup_drafter,
-)
+from costmodel.planning.drafting import block_drafter, find_drafter, lookup_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.servers import TREES, Server, replicas_for

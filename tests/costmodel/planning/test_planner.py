@@ -28,10 +28,7 @@ from costmodel.planning.request import (
     request_from_options,
 )
 from costmodel.planning.result import Plan, shape_ranges
-from costmodel.planning.search import (
-    plan,
-    server_overheads,
-)
+from costmodel.planning.search import plan, server_overheads
 from costmodel.planning.servers import Group, Interval, size
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore

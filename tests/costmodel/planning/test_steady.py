@@ -50,10 +50,7 @@ def test_a_full_cache_limits_what_runs(line_steps):
     """16.06 GB of weights, 1.3 GB of cache: 10,000 tokens, 8 requests of 1024 + 400 / 2."""
     tight = dataclasses.replace(
         VLLM,
-        memory=MemoryRule(
-            fraction=(2 * 8030261248 + 10000 * 131072) / 80e9,
-            reserve_bytes=0.0,
-        ),
+        memory=MemoryRule(fraction=(2 * 8030261248 + 10000 * 131072) / 80e9, reserve_bytes=0.0),
     )
     forward = line_steps(architecture=LLAMA)
     load = ServerLoad(prompt_tokens=1024, output_tokens=400, concurrency=32)

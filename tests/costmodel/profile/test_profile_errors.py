@@ -167,11 +167,7 @@ def test_each_section_as_something_else_or_with_an_unknown_field(path):
         (("target", "architecture_hash"), "XYZ", "target.architecture_hash"),
         (("target", "architecture", "layers"), 37, "one of them was changed"),
         (("calibration", "linear", "slope"), -0.5, "must be greater than or equal to 0 (is -0.5)"),
-        (
-            ("calibration", "selected"),
-            "best",
-            "must be 'linear', 'physical' or 'stairs'",
-        ),
+        (("calibration", "selected"), "best", "must be 'linear', 'physical' or 'stairs'"),
         (("calibration", "linear", "mape_after"), "12%", "is '12%'"),
         (("calibration", "cross_validated", "linear", "worst"), 0.0, "must ascend"),
         (("regret", "worst"), 1.5, "less than or equal to 1"),

@@ -17,21 +17,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from decoder.acceptance.drawn import draw_from_lattice, sibling_ranks
 from decoder.acceptance.rules import Accepted
 from decoder.acceptance.sampling import Sampling, target_distribution
-from decoder.drafters.dspark.config import DSparkConfig
-from decoder.drafters.dspark.drafter import DSparkDrafter
-from decoder.drafters.dspark.model import DSparkModel
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
+from lab.drafters.dspark.config import DSparkConfig
+from lab.drafters.dspark.drafter import DSparkDrafter
+from lab.drafters.dspark.model import DSparkModel
 from lab.studies.families import SIZES, tiny_model
 from tests.decoder.enumeration import chi_square_p
-from tests.decoder.models import (
-    LatticeDrafter,
-    WholeDrafter,
-    decoder_of,
-    plain_logits,
-    target_of,
-)
+from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits, target_of
 
 pytestmark = pytest.mark.slow  # some seconds a test
 

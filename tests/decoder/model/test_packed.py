@@ -11,8 +11,6 @@ from costmodel.errors import InputError
 from decoder.cpu import VARIABLE, this_cpu
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.dflash2.model import DFlash2Model
-from decoder.drafters.domino.model import DominoModel
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target, quantised
@@ -24,6 +22,8 @@ from decoder.model.runtime.packed import packed_of
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
+from lab.drafters.dflash2.model import DFlash2Model
+from lab.drafters.domino.model import DominoModel
 from tests.decoder.draft_models import (
     conditional_folder,
     dflash_folder,

@@ -8,15 +8,7 @@ from typing import Any
 
 from lab.bench.arms.base import Details, Put
 from lab.bench.prompts import Encoded
-from lab.bench.record import (
-    Arm,
-    BenchSettings,
-    Model,
-    Prompt,
-    Response,
-    Result,
-    Rounds,
-)
+from lab.bench.record import Arm, BenchSettings, Model, Prompt, Response, Result, Rounds
 from lab.bench.schedule import Schedule, Tools, run_schedule
 from tests.lab.bench.made_bench import ENVIRONMENT
 

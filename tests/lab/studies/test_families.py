@@ -23,22 +23,11 @@ EXACT = (
     "hunyuan_v1_dense", "seed_oss", "arcee", "apertus", "helium", "starcoder2",
     "granite", "cohere",
 )  # fmt: skip
-REFUSED = {
-    "jamba": "keep a state",
-    "bloom": "does not go through transformers' interface",
-}
+REFUSED = {"jamba": "keep a state", "bloom": "does not go through transformers' interface"}
 QUICK = (
-    "phi3",
-    "granite",
-    "cohere",
-    "nemotron",
-    "gemma3",
-    "gemma2",
-    "gpt_oss",
-    "llama4_text",
-    "gemma4",
+    "phi3", "granite", "cohere", "nemotron", "gemma3", "gemma2", "gpt_oss", "llama4_text", "gemma4",
     "deepseek_v3",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ codes = [run(arguments) for arguments in json.loads(sys.argv[1])]
 print(json.dumps([codes, "torch" in sys.modules]))
 """
 NOWHERE = "/dev/null/out.yaml"  # below a file
+OUTPUT = ("--output", NOWHERE)
 MODEL = ("--target", "qwen3-8b")
 REFUSED = [
     (2, "no known target is called 'qwen3-8x'", "calibrate", "--target", "qwen3-8x"),

@@ -24,12 +24,7 @@ from decoder.model.making import make_target
 from decoder.tree.draft_tree import CandidateTree, best_first
 from decoder.tree.growth import TopPaths
 from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.model import (
-    BUCKETS,
-    SpecBlockModel,
-    buckets_of,
-    ranks_of,
-)
+from lab.papers.specblock.model import BUCKETS, SpecBlockModel, buckets_of, ranks_of
 from lab.papers.specblock.training.rows import DraftedBlocks, Passage, run_blocks
 from lab.training.features import Example, FrozenHead
 from lab.training.loop import accepted_depth

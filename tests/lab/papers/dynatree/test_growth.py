@@ -178,11 +178,7 @@ def test_what_is_no_probability_is_no_child():
             shape = (len(frontier.rows), 3)
             return np.full(shape, 9), np.full(shape, np.nan)
 
-    for rule in (
-        TopPaths(),
-        Beam(width=3, max_depth=3),
-        FixedTree(width=3, levels=3),
-    ):
+    for rule in (TopPaths(), Beam(width=3, max_depth=3), FixedTree(width=3, levels=3)):
         source = Gaps()
         tree = grow(source, rule, DEEP)
         assert tree.tokens.tolist() == [5]

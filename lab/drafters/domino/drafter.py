@@ -9,7 +9,11 @@ import torch
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import hash_of
-from decoder.drafters.conditional import (
+from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
+from decoder.model.runtime.capture import Tensors
+from decoder.model.target import Target
+from decoder.tree.draft_tree import CandidateTree
+from lab.drafters.conditional import (
     FRONTIER,
     LEVEL_NODES,
     PathDistributions,
@@ -18,11 +22,7 @@ from decoder.drafters.conditional import (
     grow_levels,
     level_tree,
 )
-from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
-from decoder.drafters.domino.model import Correction, DominoModel
-from decoder.model.runtime.capture import Tensors
-from decoder.model.target import Target
-from decoder.tree.draft_tree import CandidateTree
+from lab.drafters.domino.model import Correction, DominoModel
 
 
 class DominoDrafter(DFlashDrafter):

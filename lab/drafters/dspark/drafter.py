@@ -9,7 +9,12 @@ import torch
 
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.drafters.base import DraftRequest
-from decoder.drafters.conditional import (
+from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
+from decoder.model.runtime.capture import Tensors
+from decoder.model.target import Target
+from decoder.tree.draft_tree import CandidateTree
+from decoder.tree.pairs import PairLattice
+from lab.drafters.conditional import (
     FRONTIER,
     LEVEL_NODES,
     PathDistributions,
@@ -21,13 +26,8 @@ from decoder.drafters.conditional import (
     pair_lattice,
     score_pairs,
 )
-from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
-from decoder.drafters.dspark.config import PAIRED
-from decoder.drafters.dspark.model import DSparkModel
-from decoder.model.runtime.capture import Tensors
-from decoder.model.target import Target
-from decoder.tree.draft_tree import CandidateTree
-from decoder.tree.pairs import PairLattice
+from lab.drafters.dspark.config import PAIRED
+from lab.drafters.dspark.model import DSparkModel
 
 
 class DSparkDrafter(DFlashDrafter):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from decoder.drafters.checkpoint import Fields, architectures
-from decoder.drafters.conditional import LEVEL_NODES
 from decoder.drafters.dflash.config import INNER, DFlashConfig, backbone, of_speculators
+from lab.drafters.conditional import LEVEL_NODES
 
 Correction = Literal["none", "vanilla", "gated", "rnn"]
 CORRECTIONS: tuple[Correction, ...] = ("vanilla", "gated", "rnn")

@@ -10,11 +10,11 @@ import torch
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dspark import drafter as dspark
-from decoder.drafters.dspark.config import DSparkConfig
 from decoder.drafters.factory import load_drafter
 from decoder.tree.draft_tree import Lattice, as_tree, best_first, chain
 from decoder.tree.growth import TopPaths
+from lab.drafters.dspark import drafter as dspark
+from lab.drafters.dspark.config import DSparkConfig
 from tests.decoder.draft_models import (
     CONDITIONAL,
     DFLASH,

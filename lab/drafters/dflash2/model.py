@@ -13,8 +13,8 @@ from torch import nn
 
 from decoder.drafters.blocks import DraftShape, Rope, RowCache, Span
 from decoder.drafters.dflash.model import DFlashLayer, DFlashModel, JoinedLayer
-from decoder.drafters.dflash2.config import DFlash2Config
 from decoder.model.runtime.linear import join
+from lab.drafters.dflash2.config import DFlash2Config
 
 BEFORE, AFTER = 0, 1  # a sublayer
 

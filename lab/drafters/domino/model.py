@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from decoder.drafters.conditional import Slots, Step
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.domino.config import DominoConfig
 from decoder.drafters.vocabulary import linear_of
 from decoder.model.runtime.linear import join
 from decoder.model.target import Target
+from lab.drafters.conditional import Slots, Step
+from lab.drafters.domino.config import DominoConfig
 
 
 class PrefixGru(nn.Module):

@@ -7,12 +7,12 @@ import torch
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest, Draws
-from decoder.drafters.conditional import Slots, check_tables, pair_lattice, score_pairs
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
-from decoder.drafters.dflash2.model import DFlash2Model
 from decoder.model.runtime.capture import Tensors
 from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
+from lab.drafters.conditional import Slots, check_tables, pair_lattice, score_pairs
+from lab.drafters.dflash2.model import DFlash2Model
 
 
 class DFlash2Drafter(DFlashDrafter):

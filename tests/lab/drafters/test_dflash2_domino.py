@@ -8,12 +8,12 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
-from decoder.drafters.dflash2.drafter import DFlash2Drafter
-from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.profiling.probe import time_drafter
 from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.growth import TopPaths
+from lab.drafters.dflash2.drafter import DFlash2Drafter
+from lab.drafters.domino.drafter import DominoDrafter
 from tests.decoder.draft_models import (
     CONDITIONAL,
     VOCAB,

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.dspark.config import DSparkConfig
+from lab.drafters.dspark.config import DSparkConfig
 
 
 class MarkovHead(nn.Module):
