@@ -19,7 +19,7 @@ MOST_FILES = 15
 MOST_LINES = 500
 
 # What the house may hold, so that whoever adds something says what it replaces: all lines of its
-# Python files. The aims are a core of 37,000, a lab of 12,000, studies of 6,000 and tests of 30,000.
+# Python files. The aims are a core of 37,000, a lab of 12,000, studies of 6,000, tests of 30,000.
 # Until the house is put in order the others may pass what there was by 2 %; docs/LOG.md says more.
 CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
 CORE_FILES, CORE_LINES = 215, 42_550

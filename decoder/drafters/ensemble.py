@@ -19,7 +19,6 @@ from decoder.drafters.joint import JointDraft, join_drafts
 from decoder.drafters.mixture import best_paths, learn, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice, sound
-from decoder.tree.pairs import PairLattice
 
 
 class EnsembleDrafter(Drafter):
@@ -122,7 +121,6 @@ def _compile() -> None:
     """Compile the functions that drafting calls, so that no round waits for it."""
     tree = CandidateTree(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1))
     one = np.zeros((1, 1), np.int64)
-    join_drafts(tree, PairLattice(one, np.ones(1), np.zeros((0, 1, 1))), 1)
     joint = join_drafts(tree, Lattice(one, np.ones((1, 1))), 1)
     statistics = new_statistics()
     best_paths(joint, statistics, 1)

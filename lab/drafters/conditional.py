@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.device import to_device
+from decoder.drafters.joint import join_drafts
 from decoder.drafters.vocabulary import DraftHead, softmax
-from decoder.tree.draft_tree import CandidateTree
+from decoder.tree.draft_tree import NO_CANDIDATES, CandidateTree, best_first
 from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
 
@@ -85,6 +86,13 @@ def score_pairs(slots: Slots, first: torch.Tensor, edges: torch.Tensor) -> torch
     added = torch.cat((first.expand(1, len(first), -1), edges))
     q = slots.chances(slice(None), slots.scores[:, None] + added).exp().nan_to_num(0.0)
     return torch.cat((slots.tokens[..., None].double(), q.double()), dim=-1)
+
+
+def compile_pairs() -> None:
+    """Compile what makes trees of pairs, alone and in an ensemble, so that no round waits."""
+    pairs = PairLattice(np.zeros((1, 1), np.int64), np.ones(1), np.zeros((0, 1, 1)))
+    join_drafts(NO_CANDIDATES, pairs, 1)
+    best_first(pairs, 1)
 
 
 def pair_lattice(packed: torch.Tensor, depth: int) -> PairLattice:

@@ -11,7 +11,7 @@ from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.model.runtime.capture import Tensors
 from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
-from lab.drafters.conditional import Slots, check_tables, pair_lattice, score_pairs
+from lab.drafters.conditional import Slots, check_tables, compile_pairs, pair_lattice, score_pairs
 from lab.drafters.dflash2.model import DFlash2Model
 
 
@@ -32,6 +32,7 @@ class PairScores(BlockScores):
     def __init__(self, drafter: DFlash2Drafter) -> None:
         self._drafter, self._selector = drafter, drafter.model.candidate_selector
         check_tables(drafter.head, len(self._selector.successor_codebook))
+        compile_pairs()
 
     def outputs(
         self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor

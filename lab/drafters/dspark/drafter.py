@@ -21,6 +21,7 @@ from lab.drafters.conditional import (
     Slots,
     Step,
     check_tables,
+    compile_pairs,
     grow_levels,
     level_tree,
     pair_lattice,
@@ -51,7 +52,10 @@ class DSparkDrafter(DFlashDrafter):
         if config.correction == "none":
             return super().make_scores()
         check_tables(self.head, self.model.markov_head.markov_w2.out_features)
-        return MarkovLevels(self) if config.correction == "rnn" else MarkovPairs(self)
+        if config.correction == "rnn":
+            return MarkovLevels(self)
+        compile_pairs()
+        return MarkovPairs(self)
 
 
 class MarkovPairs(BlockScores):
