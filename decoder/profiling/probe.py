@@ -24,6 +24,7 @@ from decoder.tree.growth import TopPaths
 POINTS = ((1, 256), (4, 256), (16, 256), (1, 1024), (32, 1024), (64, 256))  # rows, context
 LEAST_POINTS = 4  # that are timed however long they take
 BUDGET_S = 5.0  # of all, with peaks, compilation, first calls and drafts
+SAMPLED = 0.2  # of it, that is left for samples where all of it was spent before
 REPEATS = 7
 
 
@@ -75,7 +76,8 @@ def _time_points(
     """Seconds of each shape (rows, context), in passes over all of them while time is left.
 
     Each shape first runs once untimed, which compiles and captures. If that is too long it ends
-    after `LEAST_POINTS` shapes. The target gets its cache back afterwards.
+    after `LEAST_POINTS` shapes; samples still get a share of the budget, since one alone may be
+    disturbed. The target gets its cache back afterwards.
 
     until_s  by the clock `perf_counter`
     """
@@ -92,7 +94,7 @@ def _time_points(
             cache.truncate(context)
             _seconds(target, warm[-1][0])
         passes: list[list[float]] = []
-        pass_s = 0.0
+        until_s, pass_s = max(until_s, perf_counter() + SAMPLED * BUDGET_S), 0.0
         while not passes or (len(passes) < REPEATS and perf_counter() + pass_s <= until_s):
             start_s = perf_counter()
             passes.append([])
