@@ -204,7 +204,11 @@ def main() -> None:
         if name != "all":
             result[name]["planner"] = summary(planner, measured, chosen)
         print(name, result[name])
-    for label, key in (("pairs", _pair), ("servers", _server)):
+
+    def server(row: ServerRow) -> str:
+        return f"{_pair(row)}, {row.engine}, {row.weights}"
+
+    for label, key in (("pairs", _pair), ("servers", server)):
         result[label] = {
             "ours": groups(rows, key, predicted, same),
             "planner": groups(rows, key, planner, same),
@@ -223,10 +227,6 @@ def kernel_seconds(server: MeasuredServer) -> float:
 
 def _pair(row: ServerRow) -> str:
     return " on ".join(row.pair)
-
-
-def _server(row: ServerRow) -> str:
-    return f"{_pair(row)}, {row.engine}, {row.weights}"
 
 
 if __name__ == "__main__":

@@ -186,7 +186,11 @@ def kinds() -> list[str]:
 def tiny_model(kind: str) -> Any:
     """A random model of a kind with clear choices of tokens. Raises what transformers raises."""
     config_class = CONFIG_MAPPING[kind]
-    config = _made(config_class, _sizes(config_class, kind))
+    sizes = _sizes(config_class, kind)
+    try:  # without an end token, so that texts are long
+        config = config_class(**sizes)
+    except StrictDataclassError:
+        config = config_class(**(sizes | {"eos_token_id": VOCAB - 1}))
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     if model_class.config_class is config_class.sub_configs.get("text_config"):
         config = config.get_text_config()  # as AutoModelForCausalLM does
@@ -225,14 +229,6 @@ def _sizes(config_class: Any, kind: str) -> dict[str, Any]:
             sizes[name] = _sizes(part, part.model_type) | {"model_type": part.model_type}
     latent = LATENT if "kv_lora_rank" in taken else {}
     return sizes | latent | MORE.get(kind, {})
-
-
-def _made(config_class: Any, sizes: dict[str, Any]) -> Any:
-    """The config without an end token, so that texts are long, where the kind allows that."""
-    try:
-        return config_class(**sizes)
-    except StrictDataclassError:
-        return config_class(**(sizes | {"eos_token_id": VOCAB - 1}))
 
 
 def try_kind(kind: str) -> Outcome:

@@ -10,6 +10,7 @@ Each run is also judged at the times of the run before it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import numpy as np
 from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.points import Points
 from costmodel.profile.profile import Profile
-from lab.studies.common import AVX2, environment, store
+from lab.studies.common import AVX2, RESULTS, environment, store
 
 BUSY = """
 from time import *
@@ -42,8 +43,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         made = {mode: repeated(mode, options.runs, Path(folder)) for mode in options.modes.split()}
-    rows = {mode: summary(runs, made) for mode, runs in made.items()}
-    store("repeated_calibrations", {"environment": environment(), **rows})
+    path = RESULTS / "repeated_calibrations.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    seen = environment()
+    rows = {m: {"environment": seen, "runs": summary(runs, made)} for m, runs in made.items()}
+    store("repeated_calibrations", stored | rows)  # modes that did not run stay as they were
 
 
 def repeated(mode: str, runs: int, folder: Path) -> list[tuple[float, Profile]]:

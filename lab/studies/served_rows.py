@@ -99,7 +99,8 @@ def _row(line: dict[str, str]) -> ServedRow:
         watts=float(line["avg_power_watts"]),
         joules=float(line["energy_per_token_joules"]),
     )
-    weights, traffic = line["weight_precision"], _traffic(line)
+    weights, output = line["weight_precision"], float(line["avg_output_len"])
+    traffic = Traffic(prompt_tokens=PROMPT_TOKENS[line["task"]], output_tokens=output)
     try:
         request = PlanRequest(
             target=row.model, gpus=(GPUS[row.gpu],), traffic=traffic, rate=1.0, degrees=(devices,),
@@ -112,11 +113,6 @@ def _row(line: dict[str, str]) -> ServedRow:
     except RooftreeError as failure:
         return dataclasses.replace(row, refusal=failure.problem)
     return dataclasses.replace(row, server=server, work=work)
-
-
-def _traffic(line: dict[str, str]) -> Traffic:
-    prompt = PROMPT_TOKENS[line["task"]]
-    return Traffic(prompt_tokens=prompt, output_tokens=float(line["avg_output_len"]))
 
 
 def fit_models(rows: Sequence[ServedRow]) -> list[str]:

@@ -1,9 +1,10 @@
 """Start-up times: `rooftree --help`, profile lookup and load, tree building; the first token.
 
-    python -m lab.studies.startup [--repeats 30] [--first-token]
+    python -m lab.studies.startup [--repeats 30] [--first-token [--before CHECKOUT]]
 
 `--help` is timed as a whole process. Lookup and load is the decoder's work at its start, timed
-in a warm process that reads the file anew. `--first-token`: of new processes without a profile.
+in a warm process that reads the file anew. `--first-token`: of new processes without a profile,
+those of an earlier checkout beside them, and what their probes say beside a calibration.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -43,11 +43,6 @@ def summary(times: list[float]) -> dict[str, float]:
     return {"median_s": median(times), "min_s": min(times), "max_s": max(times)}
 
 
-def help_command() -> None:
-    rooftree = Path(sys.executable).with_name("rooftree")
-    subprocess.run([rooftree, "--help"], check=True, capture_output=True)
-
-
 def lookup(profile: Profile, folder: Path) -> None:
     """The decoder's start-up: find, read and validate the profile, prepare the cost model."""
     match = ProfileStore([folder]).find(profile.key)
@@ -70,33 +65,50 @@ print(time.perf_counter() - start_s)
 """
 
 
-def first_token_s(drafter: str, kind: dict[str, str]) -> dict[str, float]:
-    """Seconds to the first token without a profile: cold, and with compiled functions."""
-    model, times = ensure_demo_model(say=print), {}
+def first_token(drafter: str, kind: dict[str, str], truth: Profile) -> dict[str, float]:
+    """Seconds to the first token, cold and compiled, and the probe's times over the true ones."""
+    model, result = ensure_demo_model(say=print), {}
+    rows, context = (one.ravel() for one in np.meshgrid([1, 4, 16, 32, 64], [256, 1024]))
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as compiled:
         places = {"ROOFTREE_HOME": home, "NUMBA_CACHE_DIR": compiled}
-        for case in ("cold", "compiled"):
-            for path in Path(home).rglob("*.yaml"):
-                path.unlink()
+        for case in ("cold_s", "compiled_s"):
             done = subprocess.run(
                 [sys.executable, "-c", FIRST_TOKEN, str(model), drafter],
                 env=os.environ | kind | places, check=True, capture_output=True, text=True,
             )  # fmt: skip
-            times[case] = float(done.stdout.split()[-1])
-    return times
+            result[case] = float(done.stdout.split()[-1])
+            (path,) = Path(home).rglob("*.yaml")
+            times = [one.verify_calibration().predict_s(rows, context)
+                     for one in (Profile.from_yaml(path), truth)]  # fmt: skip
+            result[f"probe_{case[:-2]}"] = float(np.exp(np.log(times[0] / times[1]).mean()))
+            path.unlink()
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--first-token", action="store_true")
+    parser.add_argument("--before", type=Path)
     options = parser.parse_args()
     repeats = options.repeats
     if options.first_token:
         for kind in ({}, AVX2):
-            times = {name: first_token_s(name, kind) for name in ("ngram", "ngram+demo")}
-            name = "first_token_avx2" if kind else "first_token"
-            store(name, {"environment": environment(), "held_to": kind, "seconds": times})
+            places = {"now": Path.cwd()} | ({"before": options.before} if options.before else {})
+            with tempfile.TemporaryDirectory() as folder:
+                output = Path(folder) / "measured.yaml"
+                command = [sys.executable, "-m", "rooftree", "calibrate", "--output", str(output)]
+                subprocess.run(command, env=os.environ | kind)
+                truth = Profile.from_yaml(output)
+            runs = [
+                {"code": code, "drafter": name}
+                | first_token(name, kind | {"PYTHONPATH": str(place)}, truth)
+                for _ in range(2)
+                for name in ("ngram", "ngram+demo")
+                for code, place in places.items()
+            ]
+            result = {"environment": environment(), "held_to": kind, "runs": runs}
+            store("first_token_avx2" if kind else "first_token", result)
         return
     stored = [item.profile for item in ProfileStore().list() if item.profile]
     measured = [one for one in stored if one.surface and "ngram" in one.drafters]
@@ -104,9 +116,12 @@ def main() -> None:
         raise SystemExit("there is no measured profile: run `rooftree calibrate` first")
     profile = max(measured, key=lambda one: len(one.surface.rows) if one.surface else 0)
     lattice = steep_lattice()
-    result: dict[str, Any] = {
+    help_command = [Path(sys.executable).with_name("rooftree"), "--help"]
+    result = {
         "environment": environment(),
-        "help": summary(times_s(help_command, repeats)),
+        "help": summary(
+            times_s(lambda: subprocess.run(help_command, check=True, capture_output=True), repeats)
+        ),
         "profile_points": len(profile.surface.rows) if profile.surface else 0,
     }
     with tempfile.TemporaryDirectory() as folder:

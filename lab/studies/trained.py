@@ -36,11 +36,15 @@ def _history(run: Mapping[str, Any]) -> str:
     shares = [f"{last[f'accepted_{depth}']:.0%}" for depth in depths]
     some = history[:: max(1, len(history) // 6)]
     rows = some if some[-1] == last else [*some, last]
+    # The first runs used templates alone and do not name them.
+    openings = run["collecting"].get("openings", "templates")
+    # Training builds no trees of scores that depend on the token before.
+    trees = [f"{row['tree']:.2f}" if "tree" in row else "-" for row in rows]
     begun = f"From {run['from']}: " if run.get("from") else ""
     return "\n".join(
         [
             f"{begun}{run['texts']:,} texts ({run['tokens']:,} tokens written by the target, "
-            f"openings: {_openings(run)}), "
+            f"openings: {openings}), "
             f"{run['held_out']} more held out; {settings['steps']:,} steps of {settings['batch']} "
             f"texts, AdamW at {settings['learning_rate']:g}, {last['seconds'] / 60:.0f} minutes "
             f"on one core of {machine['device']} beside other work, torch "
@@ -50,23 +54,16 @@ def _history(run: Mapping[str, Any]) -> str:
             "",
             "| after step | chain of 7, tokens a verification | best-first tree of 16 nodes |",
             "|---|---|---|",
-            *(f"| {row['step']:,.0f} | {row['chain']:.2f} | {_tree(row)} |" for row in rows),
+            *(
+                f"| {row['step']:,.0f} | {row['chain']:.2f} | {tree} |"
+                for row, tree in zip(rows, trees, strict=True)
+            ),
             "",
             f"| first i places right | {' | '.join(map(str, depths))} |",
             "|---" * (len(depths) + 1) + "|",
             f"| share of blocks | {' | '.join(shares)} |",
         ]
     )
-
-
-def _tree(row: Mapping[str, float]) -> str:
-    """Of marginals; training builds no trees of scores that depend on the token before."""
-    return f"{row['tree']:.2f}" if "tree" in row else "-"
-
-
-def _openings(run: Mapping[str, Any]) -> str:
-    """The openings of a run's prompts; the first runs used templates alone and do not name them."""
-    return str(run["collecting"].get("openings", "templates"))
 
 
 def blockpilot_table() -> str:
