@@ -97,6 +97,11 @@ class ComposedForward:
         """Whether the experts' times are those of the expected number of distinct ones."""
         return self._experts().balanced
 
+    @property
+    def experts_form(self) -> str:
+        """The type of weights whose times the experts' are, where it is not their own."""
+        return self._experts().form if self.architecture.experts else ""
+
     def _experts(self) -> ExpertTable:
         devices = self.devices
         split = (1, devices) if self.expert_parallel else (devices, 1)

@@ -365,6 +365,8 @@ def _note(forward: ComposedForward, bar: ErrorBar) -> str:
     if a.experts:
         spread = "expected distinct" if forward.experts_balanced else "skewed as measured"
         parts.append(f"experts: {spread}")
+        if forward.experts_form:
+            parts.append(f"experts' own times are slower than bfloat16's: {forward.experts_form}'s")
     if forward.devices > 1 and not {forward.devices, forward.tensor_parallel} <= {
         1, *tables.all_reduce,
     }:  # fmt: skip

@@ -77,13 +77,15 @@ class ExpertTable:
 
     `balanced`: the measured tokens were spread over as many distinct experts as possible, so the
     table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
-    `estimated`: nothing was measured.
+    `estimated`: nothing was measured. `form`: the type of weights whose times these are, where the
+    experts' own were measured slower than in bfloat16.
     """
 
     tokens: Array
     seconds_measured: Array
     balanced: bool
     estimated: bool = False
+    form: str = ""
 
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         """Seconds [tokens] at the expected number of distinct experts."""

@@ -50,8 +50,7 @@ def relative_error(
 
 def server_error(engine: str, version: str = "") -> float:
     """Mean error of times per token of published servers of an engine and version."""
-    versions = VERSIONS.get(engine)
-    if versions and planned_version(engine, version) == next(iter(versions)):
+    if engine in VERSIONS and planned_version(engine, version) == VERSIONS[engine][0]:
         return SERVED_ERROR
     return SERVER_ERROR
 

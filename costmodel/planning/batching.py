@@ -260,9 +260,9 @@ def seconds_per_token(work: Mapping[str, Array], coefficients: Array, overlaps: 
 
 def engine_overheads(engine: str, version: str = "") -> Overheads:
     """Shipped overheads of an engine and version; the shared ones for an engine without its own."""
-    table = _shipped_overheads()
+    table, planned = _shipped_overheads(), planned_version(engine, version)
     own = table.get(engine, table[SHARED])
-    return Overheads(**own | table.get(f"{engine}@{planned_version(engine, version)}", {}))
+    return Overheads(**own | (table[f"{engine}@{planned.planned_as}"] if planned else {}))
 
 
 @cache

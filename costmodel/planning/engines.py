@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import NamedTuple
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
@@ -132,13 +133,11 @@ class EngineRules:
 
 
 # Defaults as the engines document them: vLLM gpu_memory_utilization 0.9, prompts in chunks of
-# 8192 tokens, scheduling on the host between steps until 0.19 made --async-scheduling its default;
-# SGLang
-# mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks, overlap schedule;
-# TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlap scheduler, no eviction.
-# vLLM's largest step has 2048 tokens on devices below 70 GiB. Beside weights, cache and activations
-# its server of an 8B model on an RTX 4090 had 0.75 GB, by the blocks that it reported. Of the
-# others the reserve is a round guess of 2 to 4 GB.
+# 8192 tokens; SGLang mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks,
+# overlapped schedule; TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlapped
+# schedule, no eviction. vLLM's largest step has 2048 tokens on devices below 70 GiB. Beside
+# weights, cache and activations its server of an 8B model on an RTX 4090 had 0.75 GB, by the
+# blocks that it reported. Of the others the reserve is a round guess of 2 to 4 GB.
 # rooftree is this project's decoder: one loop that prepares, launches and waits. The others verify
 # chains only (vLLM removed tree attention in PR #42121).
 RULES = {
@@ -166,30 +165,44 @@ RULES = {
 }
 
 
-# Versions from which an engine is planned in another way, and whether it then overlaps host work.
-# The first is that of the servers that its overheads were fitted to, and of a name without one.
-VERSIONS: dict[str, dict[str, bool]] = {"vllm": {"0.11": False, "0.19": True}}
+class EngineVersion(NamedTuple):
+    """The versions of an engine that are planned alike.
 
-
-def planned_version(name: str, version: str) -> str:
-    """The version of VERSIONS that a version is planned as: the last that is not above it.
-
-    Empty for an engine without versions. Raises InputError.
+    since          the first of them
+    planned_as     the version whose servers gave its host's times (calibrations/engines.yaml)
+    overlaps_host  the host prepares a step while the device runs the one before it
     """
-    versions = VERSIONS.get(name, {})
+
+    since: str
+    planned_as: str
+    overlaps_host: bool
+
+
+# vLLM schedules asynchronously by default from 0.14 on (djl-serving #3833).
+VERSIONS: dict[str, tuple[EngineVersion, ...]] = {
+    "vllm": (EngineVersion("0.11", "0.11", False), EngineVersion("0.14", "0.19", True))
+}
+
+
+def planned_version(name: str, version: str) -> EngineVersion | None:
+    """How a version of an engine is planned; the newest where none is named.
+
+    None for an engine without versions. Raises InputError.
+    """
+    versions = VERSIONS.get(name, ())
     if not version:
-        return next(iter(versions), "")
+        return versions[-1] if versions else None
     if not versions or not re.fullmatch(r"\d+(\.\d+)*", version):
         raise InputError(
             f"no version '{version}' of {name} is planned",
-            hint="Leave the version out" if not versions else f"Write {name}@{list(versions)[-1]}",
+            hint=f"Write {name}@{versions[-1].planned_as}" if versions else "Leave the version out",
         )
 
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(".")]
 
-    below = [one for one in versions if numbers(one) <= numbers(version)]
-    return below[-1] if below else next(iter(versions))
+    below = [one for one in versions if numbers(one.since) <= numbers(version)]
+    return below[-1] if below else versions[0]
 
 
 def engine_rules(
@@ -203,7 +216,6 @@ def engine_rules(
         raise InputError(f"no engine is called '{name}'", hint=f"Use one of: {', '.join(RULES)}")
     rules = RULES[name]
     if async_scheduling is None:
-        async_scheduling = VERSIONS.get(name, {}).get(planned_version(name, version))
-    if async_scheduling is None:
-        return rules
+        planned = planned_version(name, version)
+        async_scheduling = rules.overlaps_host if planned is None else planned.overlaps_host
     return dataclasses.replace(rules, overlaps_host=async_scheduling)

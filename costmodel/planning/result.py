@@ -9,7 +9,7 @@ from typing import Any
 from costmodel.planning.acceptance import Acceptance, Shape
 from costmodel.planning.accuracy import DRAFTING_ERROR, server_error
 from costmodel.planning.drafting import DraftCost
-from costmodel.planning.engines import VERSIONS
+from costmodel.planning.engines import VERSIONS, planned_version
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint, Sizing
@@ -227,11 +227,14 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
             " and of acceptance, all independent"
         )
-    versions = list(VERSIONS.get(request.engine, {}))
-    if versions and not request.engine_version:
+    planned, asked = planned_version(request.engine, request.engine_version), request.engine_version
+    if planned is not None and planned.planned_as != asked:
+        older = VERSIONS[request.engine][0].planned_as
+        others = f"; --engine {request.engine}@{older} plans older ones" if not asked else ""
+        does = "overlaps its host's work" if planned.overlaps_host else "prepares steps in between"
         notes.append(
-            f"{request.engine} is planned as {versions[0]}, the version most measured;"
-            f" --engine {request.engine}@{versions[-1]} and later ones overlap their host's work"
+            f"{request.engine} {asked or 'of today'} is planned as {planned.planned_as},"
+            f" which {does}{others}"
         )
     waiting = [option for option in options if option.slower != option.error]
     if waiting:

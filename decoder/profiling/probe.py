@@ -23,8 +23,8 @@ from decoder.tree.growth import TopPaths
 
 POINTS = ((1, 256), (4, 256), (16, 256), (1, 1024), (32, 1024), (64, 256))  # rows, context
 LEAST_POINTS = 4  # that are timed however long they take
-BUDGET_S = 5.0  # of all, with peaks, compilation, first calls and drafts
-SAMPLED = 0.2  # of it, that is left for samples where all of it was spent before
+BUDGET_S = 5.0  # of all, without first calls, which may compile
+POINTS_SHARE = 0.3  # of it, that the points have at least
 REPEATS = 7
 
 
@@ -40,7 +40,7 @@ def quick_profile(
     peaks = find_peaks(target)
     drafts = draft_cost or time_drafter(drafter, target, until_s)
     shapes = probe_shapes(target.max_context)
-    samples = _time_points(target, shapes, until_s)
+    samples = _time_points(target, shapes, max(until_s, perf_counter() + POINTS_SHARE * BUDGET_S))
     rows, contexts = zip(*shapes[: len(samples)], strict=True)
     points = Points(
         rows=rows,
@@ -75,33 +75,32 @@ def _time_points(
 ) -> list[list[float]]:
     """Seconds of each shape (rows, context), in passes over all of them while time is left.
 
-    Each shape first runs once untimed, which compiles and captures. If that is too long it ends
-    after `LEAST_POINTS` shapes; samples still get a share of the budget, since one alone may be
-    disturbed. The target gets its cache back afterwards.
+    Each shape first runs once untimed. Without time for more it ends after `LEAST_POINTS` shapes.
+    The target gets its cache back afterwards.
 
-    until_s  by the clock `perf_counter`
+    until_s  by the clock `perf_counter`, and as much later as compiling and capturing take
     """
     before = target.cache
     target.cache = None
     cache = target.reserve(max(rows + context for rows, context in shapes))
     try:
         cache.fill_with_noise()
-        warm = []
+        warm, first_pass = [], []
         for rows, context in shapes:
             if len(warm) >= LEAST_POINTS and perf_counter() > until_s:
                 break
             warm.append((_broad_tree(rows - 1), context))
             cache.truncate(context)
-            _seconds(target, warm[-1][0])
-        passes: list[list[float]] = []
-        until_s, pass_s = max(until_s, perf_counter() + SAMPLED * BUDGET_S), 0.0
-        while not passes or (len(passes) < REPEATS and perf_counter() + pass_s <= until_s):
-            start_s = perf_counter()
+            untimed_s = _seconds(target, warm[-1][0])
+            cache.truncate(context)
+            first_pass.append(_seconds(target, warm[-1][0]))
+            until_s += max(untimed_s - first_pass[-1], 0.0)
+        passes, pass_s = [first_pass], sum(first_pass)
+        while len(passes) < REPEATS and perf_counter() + pass_s <= until_s:
             passes.append([])
             for tree, context in warm:
                 cache.truncate(context)
                 passes[-1].append(_seconds(target, tree))
-            pass_s = perf_counter() - start_s
         return [list(times_s) for times_s in zip(*passes, strict=True)]
     finally:
         target.cache = before

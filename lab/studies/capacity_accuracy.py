@@ -105,7 +105,8 @@ def _row(line: dict[str, str], model: str) -> ServerRow:
 
 def measured_server(row: ServerRow) -> MeasuredServer:
     """The work that a composed profile says a token of this server takes."""
-    rules = engine_rules(row.engine, async_scheduling=row.async_scheduling)
+    version = "0.11" if row.engine == "vllm" else ""
+    rules = engine_rules(row.engine, version, async_scheduling=row.async_scheduling)
     forward = _forward(row.pair, row.engine, row.weights, row.cache_fp8, row.devices)
     return MeasuredServer(
         engine=row.engine,

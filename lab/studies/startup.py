@@ -73,7 +73,7 @@ def first_token(drafter: str, kind: dict[str, str], truth: Profile) -> dict[str,
         places = {"ROOFTREE_HOME": home, "NUMBA_CACHE_DIR": compiled}
         for case in ("cold_s", "compiled_s"):
             done = subprocess.run(
-                [sys.executable, "-c", FIRST_TOKEN, str(model), drafter],
+                [sys.executable, "-c", FIRST_TOKEN, str(model), drafter], cwd=kind["PYTHONPATH"],
                 env=os.environ | kind | places, check=True, capture_output=True, text=True,
             )  # fmt: skip
             result[case] = float(done.stdout.split()[-1])
@@ -89,15 +89,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--first-token", action="store_true")
-    parser.add_argument("--before", type=Path)
+    parser.add_argument("--before", type=Path)  # a checkout
     options = parser.parse_args()
     repeats = options.repeats
     if options.first_token:
         for kind in ({}, AVX2):
-            places = {"now": Path.cwd()} | ({"before": options.before} if options.before else {})
+            places = [("now", Path.cwd()), ("before", options.before)][: 1 + bool(options.before)]
             with tempfile.TemporaryDirectory() as folder:
                 output = Path(folder) / "measured.yaml"
-                command = [sys.executable, "-m", "rooftree", "calibrate", "--output", str(output)]
+                command = [sys.executable, "-m", "rooftree", "calibrate", "--output", output]
                 subprocess.run(command, env=os.environ | kind)
                 truth = Profile.from_yaml(output)
             runs = [
@@ -105,13 +105,13 @@ def main() -> None:
                 | first_token(name, kind | {"PYTHONPATH": str(place)}, truth)
                 for _ in range(2)
                 for name in ("ngram", "ngram+demo")
-                for code, place in places.items()
+                for code, place in places
             ]
             result = {"environment": environment(), "held_to": kind, "runs": runs}
             store("first_token_avx2" if kind else "first_token", result)
         return
-    stored = [item.profile for item in ProfileStore().list() if item.profile]
-    measured = [one for one in stored if one.surface and "ngram" in one.drafters]
+    stored = [item.profile for item in ProfileStore().list()]
+    measured = [one for one in stored if one and one.surface and "ngram" in one.drafters]
     if not measured:
         raise SystemExit("there is no measured profile: run `rooftree calibrate` first")
     profile = max(measured, key=lambda one: len(one.surface.rows) if one.surface else 0)

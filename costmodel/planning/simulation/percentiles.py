@@ -265,14 +265,17 @@ def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) 
     last_s = max(float(result.last_s.max()) for result in results)
     if end_s <= start_s or not edge_share:
         end_s = last_s
-    held_s = undealt([result.last_s - result.admitted_s for result in results])
+    held_s = [
+        np.clip(result.last_s, start_s, end_s) - np.clip(result.admitted_s, start_s, end_s)
+        for result in results
+    ]
     tpot_s = undealt([result.tpot_s for result in results])
     return Latencies(
         waiting_s=undealt([result.waiting_s for result in results]),
         ttft_s=undealt([result.ttft_s for result in results]),
         tpot_s=tpot_s[~np.isnan(tpot_s)],
         utilisation=float(np.mean([result.busy_share(start_s, end_s) for result in results])),
-        running=float(np.sum(held_s)) / (end_s - start_s) / len(results),  # Little's law
+        running=float(sum(map(np.sum, held_s))) / (end_s - start_s) / len(results),
         makespan_s=last_s - min(float(result.requests.arrival_s[0]) for result in results),
         overloaded=edge_share > 0 and any(result.overloaded for result in results),
     )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from lab.studies.controller_simulated import FixedSizes, accepted_rows, committed_by_size
+from lab.studies.controller_simulated import accepted_rows, committed_by_size
 
 
 def lattice(seed, gamma=4, width=3):
@@ -48,22 +48,3 @@ def test_candidate_trees_are_walked_too():
     assert committed_by_size(best_first(tree, 4), [5, 7, 1], 4).tolist() == [1, 2, 2, 3, 3]
     assert accepted_rows(best_first(tree, 3), [5, 7, 1]) == [1, 3]
     assert accepted_rows(best_first(tree, 3), [4, 5]) == []
-
-
-def hindsight(committed, seconds):
-    committed = np.asarray(committed, dtype=float)
-    return FixedSizes(
-        sizes=np.array([0, 3, 7][: committed.shape[1]]),
-        committed=committed,
-        seconds=np.broadcast_to(np.asarray(seconds, dtype=float), committed.shape),
-    )
-
-
-class TestHindsight:
-    def test_by_hand(self):
-        """Sizes 0, 3, 7 take 1, 2, 4 s. In the first round 7 nodes bring 8 tokens, in the
-        second nothing helps. Over both, 0 nodes bring 2 tokens in 2 s, 3 bring 3 in 4 s and
-        7 bring 9 in 8 s; knowing all, 8 + 1 tokens in 4 + 1 s."""
-        found = hindsight([[1, 2, 8], [1, 1, 1]], [1.0, 2.0, 4.0])
-        assert found.fixed_rates().tolist() == [1.0, 0.75, 1.125]
-        assert found.best_fixed() == (7, 1.125)

@@ -20,8 +20,7 @@ codes = [run(arguments) for arguments in json.loads(sys.argv[1])]
 print(json.dumps([codes, "torch" in sys.modules]))
 """
 NOWHERE = "/dev/null/out.yaml"  # below a file
-OUTPUT = ("--output", NOWHERE)
-MODEL = ("--target", "qwen3-8b")
+MODEL, OUTPUT = ("--target", "qwen3-8b"), ("--output", NOWHERE)
 REFUSED = [
     (2, "no known target is called 'qwen3-8x'", "calibrate", "--target", "qwen3-8x"),
     (2, "no known target is called 'qwen3-8x'", "bench", "--target", "qwen3-8x"),
@@ -34,17 +33,7 @@ REFUSED = [
     (6, "cannot write to /dev/null", "calibrate", "--output", NOWHERE),
     (6, "cannot write to /dev/null", "bench", "--output", NOWHERE),
     (6, "cannot write to /dev/null/out", "train-drafter", "--output", "/dev/null/out"),
-    (
-        6,
-        "cannot write to /dev/null",
-        "fit",
-        "a.csv",
-        "--device",
-        "cpu",
-        *MODEL,
-        "--output",
-        NOWHERE,
-    ),
+    (6, "cannot write to /dev/null", "fit", "a.csv", "--device", "cpu", *MODEL, *OUTPUT),
     (6, "cannot write to /dev/null", "compose", *MODEL, "--output", NOWHERE),
     (6, "cannot write to /dev/null", "transfer", "a", "--to", "l40s", "--output", NOWHERE),
     (6, "cannot write to /dev/null", "profiles", "plot", "h100-sxm/qwen3-8b", "/dev/null/a.png"),
