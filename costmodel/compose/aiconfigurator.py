@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import importlib.util
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +23,15 @@ from costmodel.compose.attention import (
     rising,
 )
 from costmodel.compose.matmul import MatmulTable
+from costmodel.compose.published import (
+    UNSOUND,
+    Columns,
+    data_folder,
+    newest_version,
+    package_version,
+    read_table,
+    version_key,
+)
 from costmodel.compose.tables import (
     BytesAtBandwidth,
     ExpertTable,
@@ -52,7 +57,6 @@ _OTHER_FORMS: dict[Weights, tuple[Weights, ...]] = {
 _UNTUNED = 1.1  # times the wider type's experts
 
 Array = NDArray[np.float64]
-Columns = dict[str, NDArray[Any]]
 Curve = tuple[Array, Array]
 Shapes = dict[tuple[int, int], Curve]
 
@@ -68,8 +72,6 @@ SYSTEMS = {
     "l40s": "l40s",
     "rtx-pro-6000-server": "rtx_pro_6000_server",
 }
-# Tables with outliers of up to 2.7 times the true time; later versions are sound.
-UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "sglang", "0.5.10")}
 # Tiling of each prompt kernel. Chunked measurements show that of FlashAttention 2 on other devices.
 KERNELS = {
     "vllm_flash_attn": TileForm(tile_rows=64),
@@ -113,7 +115,7 @@ def load_published(
     return OperatorTables(
         device=device,
         engine=engine,
-        source=f"aiconfigurator-core {_version()} (NVIDIA, Apache-2.0), {system},"
+        source=f"aiconfigurator-core {package_version()} (NVIDIA, Apache-2.0), {system},"
         f" {engine} {version}",
         matmul=head if weights in _PLAIN_PRODUCTS else _products(data, device, engine, weights),
         attention=attention,
@@ -154,63 +156,6 @@ def _transfer_hint(device: DeviceSpec) -> str:
         f"`rooftree transfer` scales a profile, from {best} with the smallest error of the scaling,"
         f" {errors[best]:.1%}"
     )
-
-
-def data_folder() -> Path:
-    """The folder of the package's tables. Raises InputError where the extra is missing."""
-    package = importlib.util.find_spec("aiconfigurator_core")
-    missing = [] if package else ["aiconfigurator-core"]
-    if importlib.util.find_spec("pyarrow") is None:
-        missing.append("pyarrow")
-    if missing or package is None or package.origin is None:
-        raise InputError(
-            f"composing needs the operator tables, and {' and '.join(missing)} is not installed",
-            hint="Install them with `pip install 'rooftree[operators]'`, or give --operators DIR",
-        )
-    return Path(package.origin).parent / "systems" / "data"
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("aiconfigurator-core")
-    except PackageNotFoundError:
-        return "of unknown version"
-
-
-def newest_version(data: Path, system: str, engine: str) -> str:
-    """The newest sound version with both products and attention. Raises DeviceError."""
-    folders = [
-        {path.name for path in (data / operator / engine).glob("*") if path.is_dir()}
-        for operator in ("gemm", "attention")
-    ]
-    versions = [v for v in folders[0] & folders[1] if (system, engine, v) not in UNSOUND]
-    if not versions:
-        raise DeviceError(
-            f"there are no sound {engine} tables of {system}", hint="Try another --engine"
-        )
-    return max(versions, key=_version_key)
-
-
-def _version_key(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)]
-
-
-def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
-    """Columns of a parquet file as arrays; absent columns are left out. Raises InputError."""
-    parquet: Any = importlib.import_module("pyarrow.parquet")
-    try:
-        present = [name for name in columns if name in parquet.read_schema(path).names]
-        # Texts, of which there are few, are read as numbers of a dictionary.
-        table = parquet.read_table(path, columns=present, read_dictionary=present)
-    except (OSError, ValueError) as failure:
-        raise InputError(f"{path.name} cannot be read ({failure})") from None
-    read = {name: table.column(name).to_numpy() for name in present}
-    for name, values in read.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise InputError(f"{path.name} has a {name} that is no finite number")
-    return read
 
 
 @functools.cache
@@ -427,7 +372,7 @@ def _experts(
     folders = [path for path in folders if (system, engine, path.name) not in UNSOUND]
     sizes = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     names = ("moe_dtype", "distribution", "num_tokens", "latency")
-    for folder in sorted(folders, key=lambda path: _version_key(path.name)):
+    for folder in sorted(folders, key=lambda path: version_key(path.name)):
         if not (folder / "moe_perf.parquet").is_file():
             continue
         table = read_table(folder / "moe_perf.parquet", names + sizes)
@@ -465,7 +410,7 @@ def _recurrent(folder: Path) -> dict[tuple[int, ...], RecurrentTable]:
     paths = list(folder.glob("*/gdn_perf.parquet"))
     if not paths:
         return {}
-    newest = max(paths, key=lambda path: _version_key(path.parent.name))
+    newest = max(paths, key=lambda path: version_key(path.parent.name))
     sizes = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
     names = ("phase", "kernel_source", "batch_size", "seq_len", "latency")
     table = read_table(newest, names + sizes)
@@ -504,7 +449,7 @@ def all_reduce_curves(data: Path, engine: str) -> dict[int, Curve]:
     """
     paths = sorted(
         (data / "comm" / engine).glob("*/custom_allreduce_perf.parquet"),
-        key=lambda path: _version_key(path.parent.name),
+        key=lambda path: version_key(path.parent.name),
     )
     if not paths:
         return {}

@@ -22,8 +22,8 @@ from typing import Any, cast
 import numpy as np
 
 from costmodel.catalog import find_target
-from costmodel.compose.aiconfigurator import data_folder
 from costmodel.compose.profiles import ComposeOptions, compose
+from costmodel.compose.published import data_folder
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward

@@ -29,17 +29,13 @@ from decoder.tree.draft_tree import Lattice, best_first
 from lab.studies.common import AVX2, environment, store
 
 
-def times_s(function: Callable[[], object], repeats: int) -> list[float]:
+def timed(function: Callable[[], object], repeats: int) -> dict[str, float]:
     function()
     times = []
     for _ in range(repeats):
         start_s = perf_counter()
         function()
         times.append(perf_counter() - start_s)
-    return times
-
-
-def summary(times: list[float]) -> dict[str, float]:
     return {"median_s": median(times), "min_s": min(times), "max_s": max(times)}
 
 
@@ -119,16 +115,16 @@ def main() -> None:
     help_command = [Path(sys.executable).with_name("rooftree"), "--help"]
     result = {
         "environment": environment(),
-        "help": summary(
-            times_s(lambda: subprocess.run(help_command, check=True, capture_output=True), repeats)
+        "help": timed(
+            lambda: subprocess.run(help_command, check=True, capture_output=True), repeats
         ),
         "profile_points": len(profile.surface.rows) if profile.surface else 0,
     }
     with tempfile.TemporaryDirectory() as folder:
         ProfileStore([folder]).save(profile)
-        result["lookup_and_load"] = summary(times_s(lambda: lookup(profile, Path(folder)), repeats))
+        result["lookup_and_load"] = timed(lambda: lookup(profile, Path(folder)), repeats)
     result["build"] = {
-        str(nodes): summary(times_s(lambda n=nodes: best_first(lattice, n), 20 * repeats))
+        str(nodes): timed(lambda n=nodes: best_first(lattice, n), 20 * repeats)
         for nodes in (64, 256, 1024)
     }
     store("startup", result)

@@ -127,6 +127,27 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
 
 
 @pytest.mark.parametrize(
+    ("factors", "form", "us"), [((0.6, 0.5), "", 2.4), ((2.4, 0.5), "fp8_block", 2.0),
+                                ((2.4, 1.5), "bfloat16", 4.0)],
+)  # fmt: skip
+def test_experts_slower_than_in_bfloat16_are_taken_in_another_form(
+    package, monkeypatch, factors, form, us
+):
+    plain, slower = moe_table(), dict(zip(("fp8", "fp8_block"), factors, strict=True))
+    tables = [
+        plain | {"moe_dtype": np.array([name] * 21), "latency": factor * plain["latency"]}
+        for name, factor in ({"bfloat16": 1.0} | slower).items()
+    ]
+    whole = {name: np.concatenate([one[name] for one in tables]) for name in plain}
+    monkeypatch.setattr(published, "read_table", lambda path, columns: whole)
+    experts = published._all_experts(package / "h100_sxm", "vllm", "fp8")[2048, 768, 8, 128, 1, 1]
+    assert experts.form == form
+    assert experts.seconds_measured == pytest.approx(
+        us * 1e-6 * np.minimum(8 * experts.tokens, 128)
+    )
+
+
+@pytest.mark.parametrize(
     ("tp", "dp", "whole", "us"), [(2, 1, False, 3), (2, 1, True, 2), (1, 2, True, 2)]
 )
 def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):

@@ -13,7 +13,8 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose import support
-from costmodel.compose.aiconfigurator import SYSTEMS, data_folder
+from costmodel.compose.aiconfigurator import SYSTEMS
+from costmodel.compose.published import data_folder
 from costmodel.compose.support import composes, supported
 from costmodel.compose.transfer import transfer_profile
 from costmodel.io import shipped_directory
@@ -195,7 +196,7 @@ def test_a_profile_for_a_device_without_bfloat16_is_of_float16():
 
 def test_without_the_tables_the_reason_is_given(few, monkeypatch):
     monkeypatch.setattr(support, "_tables", support._tables.__wrapped__)  # without its cache
-    monkeypatch.setattr("costmodel.compose.aiconfigurator.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("costmodel.compose.published.importlib.util.find_spec", lambda _: None)
     rows = {(row.device, row.target): row for row in supported(SHIPPED)}
     absent = rows["h100-sxm", "Qwen/Qwen3-32B"]
     assert absent.provenance is None and "is not installed" in absent.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -45,6 +46,32 @@ BASE = PlanRequest(
 
 def asked(**changes) -> PlanRequest:
     return dataclasses.replace(BASE, **changes)
+
+
+def test_a_speculating_server_that_others_measured(tmp_path):
+    """Dogacel/Qwen3-8B-DSpark in vLLM on an H100: ms at 1 and 32 at once; lengths are of chats."""
+    accepted = [1.0, 0.605, 0.341, 0.186, 0.099, 0.052, 0.027, 0.014]
+    rates = [further / so_far for so_far, further in pairwise(accepted)]
+    (tmp_path / "card.json").write_text(json.dumps({"by_depth": rates}))
+    chats = Traffic(prompt_tokens=200, output_tokens=500)
+    drafts = {"acceptance": str(tmp_path / "card.json"), "drafter": "dspark"}
+    for policy, more, measured in (
+        ("plain", {}, (6.78, 8.83)), ("chain:7", drafts, (3.83, 6.00)),
+    ):  # fmt: skip
+        policy = ServingPolicy.parse(policy)
+        planned = plan(asked(gpus=("h100-sxm",), traffic=chats, policy=policy, **more))
+        points = {one.running: one.tpot_s * 1e3 for one in planned.options[0].points}
+        assert (points[1], points[32]) == pytest.approx(measured, rel=0.03)
+
+
+def test_a_plan_says_which_version_it_is_of():
+    for version, told in (
+        ("", "of today is planned as 0.19, which overlaps its host's work; --engine vllm@0.11"),
+        ("0.15.1", "0.15.1 is planned as 0.19, which overlaps"),
+        ("0.13", "0.13 is planned as 0.11, which prepares steps in between"),
+    ):
+        notes = plan(asked(engine_version=version)).notes
+        assert any(note.startswith(f"vllm {told}") for note in notes)
 
 
 POINTS = [

@@ -38,7 +38,7 @@ POINTS = (point(1, "tree", 15, committed=4.0), point(4, "chain", 3, committed=2.
 def server(line_steps, line_acceptance) -> Server:
     return Server(
         forward=line_steps(architecture=LLAMA),
-        rules=engine_rules("vllm"),
+        rules=engine_rules("vllm", "0.11"),
         overheads=Overheads(layer_s=1e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=1e-4),
         policy=ServingPolicy(),
         acceptance=line_acceptance,
@@ -106,7 +106,7 @@ def test_only_trees_pay_for_drafts(server):
 def test_an_engine_that_overlaps_its_host_hides_it(line_steps) -> None:
     forward = line_steps(architecture=LLAMA)
     overheads = Overheads(step_s=2e-3)
-    waits = plain_steps(forward, engine_rules("vllm"), overheads)(8, 0, 500.0)
+    waits = plain_steps(forward, engine_rules("vllm", "0.11"), overheads)(8, 0, 500.0)
     hides = plain_steps(forward, engine_rules("sglang"), overheads)(8, 0, 500.0)
     assert hides == pytest.approx(math.hypot(waits - 2e-3, 2e-3))
 

@@ -159,7 +159,7 @@ def test_shipped_overheads_are_those_of_the_stored_result():
     for engine, fields in stored.items():
         assert shipped[engine] == pytest.approx(fields, rel=1e-3), engine
     assert engine_overheads("trtllm") == Overheads(**shipped["trtllm"])
-    versions = {"": "0.11", "0.11.2": "0.11", "0.9": "0.11", "0.19.0": "0.19", "0.32": "0.19"}
+    versions = {"": "0.19", "0.9": "0.11", "0.13.2": "0.11", "0.14": "0.19", "0.32": "0.19"}
     for version, planned in versions.items():
         own = Overheads(**shipped["vllm"] | shipped[f"vllm@{planned}"])
         assert engine_overheads("vllm", version) == own

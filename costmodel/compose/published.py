@@ -1,0 +1,75 @@
+"""The files of aiconfigurator-core's operator tables: their places and columns."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import DeviceError, InputError
+
+Columns = dict[str, NDArray[Any]]
+# Tables with outliers of up to 2.7 times the true time; later versions are sound.
+UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "sglang", "0.5.10")}
+
+
+def data_folder() -> Path:
+    """The folder of the package's tables. Raises InputError where the extra is missing."""
+    package = importlib.util.find_spec("aiconfigurator_core")
+    missing = [] if package else ["aiconfigurator-core"]
+    if importlib.util.find_spec("pyarrow") is None:
+        missing.append("pyarrow")
+    if missing or package is None or package.origin is None:
+        raise InputError(
+            f"composing needs the operator tables, and {' and '.join(missing)} is not installed",
+            hint="Install them with `pip install 'rooftree[operators]'`, or give --operators DIR",
+        )
+    return Path(package.origin).parent / "systems" / "data"
+
+
+def package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("aiconfigurator-core")
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def newest_version(data: Path, system: str, engine: str) -> str:
+    """The newest sound version with both products and attention. Raises DeviceError."""
+    folders = [
+        {path.name for path in (data / operator / engine).glob("*") if path.is_dir()}
+        for operator in ("gemm", "attention")
+    ]
+    versions = [v for v in folders[0] & folders[1] if (system, engine, v) not in UNSOUND]
+    if not versions:
+        raise DeviceError(
+            f"there are no sound {engine} tables of {system}", hint="Try another --engine"
+        )
+    return max(versions, key=version_key)
+
+
+def version_key(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
+    """Columns of a parquet file as arrays; absent columns are left out. Raises InputError."""
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    try:
+        present = [name for name in columns if name in parquet.read_schema(path).names]
+        # Texts, of which there are few, are read as numbers of a dictionary.
+        table = parquet.read_table(path, columns=present, read_dictionary=present)
+    except (OSError, ValueError) as failure:
+        raise InputError(f"{path.name} cannot be read ({failure})") from None
+    read = {name: table.column(name).to_numpy() for name in present}
+    for name, values in read.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise InputError(f"{path.name} has a {name} that is no finite number")
+    return read
