@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from costmodel.errors import InputError
+from costmodel.hf_config import positions_of, text_fields
 from decoder.model.attention import attention_of
 from decoder.model.kv_cache import LayerStore
 from decoder.model.latents import TRACE_NAME, has_indexer, keeps_latents
@@ -283,7 +284,7 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
 
 
 def _positions(config: Any) -> int:
-    return min(int(getattr(config, "max_position_embeddings", 0) or FAR), FAR)
+    return min(positions_of(text_fields(config)) or FAR, FAR)
 
 
 def _sizes(notes: _Notes, layers: int) -> Structure:

@@ -198,6 +198,25 @@ def test_the_longest_text_is_a_whole_number(model_folder, longest):
         resolve_target(str(model_folder))
 
 
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "yarn", "factor": 4.0}, 256),  # the original positions are the config's
+        ({"type": "linear", "factor": 8}, 512),
+        ({"type": "dynamic", "factor": 2.0}, 128),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+          "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}, 64),
+        (None, 64),
+    ],
+)  # fmt: skip
+def test_rotary_scaling_lengthens_the_longest_text(model_folder, rope, positions):
+    (model_folder / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": rope}))
+    assert resolve_target(str(model_folder)).positions == positions
+
+
 def test_folders_that_hold_no_readable_config(model_folder):
     (model_folder / "config.json").write_text("{")
     with pytest.raises(InputError, match=r"config\.json cannot be read"):

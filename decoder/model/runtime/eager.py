@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from costmodel.hf_config import positions_of, text_fields
 from decoder.jit import jit
 from decoder.model.attention import (
     ATTENTION_NAME,
@@ -119,9 +120,10 @@ class ModelStep:
 
     @property
     def positions(self) -> int:
-        """Positions that the model knows."""
-        config = self.model.config.get_text_config(decoder=True)
-        return int(getattr(config, "max_position_embeddings", 0) or 1 << 30)
+        """Positions that the model knows, scaled ones included unless they change with the text."""
+        if self.rope is not None and not self.rope.beyond:
+            return self.rope.switch
+        return positions_of(text_fields(self.model.config)) or 1 << 30
 
     @property
     def vocab(self) -> int:
