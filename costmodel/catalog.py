@@ -23,7 +23,7 @@ from costmodel.hf_config import positions_of, text_fields
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 from costmodel.statistics import Array
-from costmodel.weights import Weights, checkpoint_name, stored_weights
+from costmodel.weights import checkpoint_name, stored_weights, with_quantization
 
 # The letters of layers in targets.yaml, as in Nemotron-H's patterns.
 LAYERS = {
@@ -240,13 +240,13 @@ class TargetEntry:
 
     `hf_config` is a config of transformers, or of a known target a mapping of the fields that
     `AutoConfig.for_model(**hf_config)` takes. `weights` is the type that the published checkpoint
-    stores, as operator tables call it.
+    stores, as operator tables call it, or its label.
     """
 
     name: str
     architecture: ModelArchitecture
     hf_config: Any
-    weights: Weights = "bfloat16"
+    weights: str = "bfloat16"
 
     @property
     def positions(self) -> int | None:
@@ -266,7 +266,7 @@ def load_targets() -> Mapping[str, TargetEntry]:
 def _entry(name: str, fields: Mapping[str, Any]) -> TargetEntry:
     config = _hf_config(fields)
     architecture = ModelArchitecture.from_hf_config(config, name=name)
-    weights: Weights = fields.get("weights", "bfloat16")
+    weights = fields.get("weights", "bfloat16")
     return TargetEntry(name=name, architecture=architecture, hf_config=config, weights=weights)
 
 
@@ -286,17 +286,28 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         try:
             return find_target(name)
         except InputError:
-            if not hub or not is_hub_id(name.strip()):
+            entry = _quantised(name.strip()) if hub else None
+            if entry is None and not (hub and is_hub_id(name.strip())):
                 raise
-        return _quantised(name.strip()) or _target_of(name.strip(), hub_config(name.strip()))
+        return entry or _of_hub(name.strip())
     where = folder / "config.json"
     if not where.is_file():
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
-    fields = read_json(where, finite=False)  # recurrent models' have `Infinity`
-    try:
+    try:  # recurrent models' configs have `Infinity`
+        fields = with_quantization(read_json(where, finite=False), folder)
         return _target_of(folder.resolve().name, fields, approximate=approximate)
     except InputError as failure:
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
+
+
+def _of_hub(name: str) -> TargetEntry:
+    """A target that only the hub knows; its name says of its weights what its config does not."""
+    entry, weights = _target_of(name, hub_config(name)), checkpoint_name(name)[1]
+    return (
+        dataclasses.replace(entry, weights=weights)
+        if entry.weights == "bfloat16" and weights
+        else entry
+    )
 
 
 def _quantised(name: str) -> TargetEntry | None:
@@ -314,16 +325,11 @@ def _quantised(name: str) -> TargetEntry | None:
 
 def _target_of(label: str, fields: Any, *, approximate: bool = False) -> TargetEntry:
     # By name: this package imports no model library, and a known target needs none.
-    reader = importlib.import_module("decoder.configs")
+    reader, fields = importlib.import_module("decoder.configs"), with_quantization(fields)
+    weights = stored_weights(fields)
     config, architecture = reader.read_model(fields, label, approximate=approximate)
-    entry = TargetEntry(
-        name=label,
-        architecture=architecture,
-        hf_config=config,
-        weights=stored_weights(fields),
-    )
-    positions_of(text_fields(config))  # raises where it is no number
-    return entry
+    positions_of(text_fields(config))  # raises where they are no number
+    return TargetEntry(name=label, architecture=architecture, hf_config=config, weights=weights)
 
 
 def find_target(name: str) -> TargetEntry:

@@ -29,15 +29,13 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import TargetEntry, find_target, resolve_target
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import folder_of, read_json
+from costmodel.weights import method_of, quantization_of
 from decoder.configs import BROKEN_FILES, first_reason, quiet
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.quantization import (
     OWN_DTYPE,
     UNPACKED,
     check_loadable,
-    mark_quanto,
-    method_of,
-    quantization_of,
     stored_bytes,
 )
 from decoder.model.runtime.linear import read_bytes
@@ -201,7 +199,6 @@ def _load_pretrained(
 ) -> LoadedModel:
     target = _resolved(source)
     config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
-    mark_quanto(config, Path(source))
     check_loadable(config, source)
     method, stored = method_of(config), quantization_of(config)
     needed_bytes = None
