@@ -28,9 +28,9 @@ OPTIONAL = frozenset(
         "attention_chunk_size", "decoder_sparse_step", "first_k_dense_replace", "index_topk",
         "kv_lora_rank", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layers",
         "moe_intermediate_size", "moe_num_experts", "multi_query", "n_routed_experts",
-        "n_shared_experts", "num_dense_layers", "num_experts", "num_local_experts",
-        "shared_expert_intermediate_size", "shared_intermediate_size", "sliding_window",
-        "use_sliding_window",
+        "n_shared_experts", "num_dense_layers", "num_experts", "num_key_value_heads",
+        "num_local_experts", "shared_expert_intermediate_size", "shared_intermediate_size",
+        "sliding_window", "use_sliding_window",
     )
 )  # fmt: skip
 
@@ -50,7 +50,8 @@ def architecture_fields(
             f"the model kind {shown(label)} is not supported",
             hint=f"Kinds whose cost is known: {', '.join(KINDS)}",
         )
-    kind, fields = KINDS.get(label, ModelKind(bias="")), with_usual_names(fields, label)
+    # Of another kind norms and biases are not told apart.
+    kind, fields = KINDS.get(label, ModelKind(bias="", norms=0)), with_usual_names(fields, label)
     result = _sizes(fields, label, name)
     layers = result["layers"]
     named = isinstance(kind.qk_norm, str)
@@ -63,7 +64,9 @@ def architecture_fields(
         result["parallel_residual"] = flag(fields, "use_parallel_residual")
     if kind.recurrent:
         result |= recurrent_sizes(fields, kind, label, layers)
-    result |= expert_sizes(fields, kind, layers)
+    mixture = expert_sizes(fields, kind, layers)
+    if label in KINDS or _is_whole(mixture, layers):
+        result |= mixture
     result |= latent_sizes(fields)
     if label in ("gemma3n_text", "gemma4_text"):
         result |= gemma_extras(fields, label, result)
@@ -80,11 +83,14 @@ def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
     hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
     latent = bool(count(fields, "kv_lora_rank"))
     ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
+    ffn = ffn or (0 if label in KINDS else 4 * hidden)
     kv_heads = heads
     if flag(fields, "multi_query"):
         kv_heads = 1
-    elif label != "gpt_neox" and not latent:
+    elif label in KINDS and label != "gpt_neox" and not latent:
         kv_heads = whole(fields, "num_key_value_heads")
+    elif not latent:
+        kv_heads = count(fields, "num_key_value_heads") or heads
     return {
         "name": name or str(fields.get("_name_or_path") or label),
         "layers": whole(fields, "num_hidden_layers"),
@@ -96,6 +102,12 @@ def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
         "vocab": whole(fields, "vocab_size"),
         "tied": flag(fields, "tie_word_embeddings"),
     }
+
+
+def _is_whole(mixture: Mapping[str, Any], layers: int) -> bool:
+    """Whether the usual names gave all of a mixture of experts."""
+    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
+    return all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers
 
 
 def text_fields(config: Any) -> Fields:
@@ -183,11 +195,6 @@ def _head_dim(fields: Fields, hidden: int, heads: int, latent: bool) -> int:
         return whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim")
     if fields.get("head_dim") is not None:
         return whole(fields, "head_dim")
-    if hidden % heads:
-        raise InputError(
-            f"the target's config has no 'head_dim', and hidden_size ({hidden}) is not a"
-            f" multiple of num_attention_heads ({heads})"
-        )
     return hidden // heads
 
 

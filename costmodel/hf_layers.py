@@ -8,10 +8,10 @@ from typing import Any
 from costmodel.errors import InputError, shown
 from costmodel.hf_kinds import Fields, ModelKind, count, first_of, flag, listed, whole
 
-_ATTENDING = {
-    "full_attention", "sliding_attention", "chunked_attention", "indexed_attention",
-}  # fmt: skip
-_BLOCKS = {*_ATTENDING, "linear_attention", "conv", "mlp", "moe"}
+ATTENDING = frozenset(
+    ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
+)
+_BLOCKS = {*ATTENDING, "linear_attention", "conv", "mlp", "moe"}
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _MAMBA2 = {
     "state_heads": "mamba_n_heads", "state_groups": "mamba_n_groups",
@@ -76,11 +76,12 @@ def with_usual_names(fields: Fields, label: str) -> Fields:
 
 def block_types(fields: Fields) -> list[str]:
     """What each layer is; empty where all are alike."""
-    types = listed(fields, "layer_types", str) or listed(fields, "layers_block_type", str)
-    unknown = next((kind for kind in types if kind not in _BLOCKS), None)
-    if unknown is not None:
-        raise InputError(f"a layer of the kind {shown(unknown)} is not supported")
-    return types
+    return listed(fields, "layer_types", str) or listed(fields, "layers_block_type", str)
+
+
+def odd_layer(fields: Fields) -> str | None:
+    """The first kind of layer that is neither a known mixer nor an FFN."""
+    return next((kind for kind in block_types(fields) if kind not in _BLOCKS), None)
 
 
 def _llama4(fields: Fields) -> dict[str, Any]:
@@ -108,7 +109,9 @@ def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) ->
         sizes[size] = read(fields, field)
     if label == "falcon_h1":
         return sizes | {"recurrent_layers": layers}
-    types = block_types(fields)
+    types, odd = block_types(fields), odd_layer(fields)
+    if odd is not None:
+        raise InputError(f"a layer of the kind {shown(odd)} is not supported")
     attending = types.count("full_attention")
     ffns = types.count("mlp") + types.count("moe")
     recurrent = layers - attending - ffns

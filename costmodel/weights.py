@@ -239,8 +239,8 @@ def _digest(settings: Any) -> str:
 def _scheme(method: str, settings: Mapping[str, Any]) -> str | None:
     """What tells two settings of a method apart, in short; None where it takes all of them."""
     if method == "quanto" and isinstance(settings.get("weights"), list):
-        inputs = [kind for kind in settings.get("activations", ()) if kind != "none"]
-        return "-".join((*settings["weights"], *inputs))
+        rounded = [kind for kind in settings.get("activations", ()) if kind != "none"]
+        return "-".join((*settings["weights"], *rounded))
     if method == "torchao" and isinstance(settings.get("quant_type"), Mapping):
         kind = settings["quant_type"].get("default", settings["quant_type"])
         return f"{str(kind.get('_type', '')).removesuffix('Config').lower()}-{_digest(kind)}"

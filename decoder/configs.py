@@ -6,17 +6,21 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, shown
-from costmodel.hf_config import SAME
+from costmodel.hf_config import SAME, is_known_kind, text_fields
+from costmodel.hf_kinds import KINDS
+from costmodel.hf_layers import ATTENDING, block_types
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
 BROKEN_FILES = (
@@ -34,6 +38,13 @@ BROKEN_FILES = (
 )
 
 
+MOST_UNREAD = 0.02  # of the parameters, in norms, biases and the like
+# The names of projections to keys, to queries, keys and values at once, and to latents.
+KEYS = ("k_proj", "key", "key_proj", "k_lin", "wk")
+FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "att_proj")
+LATENT = "kv_a_proj_with_mqa"
+
+
 def read_model(
     fields: Mapping[str, Any], name: str, *, approximate: bool = False
 ) -> tuple[PreTrainedConfig, ModelArchitecture]:
@@ -43,7 +54,68 @@ def read_model(
     Raises InputError.
     """
     config = config_of(fields)
-    return config, ModelArchitecture.from_hf_config(config, name, approximate=approximate)
+    return config, sizes_of(config, name, approximate=approximate)
+
+
+def sizes_of(
+    config: PreTrainedConfig, name: str | None, *, approximate: bool = False
+) -> ModelArchitecture:
+    """The sizes that a config says; of a kind whose parts are not all counted, beside its model.
+
+    That model is built without memory. Its other parameters are `other_weights`, and the kind is
+    refused where they are many, or its keys are not those of the config. Raises InputError.
+    """
+    if is_known_kind(config):
+        return ModelArchitecture.from_hf_config(config, name)
+    read = ModelArchitecture.from_hf_config(config, name, approximate=True)
+    try:
+        with quiet(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    except BROKEN_FILES as error:
+        if approximate:
+            return read
+        raise InputError(
+            f"transformers builds no causal LM of it: {first_reason(error)}"
+        ) from error
+    head, text = model.get_output_embeddings(), text_of(model)
+    weights = {id(p): p.numel() for part in (text, head) if part for p in part.parameters()}
+    built = sum(weights.values())
+    if head is not None:
+        read = replace(read, tied=head.weight is model.get_input_embeddings().weight)
+    dense = replace(read, experts=0, active_experts=0, expert_ffn=0, shared_ffn=0, dense_layers=0)
+    forms = [replace(form, gated_ffn=gated) for form in (read, dense) for gated in (True, False)]
+    best = min(forms, key=lambda form: abs(built - form.parameters))
+    rest = built - best.parameters
+    made = replace(best, other_weights=max(rest, 0))
+    reason = _unread(model, text, made)
+    if not -MOST_UNREAD / 20 <= rest / built <= MOST_UNREAD:
+        reason = f"its fields explain {best.parameters:,} of {built:,} parameters"
+    if reason and not approximate:
+        kind = text_fields(config).get("model_type")
+        raise InputError(
+            f"the model kind {shown(kind)} is not supported: {reason}",
+            hint=f"Kinds whose every part is counted: {', '.join(KINDS)}",
+        )
+    return made
+
+
+def _unread(model: Any, text: Any, sizes: ModelArchitecture) -> str:
+    """What a model keeps of a token beside the keys and values that the sizes say."""
+    types = set(block_types(text_fields(model.config))) - ATTENDING
+    if types or getattr(model, "_is_stateful", False):
+        return "some of its layers keep a state"
+    widths = set()
+    for name, part in text.named_modules():
+        made = getattr(part, "out_features", getattr(part, "nf", None))
+        leaf = name.rpartition(".")[2]
+        if isinstance(made, int) and leaf in KEYS:
+            widths.add(made)
+        elif isinstance(made, int) and leaf in FUSED:
+            widths.add((made - sizes.query_width) // 2)
+        elif isinstance(made, int) and leaf == LATENT:
+            widths.add(made)
+    expected = sizes.cached_width if sizes.latent_rank else sizes.kv_width
+    return "" if widths == {expected} else "its layers keep other keys than its config says"
 
 
 def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
@@ -77,6 +149,18 @@ def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
             f"transformers cannot read the config of this {known}: {first_reason(error)}",
             hint="Correct its config.json; a field has a wrong type or contradicts another.",
         ) from error
+
+
+def base_of(model: Any) -> Any:
+    """The decoder of a causal LM, which gives hidden states; the model itself where it has none."""
+    base = model.base_model
+    return getattr(model, "model", model) if base is model else base
+
+
+def text_of(model: Any) -> Any:
+    """The module that gives hidden states of tokens: of a model of images too, its text part."""
+    base = base_of(model)
+    return getattr(base, "language_model", base)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from costmodel.catalog import TargetEntry, find_target, resolve_target
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import folder_of, read_json
 from costmodel.weights import method_of, quantization_of
-from decoder.configs import BROKEN_FILES, first_reason, quiet
+from decoder.configs import BROKEN_FILES, first_reason, quiet, sizes_of
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.quantization import (
     OWN_DTYPE,
@@ -182,9 +182,7 @@ def borrow_model(model: Any) -> LoadedModel:
             f"a target must be a name, a folder or a transformers model, not {type(model).__name__}"
         )
     source = str(getattr(model.config, "_name_or_path", "") or "")
-    architecture = ModelArchitecture.from_hf_config(
-        model.config, name=source or None, approximate=True
-    )
+    architecture = sizes_of(model.config, source or None, approximate=True)
     return LoadedModel(
         model=model.eval(),
         name=architecture.name,

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from costmodel.errors import InputError
 from costmodel.hf_config import positions_of, text_fields
+from decoder.configs import base_of, text_of
 from decoder.model.attention import attention_of
 from decoder.model.kv_cache import LayerStore
 from decoder.model.latents import TRACE_NAME, has_indexer, keeps_latents
@@ -194,18 +195,6 @@ def _note_mask(
 
 AttentionInterface.register(TRACE_NAME, _note_attention)
 AttentionMaskInterface.register(TRACE_NAME, _note_mask)
-
-
-def base_of(model: Any) -> Any:
-    """The decoder of a causal LM, which gives hidden states; the model itself where it has none."""
-    base = model.base_model
-    return getattr(model, "model", model) if base is model else base
-
-
-def text_of(model: Any) -> Any:
-    """The module that gives hidden states of tokens: of a model of images too, its text part."""
-    base = base_of(model)
-    return getattr(base, "language_model", base)
 
 
 def device_of(model: torch.nn.Module) -> torch.device:

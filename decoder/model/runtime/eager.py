@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from costmodel.hf_config import positions_of, text_fields
+from decoder.configs import base_of, text_of
 from decoder.jit import jit
 from decoder.model.attention import (
     ATTENTION_NAME,
@@ -31,7 +32,7 @@ from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
-from decoder.model.structure import Structure, base_of, device_of, text_of
+from decoder.model.structure import Structure, device_of
 
 _INFINITY = 0x7F80  # the bits of it in bfloat16, which NumPy does not have
 _BLOCK = 512  # numbers of which the largest is found at once
