@@ -249,8 +249,8 @@ class TestCheckpoints:
         target = draft_target()
         drafter = Eagle3Drafter(target, write_checkpoint(tmp_path / "draft", config, tensors))
         decoders = (
-            TreeDecoder(target, drafter=drafter, policy="fixed:6", calibrate=False),
-            TreeDecoder(target, policy="plain", calibrate=False),
+            TreeDecoder(target, drafter=drafter, policy="fixed:6"),
+            TreeDecoder(target, policy="plain"),
         )
         drafted, plain = (one.generate(PROMPT, max_new_tokens=24).token_ids for one in decoders)
         assert drafted == plain
