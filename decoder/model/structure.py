@@ -95,6 +95,17 @@ class Structure:
         return 1 if self.stores else self.heads // self.kv_heads
 
     @property
+    def token_values(self) -> int:
+        """Values of one token in the caches of all layers."""
+        plain = (self.kv_heads, self.head_dim, self.head_dim)
+        stores = self.stores or [(*plain, layer) for layer in range(self.layers)]
+        return sum(
+            heads * (key + value)
+            for number, (heads, key, value, source) in enumerate(stores)
+            if source == number
+        )
+
+    @property
     def uneven(self) -> str:
         """What kernels for plain layers cannot do in it; empty where they can."""
         if self.states:

@@ -318,6 +318,13 @@ def test_cache_traffic_counts_each_layer_by_its_window_and_shape():
     assert terms[3] == pytest.approx(seen)
 
 
+def test_each_kind_of_layer_is_split_by_its_own_heads():
+    a = architecture("Gemma-4-31B")  # 16 heads in a window, of the others 4 that 8 devices repeat
+    windowed, full = 50 * 2 * (16 // 8) * 256, 10 * 2 * 1 * 512
+    assert cache_bytes_per_token(a, ValueBytes(), 8) == 2 * (windowed + full)
+    assert sequence_bytes(a, 5000, ValueBytes(), 8) == 2 * (windowed * 1024 + full * 5000)
+
+
 def test_rows_score_all_keys_and_attend_to_the_chosen():
     a = architecture("DeepSeek-V3.2")
     near, far = physical_flops(a, 1, 5000).total, physical_flops(a, 1, 9000).total
