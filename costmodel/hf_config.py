@@ -7,6 +7,7 @@ No default is filled in here: a config comes from its class in transformers, whi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from costmodel.errors import InputError, shown
@@ -139,9 +140,18 @@ def config_fields(config: Any) -> Fields:
     usual_names: Mapping[str, str] = getattr(config, "attribute_map", None) or {}
     fields: dict[str, Any] = to_dict()
     fields |= {usual: getattr(config, usual, None) for usual in usual_names}
-    declared = {*usual_names, *usual_names.values(), *dir(type(config))}
-    declared |= set(getattr(type(config), "__dataclass_fields__", ()))
+    declared = {*usual_names, *usual_names.values(), *_own_names(type(config))}
     return {name: fields[name] for name in fields if name in declared or name not in OPTIONAL}
+
+
+@cache
+def _own_names(kind: type) -> frozenset[str]:
+    """The attributes that a class of configs has or sets by itself."""
+    try:
+        own = vars(kind())
+    except Exception:  # few classes have fields without a default
+        own = getattr(kind, "__dataclass_fields__", {})
+    return frozenset((*dir(kind), *own))
 
 
 def positions_of(fields: Fields) -> int | None:
