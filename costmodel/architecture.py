@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodel.errors import InputError, shown
-from costmodel.hf_config import architecture_fields, is_known_kind, usual_fields
+from costmodel.hf_config import architecture_fields
 from costmodel.hf_kinds import MOST
 
 # Beyond every model; times of larger ones would leave the range of a float.
@@ -467,14 +467,12 @@ class ModelArchitecture:
     def from_hf_config(
         cls, config: Any, name: str | None = None, *, approximate: bool = False
     ) -> ModelArchitecture:
-        """Read a Hugging Face config: an object with `to_dict`, or the mapping in config.json.
+        """Read a Hugging Face config that says every field: of transformers, or a mapping.
 
         approximate  read a kind whose cost is not known by the usual names of its sizes
         Raises InputError naming the field that is missing or the kind that is not supported.
         """
-        if approximate and not is_known_kind(config):
-            return cls(**usual_fields(config, name))
-        return cls(**architecture_fields(config, name))
+        return cls(**architecture_fields(config, name, approximate=approximate))
 
 
 def _check_int(field: str, value: object, least: int, most: int = MOST) -> None:

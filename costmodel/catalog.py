@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +17,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.errors import InputError, shown
+from costmodel.errors import InputError
 from costmodel.fields import Bytes, Count, Section, Text, Watts
-from costmodel.hf_config import config_fields
-from costmodel.hf_kinds import KINDS
+from costmodel.hf_config import positions_of, text_fields
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 from costmodel.statistics import Array
-from costmodel.weights import Weights, checkpoint_name, stored_weights
+from costmodel.weights import checkpoint_name, stored_weights, with_quantization
+
+# The letters of layers in targets.yaml, as in Nemotron-H's patterns.
+LAYERS = {
+    "S": "sliding_attention", "C": "chunked_attention", "*": "full_attention", "V": "conv",
+    "M": "linear_attention", "-": "mlp", "E": "moe",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,22 +238,20 @@ def _label(name: str) -> str:
 class TargetEntry:
     """A target by name: its sizes and its Hugging Face config.
 
-    `hf_config` is what its reader gave: a mapping of the config's fields, which
-    `AutoConfig.for_model(**hf_config)` takes, or a config of transformers. `weights` is the type
-    that the published checkpoint stores, as operator tables call it.
+    `hf_config` is a config of transformers, or of a known target a mapping of the fields that
+    `AutoConfig.for_model(**hf_config)` takes. `weights` is the type that the published checkpoint
+    stores, as operator tables call it, or its label.
     """
 
     name: str
     architecture: ModelArchitecture
     hf_config: Any
-    weights: Weights = "bfloat16"
+    weights: str = "bfloat16"
 
     @property
     def positions(self) -> int | None:
         """The longest text that the target can hold; None where its config does not say."""
-        fields = config_fields(self.hf_config)
-        text = fields.get("text_config")
-        return (text if isinstance(text, Mapping) else fields).get("max_position_embeddings")
+        return positions_of(text_fields(self.hf_config))
 
 
 @cache
@@ -261,19 +266,16 @@ def load_targets() -> Mapping[str, TargetEntry]:
 def _entry(name: str, fields: Mapping[str, Any]) -> TargetEntry:
     config = _hf_config(fields)
     architecture = ModelArchitecture.from_hf_config(config, name=name)
-    weights: Weights = fields.get("weights", "bfloat16")
+    weights = fields.get("weights", "bfloat16")
     return TargetEntry(name=name, architecture=architecture, hf_config=config, weights=weights)
 
 
-def resolve_target(
-    name: str, read_config: Callable[[str], Any] | None = None, *, hub: bool = False
-) -> TargetEntry:
+def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -> TargetEntry:
     """The target called `name`: a model folder, a config file, a known target, or a hub id.
 
-    read_config  reads the Hugging Face config in a folder; by default config.json as it is.
-                 The decoder passes a reader that adds the defaults of transformers, and takes
-                 kinds whose cost is not known by the usual names of their sizes.
     hub          read the config of any other owner/model from the hub (`costmodel.hub`)
+    approximate  take kinds whose parts are not all counted by the usual names of their sizes
+    A config is read by transformers' class of its kind; a known name needs no transformers.
     Raises InputError where nothing has this name or the config cannot be read.
     """
     if name.endswith(".json") and Path(name).name != "config.json" and os.path.isfile(name):
@@ -284,17 +286,28 @@ def resolve_target(
         try:
             return find_target(name)
         except InputError:
-            if not hub or not is_hub_id(name.strip()):
+            entry = _quantised(name.strip()) if hub else None
+            if entry is None and not (hub and is_hub_id(name.strip())):
                 raise
-        return _quantised(name.strip()) or _target_of(name.strip(), hub_config(name.strip()))
-    if not (folder / "config.json").is_file():
+        return entry or _of_hub(name.strip())
+    where = folder / "config.json"
+    if not where.is_file():
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
-    config = (read_config or _read_config)(str(folder))
-    try:
-        return _target_of(folder.resolve().name, config, approximate=read_config is not None)
+    try:  # recurrent models' configs have `Infinity`
+        fields = with_quantization(read_json(where, finite=False), folder)
+        return _target_of(folder.resolve().name, fields, approximate=approximate)
     except InputError as failure:
-        where = folder / "config.json"
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
+
+
+def _of_hub(name: str) -> TargetEntry:
+    """A target that only the hub knows; its name says of its weights what its config does not."""
+    entry, weights = _target_of(name, hub_config(name)), checkpoint_name(name)[1]
+    return (
+        dataclasses.replace(entry, weights=weights)
+        if entry.weights == "bfloat16" and weights
+        else entry
+    )
 
 
 def _quantised(name: str) -> TargetEntry | None:
@@ -310,26 +323,13 @@ def _quantised(name: str) -> TargetEntry | None:
     return dataclasses.replace(known, name=name, architecture=architecture, weights=weights)
 
 
-def _target_of(label: str, config: Any, *, approximate: bool = False) -> TargetEntry:
-    entry = TargetEntry(
-        name=label,
-        architecture=ModelArchitecture.from_hf_config(config, name=label, approximate=approximate),
-        hf_config=config,
-        weights=stored_weights(config_fields(config)),
-    )
-    longest: object = entry.positions
-    whole = isinstance(longest, int) and not isinstance(longest, bool) and longest >= 1
-    if longest is not None and not whole:
-        raise InputError(
-            "the field 'max_position_embeddings' of the target's config must be a whole number"
-            f" above 0 (is {shown(longest)})"
-        )
-    return entry
-
-
-def _read_config(folder: str) -> Any:
-    # Configs of recurrent models hold `Infinity`, in fields that are not read here.
-    return read_json(Path(folder) / "config.json", finite=False)
+def _target_of(label: str, fields: Any, *, approximate: bool = False) -> TargetEntry:
+    # By name: this package imports no model library, and a known target needs none.
+    reader, fields = importlib.import_module("decoder.configs"), with_quantization(fields)
+    weights = stored_weights(fields)
+    config, architecture = reader.read_model(fields, label, approximate=approximate)
+    positions_of(text_fields(config))  # raises where they are no number
+    return TargetEntry(name=label, architecture=architecture, hf_config=config, weights=weights)
 
 
 def find_target(name: str) -> TargetEntry:
@@ -373,12 +373,14 @@ def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": fields["positions"],
         "rope_parameters": _rope(fields),
     }
+    if "types" in fields:
+        kinds = itertools.cycle(LAYERS[letter] for letter in fields["types"])
+        config["layer_types"] = list(itertools.islice(kinds, fields["layers"]))
     if kind == "gpt_neox":
-        config["use_parallel_residual"] = True
-        return config
+        return config | {"use_parallel_residual": True, "attention_bias": True}
     config["num_key_value_heads"] = fields["kv_heads"]
     config["rms_norm_eps"] = fields.get("norm_epsilon", 1e-6)
-    if not KINDS[kind].latent:  # theirs follows from two other fields
+    if "kv_lora_rank" not in fields.get("config", {}):  # theirs follows from two other fields
         config["head_dim"] = fields["head_dim"]
     if kind == "qwen3_moe":
         config["num_experts"] = fields["experts"]

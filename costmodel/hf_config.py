@@ -1,17 +1,17 @@
-"""The sizes of a target in a Hugging Face config, for every model kind whose cost is understood.
+"""The sizes of a target in a Hugging Face config that says every field.
 
-A field that a config.json leaves out has the default of that kind in transformers, since
-transformers would build that model from it. A kind that is read here can be planned for; the
-decoder runs fewer kinds.
+No default is filled in here: a config comes from its class in transformers, which has them
+(`decoder.configs`), or from a known target, whose fields targets.yaml lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from costmodel.errors import InputError, shown
-from costmodel.hf_kinds import KINDS, Fields, ModelKind, flag, whole
+from costmodel.hf_kinds import KINDS, Fields, ModelKind, count, flag, whole
 from costmodel.hf_layers import (
     expert_sizes,
     gemma_extras,
@@ -23,116 +23,112 @@ from costmodel.hf_layers import (
 
 # Kinds whose sizes are those of another, under the same names.
 SAME = {"gemma4_unified_text": "gemma4_text", "kimi_k2": "deepseek_v3"}
-# Other kinds whose FFN has two matrices.
-UNGATED = frozenset(
+# Fields that are read of any kind, and mean nothing where a class does not declare them.
+OPTIONAL = frozenset(
     (
-        "arcee", "biogpt", "gpt2", "gpt_bigcode", "jais2", "nemotron", "opt", "persimmon", "phi",
-        "starcoder2",
+        "attention_chunk_size", "decoder_sparse_step", "first_k_dense_replace", "index_topk",
+        "kv_lora_rank", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layers",
+        "moe_intermediate_size", "moe_num_experts", "multi_query", "n_routed_experts",
+        "n_shared_experts", "num_dense_layers", "num_experts", "num_key_value_heads",
+        "num_local_experts", "shared_expert_intermediate_size", "shared_intermediate_size",
+        "sliding_window", "use_sliding_window",
     )
 )  # fmt: skip
-# The usual names of a mixture's sizes, the first that a config has.
-EXPERT_FIELDS = {
-    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "active_experts": ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k"),
-    "expert_ffn": ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"),
-}
 
 
-def architecture_fields(config: Any, name: str | None) -> dict[str, Any]:
+def architecture_fields(
+    config: Any, name: str | None, *, approximate: bool = False
+) -> dict[str, Any]:
     """Keyword arguments for `ModelArchitecture`; of a multimodal model its text part's.
 
+    approximate  read any kind by the usual names of its sizes, without norms and biases
     Raises InputError.
     """
-    fields = _text_fields(config)
-    label = _kind(fields)
-    kind, fields = KINDS[label], with_usual_names(fields, label)
-    result = _sizes(fields, kind, label, name)
-    if label != "gpt_neox" and not kind.latent:
-        result["kv_heads"] = whole(fields, "num_key_value_heads", result["heads"])
+    fields = text_fields(config)
+    label = _label(fields)
+    if label not in KINDS and not approximate:
+        raise InputError(
+            f"the model kind {shown(label)} is not supported",
+            hint=f"Kinds whose cost is known: {', '.join(KINDS)}",
+        )
+    # Of another kind norms and biases are not told apart.
+    kind, fields = KINDS.get(label, ModelKind(bias="", norms=0)), with_usual_names(fields, label)
+    result = _sizes(fields, label, name)
+    layers = result["layers"]
     named = isinstance(kind.qk_norm, str)
-    result["qk_norm"] = flag(fields, str(kind.qk_norm), False) if named else kind.qk_norm
+    result["qk_norm"] = flag(fields, str(kind.qk_norm)) if named else kind.qk_norm
     result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
     result |= _biases(fields, kind, label)
-    result |= windows(fields, kind, result["layers"], label)
+    result |= windows(fields, layers, label, positions_of(fields))
     if label == "gpt_neox":
         result["gated_ffn"] = False
-        result["parallel_residual"] = flag(fields, "use_parallel_residual", True)
+        result["parallel_residual"] = flag(fields, "use_parallel_residual")
     if kind.recurrent:
-        result |= recurrent_sizes(fields, kind, label, result["layers"])
-    sparse = label != "nemotron_h" or "moe" in fields["layer_types"]
-    if kind.experts and sparse and fields.get("num_local_experts") != 0:
-        result |= expert_sizes(fields, kind, result["layers"])
-    if label == "nemotron_h" and "moe" in fields["layer_types"]:
-        result["dense_layers"] = fields["layer_types"].count("mlp")
-    if kind.latent:
-        result |= latent_sizes(fields)
+        result |= recurrent_sizes(fields, kind, label, layers)
+    mixture = expert_sizes(fields, kind, layers)
+    if label in KINDS or _is_whole(mixture, layers):
+        result |= mixture
+    result |= latent_sizes(fields)
     if label in ("gemma3n_text", "gemma4_text"):
         result |= gemma_extras(fields, label, result)
     return result
 
 
 def is_known_kind(config: Any) -> bool:
-    """Whether the sizes of the config's kind are read as transformers does."""
-    return _text_fields(config).get("model_type") in KINDS
+    """Whether every part of the config's kind is counted."""
+    return text_fields(config).get("model_type") in KINDS
 
 
-def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
-    """As `architecture_fields`, for any kind, by the usual names of a config's fields.
-
-    Shared experts, dense layers among sparse ones, norms and biases are left out: enough for
-    the shapes of a model that is decoded, not for the price of one that is planned.
-    """
-    fields = _text_fields(config)
-    label = _label(fields)
-    result = _sizes(fields, ModelKind(tied=True), label, name)
-    if fields.get("multi_query"):
-        result["kv_heads"] = 1
-    else:
-        result["kv_heads"] = whole(fields, "num_key_value_heads", result["heads"])
-    result["gated_ffn"] = label not in UNGATED
-    result["qkv_bias"] = fields.get("attention_bias") is True
-    experts = {
-        size: next((fields[field] for field in names if type(fields.get(field)) is int), 0)
-        for size, names in EXPERT_FIELDS.items()
-    }
-    if all(experts.values()) and experts["active_experts"] <= experts["experts"]:
-        result |= experts
-    if fields.get("kv_lora_rank"):
-        result |= latent_sizes(fields)
-    return result
-
-
-def _sizes(fields: Fields, kind: ModelKind, label: str, name: str | None) -> dict[str, Any]:
-    """The sizes that every kind has; a kind that is not known may leave out that of its FFN."""
+def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
+    """The sizes that every kind has."""
     hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
-    width = None if label in KINDS else 4 * hidden
-    if kind.experts == "moe_intermediate_size" and not kind.dense:
-        # No layer has an FFN of its own, except in a Nemotron-H without experts.
-        width = whole(fields, kind.experts) if "intermediate_size" not in fields else None
+    latent = bool(count(fields, "kv_lora_rank"))
+    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
+    ffn = ffn or (0 if label in KINDS else 4 * hidden)
+    kv_heads = heads
+    if flag(fields, "multi_query"):
+        kv_heads = 1
+    elif label in KINDS and label != "gpt_neox" and not latent:
+        kv_heads = whole(fields, "num_key_value_heads")
+    elif not latent:
+        kv_heads = count(fields, "num_key_value_heads") or heads
     return {
         "name": name or str(fields.get("_name_or_path") or label),
         "layers": whole(fields, "num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": heads,
-        "head_dim": _head_dim(fields, kind, label, hidden, heads),
-        "ffn": whole(fields, "intermediate_size", width),
+        "kv_heads": kv_heads,
+        "head_dim": _head_dim(fields, hidden, heads, latent),
+        "ffn": ffn or whole(fields, "intermediate_size"),
         "vocab": whole(fields, "vocab_size"),
-        "tied": flag(fields, "tie_word_embeddings", kind.tied),
+        "tied": flag(fields, "tie_word_embeddings"),
     }
 
 
-def _text_fields(config: Any) -> Fields:
+def _is_whole(mixture: Mapping[str, Any], layers: int) -> bool:
+    """Whether the usual names gave all of a mixture of experts."""
+    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
+    return all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers
+
+
+def text_fields(config: Any) -> Fields:
     """The fields of a config; of a multimodal model's, those of its text part."""
-    fields = config_fields(config)
-    if isinstance(fields.get("text_config"), Mapping) and fields["text_config"]:
-        fields = {"tie_word_embeddings": fields.get("tie_word_embeddings")} | fields["text_config"]
+    fields, text = config_fields(config), getattr(config, "text_config", None)
+    if isinstance(config, Mapping):
+        text = config.get("text_config")
+    if text:
+        top = fields.get("tie_word_embeddings")
+        fields = {**config_fields(text)}
+        fields["tie_word_embeddings"] = fields.get("tie_word_embeddings") if top is None else top
     label = str(fields.get("model_type"))
     return {**fields, "model_type": SAME[label]} if label in SAME else fields
 
 
 def config_fields(config: Any) -> Fields:
-    """The fields of a Hugging Face config: of an object with `to_dict`, or the mapping itself."""
+    """The fields of a Hugging Face config: of an object with `to_dict`, or the mapping itself.
+
+    An object has them by their usual names, whatever its class calls them.
+    """
     if isinstance(config, Mapping):
         return config
     to_dict = getattr(config, "to_dict", None)
@@ -141,11 +137,50 @@ def config_fields(config: Any) -> Fields:
             "a target config must be a mapping or a transformers config,"
             f" not {type(config).__name__}"
         )
-    fields: dict[str, Any] = to_dict()
     usual_names: Mapping[str, str] = getattr(config, "attribute_map", None) or {}
-    return fields | {
-        usual: fields[own] for usual, own in usual_names.items() if fields.get(own) is not None
-    }
+    fields: dict[str, Any] = to_dict()
+    fields |= {usual: getattr(config, usual, None) for usual in usual_names}
+    declared = {*usual_names, *usual_names.values(), *_own_names(type(config))}
+    return {name: fields[name] for name in fields if name in declared or name not in OPTIONAL}
+
+
+@cache
+def _own_names(kind: type) -> frozenset[str]:
+    """The attributes that a class of configs has or sets by itself."""
+    try:
+        own = vars(kind())
+    except Exception:  # few classes have fields without a default
+        own = getattr(kind, "__dataclass_fields__", {})
+    return frozenset((*dir(kind), *own))
+
+
+def positions_of(fields: Fields) -> int | None:
+    """The longest text that a target's positions reach, scaled ones included; None: not said.
+
+    As vLLM reads it: `yarn` multiplies the original positions, `linear` and `dynamic` those of the
+    config; of `longrope` and `llama3` (and of Gemma 3) the config says the scaled ones.
+    """
+    longest: object = fields.get("max_position_embeddings")
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if isinstance(rope, Mapping) and isinstance(rope.get("full_attention"), Mapping):
+        rope = rope["full_attention"]
+    rope = rope if isinstance(rope, Mapping) else {}
+    kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    if kind == "yarn":
+        longest = rope.get("original_max_position_embeddings") or longest
+    if longest is None:
+        return None
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
+        raise InputError(
+            "the field 'max_position_embeddings' of the target's config must be a whole number"
+            f" above 0 (is {shown(longest)})"
+        )
+    extended = "gemma3" in str(fields.get("model_type"))
+    if kind not in ("linear", "dynamic", "yarn") or factor is None or extended:
+        return longest
+    if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 1 <= factor <= 1e6:
+        raise InputError(f"the factor of the target's rope scaling is no number ({shown(factor)})")
+    return int(longest * factor)
 
 
 def _label(fields: Fields) -> str:
@@ -165,40 +200,17 @@ def _label(fields: Fields) -> str:
     return label
 
 
-def _kind(fields: Fields) -> str:
-    kind = _label(fields)
-    for part in ("text_config", "vision_config", "audio_config"):
-        if isinstance(fields.get(part), Mapping):
-            raise InputError(
-                f"a multimodal model without a readable 'text_config' (it has a '{part}')",
-                hint="Name a causal LM",
-            )
-    if kind not in KINDS:
-        raise InputError(
-            f"the model kind {shown(kind)} is not supported",
-            hint=f"Kinds whose cost is known: {', '.join(KINDS)}",
-        )
-    return kind
-
-
-def _head_dim(fields: Fields, kind: ModelKind, label: str, hidden: int, heads: int) -> int:
-    if kind.latent or (label not in KINDS and fields.get("kv_lora_rank")):
+def _head_dim(fields: Fields, hidden: int, heads: int, latent: bool) -> int:
+    if latent:
         return whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim")
-    if fields.get("head_dim") is not None and label != "gpt_neox":
+    if fields.get("head_dim") is not None:
         return whole(fields, "head_dim")
-    if kind.head_dim:
-        return kind.head_dim  # whatever hidden and heads are
-    if hidden % heads:
-        raise InputError(
-            f"the target's config has no 'head_dim', and hidden_size ({hidden}) is not a"
-            f" multiple of num_attention_heads ({heads})"
-        )
     return hidden // heads
 
 
 def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
     if label == "gpt_neox":
-        attention = flag(fields, "attention_bias", True)
+        attention = flag(fields, "attention_bias")
         return {
             "qkv_bias": attention,
             "output_bias": attention,
@@ -207,9 +219,9 @@ def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
         }
     if kind.bias in ("", "qkv"):
         return {"qkv_bias": kind.bias == "qkv"}
-    attention = flag(fields, "attention_bias", kind.attention_bias)
+    attention = flag(fields, "attention_bias")
     return {
         "qkv_bias": attention,
         "output_bias": attention and kind.bias == "config",
-        "ffn_bias": kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias", False)),
+        "ffn_bias": kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias")),
     }

@@ -2,187 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from costmodel.errors import InputError, shown
-from costmodel.hf_kinds import Fields, ModelKind, flag, whole
+from costmodel.hf_kinds import Fields, ModelKind, count, first_of, flag, listed, whole
 
-_BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-_TWO = ("linear_attention", "full_attention")
-_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
-# The fields of a recurrent layer's sizes, with their defaults in transformers.
-_STATES: dict[str, dict[str, tuple[str, int | bool]]] = {
+ATTENDING = frozenset(
+    ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
+)
+_BLOCKS = {*ATTENDING, "linear_attention", "conv", "mlp", "moe"}
+_WINDOWED = ("sliding_attention", "chunked_attention")
+_MAMBA2 = {
+    "state_heads": "mamba_n_heads", "state_groups": "mamba_n_groups",
+    "state_key_dim": "mamba_d_state", "state_value_dim": "mamba_d_head",
+    "conv_width": "mamba_d_conv", "conv_bias": "mamba_conv_bias",
+}  # fmt: skip
+# The fields of a recurrent layer's sizes, by its name or its kind's.
+_STATES: dict[str, dict[str, str]] = {
     "gated_delta": {
-        "state_heads": ("linear_num_value_heads", 32),
-        "state_groups": ("linear_num_key_heads", 16),
-        "state_key_dim": ("linear_key_head_dim", 128),
-        "state_value_dim": ("linear_value_head_dim", 128),
-        "conv_width": ("linear_conv_kernel_dim", 4),
+        "state_heads": "linear_num_value_heads", "state_groups": "linear_num_key_heads",
+        "state_key_dim": "linear_key_head_dim", "state_value_dim": "linear_value_head_dim",
+        "conv_width": "linear_conv_kernel_dim",
     },
-    "falcon_h1": {
-        "state_heads": ("mamba_n_heads", 128),
-        "state_groups": ("mamba_n_groups", 1),
-        "state_key_dim": ("mamba_d_state", 256),
-        "conv_width": ("mamba_d_conv", 4),
-        "conv_bias": ("mamba_conv_bias", True),
-        "state_norm": ("mamba_rms_norm", False),
-    },
-    "mamba2": {
-        "state_heads": ("mamba_n_heads", 128),
-        "state_groups": ("mamba_n_groups", 1),
-        "state_key_dim": ("mamba_d_state", 256),
-        "state_value_dim": ("mamba_d_head", 64),
-        "conv_width": ("mamba_d_conv", 4),
-        "conv_bias": ("mamba_conv_bias", True),
-    },
+    "mamba2": _MAMBA2,
+    "falcon_h1": {**_MAMBA2, "state_norm": "mamba_rms_norm"},
     "kimi_delta": {
-        "state_heads": ("linear_num_heads", 32),
-        "state_groups": ("linear_num_heads", 32),
-        "state_key_dim": ("linear_head_dim", 128),
-        "state_value_dim": ("linear_head_dim", 128),
-        "conv_width": ("linear_conv_kernel_dim", 4),
+        "state_heads": "linear_num_heads", "state_groups": "linear_num_heads",
+        "state_key_dim": "linear_head_dim", "state_value_dim": "linear_head_dim",
+        "conv_width": "linear_conv_kernel_dim",
     },
     "nemotron_h": {
-        "state_heads": ("mamba_num_heads", 128),
-        "state_groups": ("n_groups", 8),
-        "state_key_dim": ("ssm_state_size", 128),
-        "state_value_dim": ("mamba_head_dim", 64),
-        "conv_width": ("conv_kernel", 4),
-        "conv_bias": ("use_conv_bias", True),
+        "state_heads": "mamba_num_heads", "state_groups": "n_groups",
+        "state_key_dim": "ssm_state_size", "state_value_dim": "mamba_head_dim",
+        "conv_width": "conv_kernel", "conv_bias": "use_conv_bias",
     },
-    "short_conv": {"conv_width": ("conv_L_cache", 3), "conv_bias": ("conv_bias", False)},
-}
-_WINDOWS = {"mistral": 4096, "gemma3n_text": 512, "gemma4_text": 512}
+    "short_conv": {"conv_width": "conv_L_cache", "conv_bias": "conv_bias"},
+}  # fmt: skip
 _PROJECTION_BIASES = ("mamba_proj_bias", "projectors_bias", "use_bias")
+# The names of a mixture's sizes, the first that a config has.
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_ACTIVE = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k")
+_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+_SHARED = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)  # fmt: skip
 
 
 def with_usual_names(fields: Fields, label: str) -> Fields:
     """The fields with those that only this kind calls otherwise, or gives in another form."""
-    if label == "nemotron_h":
-        return {**fields, **_blocks(fields)}
-    if label in _OTHERS:
-        return {**fields, **_OTHERS[label](fields)}
-    if label == "lfm2":
-        return {**fields, **_liquid_sizes(fields)}
     if label == "llama4_text":
-        return {**fields, **_chunks(fields)}
-    widths = _listed(fields, "intermediate_size", int)
+        return {**fields, **_llama4(fields)}
+    if label == "lfm2" and flag(fields, "block_auto_adjust_ff_dim"):
+        step, factor = whole(fields, "block_multiple_of"), fields.get("block_ffn_dim_multiplier")
+        factor = factor if isinstance(factor, (int, float)) else 1.0
+        width = int(factor * int(2 * whole(fields, "intermediate_size") / 3))
+        return {**fields, "intermediate_size": step * -(-width // step)}
+    if label == "granitemoehybrid" and not count(fields, "num_local_experts"):
+        return {**fields, "intermediate_size": fields.get("shared_intermediate_size")}
+    if label == "nemotron_h":
+        types = block_types(fields)
+        fields = {**fields, "layer_types": types, "num_hidden_layers": len(types)}
+        if "moe" not in types:
+            return {**fields, **dict.fromkeys(_EXPERTS)}
+        if fields.get("moe_latent_size"):
+            raise InputError("experts over a latent vector ('moe_latent_size') are not supported")
+    widths = listed(fields, "intermediate_size", int)
     if label == "gemma3n_text" and widths:
         return {**fields, "intermediate_size": widths[0], "ffn_widths": widths}
     return fields
 
 
-def _listed(fields: Fields, field: str, kind: type) -> list[Any]:
-    """The values of a list of one type; empty where the field is something else."""
-    values = fields.get(field)
-    listed = isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
-    return list(values) if listed and values else []
+def block_types(fields: Fields) -> list[str]:
+    """What each layer is; empty where all are alike."""
+    return listed(fields, "layer_types", str) or listed(fields, "layers_block_type", str)
 
 
-def _chunks(fields: Fields) -> dict[str, Any]:
-    """Llama 4: windows that start anew, and experts in every so many layers."""
-    rope = _listed(fields, "layer_types", str) or _listed(fields, "no_rope_layers", int)
-    types = {"chunked_attention": "sliding_attention", 1: "sliding_attention"}
-    sparse, layers = _listed(fields, "moe_layers", int), whole(fields, "num_hidden_layers")
+def odd_layer(fields: Fields) -> str | None:
+    """The first kind of layer that is neither a known mixer nor an FFN."""
+    return next((kind for kind in block_types(fields) if kind not in _BLOCKS), None)
+
+
+def _llama4(fields: Fields) -> dict[str, Any]:
+    """Windows that start anew, and experts in every so many layers, with one that all pass."""
+    layers, step = whole(fields, "num_hidden_layers"), count(fields, "interleave_moe_layer_step")
+    sparse = listed(fields, "moe_layers", int) or range(step - 1, layers, step or 1)
+    expert = whole(fields, "intermediate_size")
     return {
-        "sliding_window": fields.get("attention_chunk_size", 8192),
-        "layer_types": [types.get(kind, "full_attention") for kind in rope],
-        "intermediate_size": whole(fields, "intermediate_size_mlp", 16384),
-        "moe_intermediate_size": whole(fields, "intermediate_size", 8192),
-        "decoder_sparse_step": 1 if sparse else fields.get("interleave_moe_layer_step"),
-        "mlp_only_layers": [i for i in range(layers) if i not in sparse] if sparse else [],
+        "sliding_window": fields.get("attention_chunk_size"),
+        "intermediate_size": whole(fields, "intermediate_size_mlp"),
+        "moe_intermediate_size": expert,
+        "shared_expert_intermediate_size": expert,
+        "mlp_only_layers": [i for i in range(layers) if i not in sparse],
     }
-
-
-def _blocks(fields: Fields) -> dict[str, Any]:
-    """Layers of which each is one of attention, mamba2, FFN and mixture of experts."""
-    if fields.get("moe_latent_size"):
-        raise InputError("experts over a latent vector ('moe_latent_size') are not supported")
-    types = _listed(fields, "layers_block_type", str) or _listed(fields, "layer_types", str)
-    types = types or [_BLOCKS.get(c, c) for c in str(fields.get("hybrid_override_pattern") or "")]
-    types = [_NAMES.get(kind, kind) for kind in types] or list(_BLOCKS.values())
-    unknown = next((kind for kind in types if kind not in _BLOCKS.values()), None)
-    if unknown is not None:
-        raise InputError(f"a layer of the kind {shown(unknown)} is not supported")
-    return {"layer_types": types, "num_hidden_layers": len(types)}
-
-
-def _mamba_sizes(fields: Fields) -> dict[str, Any]:
-    """Bamba and Granite 4, which without experts has the FFN that is beside them else."""
-    types = [_NAMES.get(kind, kind) for kind in _listed(fields, "layer_types", str)]
-    attending = _listed(fields, "attn_layer_indices", int)
-    layers = range(whole(fields, "num_hidden_layers"))
-    usual: dict[str, Any] = {"layer_types": types or [_TWO[i in attending] for i in layers]}
-    if not isinstance(fields.get("mamba_d_head"), int):  # `auto`
-        inner = whole(fields, "mamba_expand", 2) * whole(fields, "hidden_size")
-        usual["mamba_d_head"] = inner // whole(fields, "mamba_n_heads", 128)
-    if fields.get("num_local_experts") == 0:
-        usual["intermediate_size"] = whole(fields, "shared_intermediate_size", 1024)
-    return usual
-
-
-def _kimi_sizes(fields: Fields) -> dict[str, Any]:
-    """Kimi Linear's names, and those of its checkpoints in `linear_attn_config`."""
-    given = fields.get("linear_attn_config") or {}
-    layers = range(1, whole(fields, "num_hidden_layers") + 1)
-    attending = _listed(given, "full_attn_layers", int) or layers[4::4]
-    others = {
-        "linear_num_heads": given.get("num_heads"),
-        "linear_head_dim": given.get("head_dim"),
-        "linear_conv_kernel_dim": given.get("short_conv_kernel_size"),
-        "num_experts_per_tok": fields.get("num_experts_per_token"),
-        "n_shared_experts": fields.get("num_shared_experts"),
-    }
-    usual = {name: value for name, value in others.items() if value is not None}
-    if not _listed(fields, "layer_types", str):
-        usual["layer_types"] = [_TWO[i in attending] for i in layers]
-    return usual
-
-
-def _liquid_sizes(fields: Fields) -> dict[str, Any]:
-    """LFM2's names, and the width that its FFN is rounded to."""
-    own = {"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
-    usual = {name: fields[other] for name, other in own.items() if fields.get(other) is not None}
-    width = whole({**fields, **usual}, "intermediate_size")
-    if flag(fields, "block_auto_adjust_ff_dim", True):
-        step, factor = whole(fields, "block_multiple_of", 256), 1.0
-        if isinstance(fields.get("block_ffn_dim_multiplier"), (int, float)):
-            factor = fields["block_ffn_dim_multiplier"]
-        width = step * -(-int(factor * int(2 * width / 3)) // step)
-    attending = _listed(fields, "full_attn_idxs", int)
-    if attending and not fields.get("layer_types"):
-        layers = range(whole(fields, "num_hidden_layers"))
-        usual["layer_types"] = ["full_attention" if i in attending else "conv" for i in layers]
-    return {**usual, "intermediate_size": width}
-
-
-_OTHERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
-    "granitemoehybrid": _mamba_sizes,
-    "bamba": _mamba_sizes,
-    "kimi_linear": _kimi_sizes,
-    "lfm2_moe": lambda fields: {"first_k_dense_replace": fields.get("num_dense_layers", 2)},
-}
 
 
 def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) -> dict[str, Any]:
     """The layers that keep a state, those without attention or FFN, and the state's sizes."""
-    biased = next((name for name in _PROJECTION_BIASES if flag(fields, name, False)), None)
+    biased = next((name for name in _PROJECTION_BIASES if flag(fields, name)), None)
     if biased is not None:
         raise InputError(f"recurrent layers with biased projections ('{biased}') are not supported")
     sizes: dict[str, Any] = {"recurrent": kind.recurrent, "gated_attention": kind.gated}
-    for size, (field, default) in _STATES.get(label, _STATES.get(kind.recurrent, {})).items():
-        if isinstance(default, bool):
-            sizes[size] = flag(fields, field, default)
-        else:
-            sizes[size] = whole(fields, field, default)
+    for size, field in _STATES.get(label, _STATES[kind.recurrent]).items():
+        read = flag if size in ("conv_bias", "state_norm") else whole
+        sizes[size] = read(fields, field)
     if label == "falcon_h1":
-        inner = whole(fields, "mamba_expand", 2) * whole(fields, "hidden_size")
-        if fields.get("mamba_d_ssm", 1024) is not None:
-            inner = whole(fields, "mamba_d_ssm", 1024)
-        sizes["state_value_dim"] = max(inner // sizes["state_heads"], 1)
         return sizes | {"recurrent_layers": layers}
-    types = _mixers(fields, kind, layers)
+    types, odd = block_types(fields), odd_layer(fields)
+    if odd is not None:
+        raise InputError(f"a layer of the kind {shown(odd)} is not supported")
     attending = types.count("full_attention")
     ffns = types.count("mlp") + types.count("moe")
     recurrent = layers - attending - ffns
@@ -195,34 +124,21 @@ def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) ->
     return sizes | {"recurrent_layers": recurrent, "keyless_layers": layers - attending}
 
 
-def _mixers(fields: Fields, kind: ModelKind, layers: int) -> list[str]:
-    if types := _listed(fields, "layer_types", str):
-        return types
-    if kind.recurrent == "short_conv":
-        return ["full_attention"] * layers
-    step = whole(fields, "full_attention_interval", 4)
-    return [_TWO[(i + 1) % step == 0] for i in range(layers)]
-
-
 def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """Shared keys, two shapes of attention and inputs of each layer, of Gemma 3n and 4."""
     hidden, layers, ffn = sizes["hidden"], sizes["layers"], sizes["ffn"]
-    new = label == "gemma4_text"
-    shared = whole(fields, "num_kv_shared_layers", 0 if new else min(15, layers - 1), least=0)
-    types, step = _listed(fields, "layer_types", str), 6 if new else 5
-    types = types or ["" if (i + 1) % step else "full_attention" for i in range(layers)]
-    width = whole(fields, "hidden_size_per_layer_input", 256, least=0)
-    table = whole(fields, "vocab_size_per_layer_input", 262144)
+    shared = min(count(fields, "num_kv_shared_layers"), layers - 1)
+    width = count(fields, "hidden_size_per_layer_input")
     other = layers * (3 * hidden * width + hidden) + width if width else 0
     result: dict[str, Any] = {
         "shared_kv_layers": shared,
-        "shared_full_layers": types[layers - shared :].count("full_attention"),
-        "lookup_weights": table * layers * width,
+        "shared_full_layers": block_types(fields)[layers - shared :].count("full_attention"),
+        "lookup_weights": count(fields, "vocab_size_per_layer_input") * layers * width,
     }
-    if new:
-        if flag(fields, "use_double_wide_mlp", False):
+    if label == "gemma4_text":
+        if flag(fields, "use_double_wide_mlp"):
             other += shared * 3 * hidden * ffn
-        if flag(fields, "enable_moe_block", False):
+        if flag(fields, "enable_moe_block"):
             other += layers * hidden
             result |= {  # beside the FFN of the same layer, with a scale each and three more norms
                 "experts": whole(fields, "num_experts"),
@@ -236,7 +152,7 @@ def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str,
     else:
         widths = fields.get("ffn_widths") or [ffn] * layers
         other += 3 * hidden * (sum(widths) - layers * ffn)
-        streams, rank = whole(fields, "altup_num_inputs", 4), whole(fields, "laurel_rank", 64)
+        streams, rank = whole(fields, "altup_num_inputs"), whole(fields, "laurel_rank")
         other += layers * (2 * hidden * rank + (3 + streams) * hidden + streams**2 + streams**3)
         other += 2 * (streams - 1) * hidden**2
     return result | {"other_weights": other}
@@ -249,10 +165,10 @@ def _global_shape(fields: Fields, sizes: dict[str, Any]) -> dict[str, Any]:
     one, first = fields, next(iter(overrides.values()), None) if overrides else None
     if isinstance(first, Mapping):
         one = {name: first.get(other) for name, other in names.items()}
-    head_dim, kv_heads = whole(one, "global_head_dim", 512), sizes["kv_heads"]
-    one_projection = flag(fields, "attention_k_eq_v", False)
+    head_dim, kv_heads = count(one, "global_head_dim") or sizes["head_dim"], sizes["kv_heads"]
+    one_projection = flag(fields, "attention_k_eq_v")
     if one_projection:
-        kv_heads = whole(one, "num_global_key_value_heads", kv_heads)
+        kv_heads = count(one, "num_global_key_value_heads") or kv_heads
     return {
         "full_head_dim": 0 if head_dim == sizes["head_dim"] else head_dim,
         "full_kv_heads": 0 if kv_heads == sizes["kv_heads"] else kv_heads,
@@ -260,75 +176,55 @@ def _global_shape(fields: Fields, sizes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def windows(fields: Fields, kind: ModelKind, layers: int, label: str) -> dict[str, Any]:
+def windows(fields: Fields, layers: int, label: str, positions: int | None) -> dict[str, Any]:
     """`sliding_window` and `full_layers`; none where the window covers all positions."""
-    if not kind.window:
+    if fields.get("sliding_window") is None or fields.get("use_sliding_window") is False:
         return {}
-    if kind.window == "flag" and not flag(fields, "use_sliding_window", False):
-        return {}
-    # Of a kind that transformers builds with a window where its config has no such field.
-    default = None if "sliding_window" in fields else _WINDOWS.get(label)
-    if fields.get("sliding_window", default) is None:
-        return {}
-    window = whole(fields, "sliding_window", default)
-    positions = fields.get("max_position_embeddings")
-    full = _full_layers(fields, kind, layers)
-    whole_text = isinstance(positions, int) and window >= positions and label != "gemma4_text"
+    window, types = whole(fields, "sliding_window"), block_types(fields)
+    full = sum(kind not in _WINDOWED for kind in types)
+    whole_text = positions is not None and window >= positions and label != "gemma4_text"
     if full == layers or whole_text:
         return {}
-    chunked = label == "llama4_text"
-    return {"sliding_window": window, "full_layers": full, "chunked": chunked}
-
-
-def _full_layers(fields: Fields, kind: ModelKind, layers: int) -> int:
-    """The number of layers without a sliding window."""
-    types = fields.get("layer_types")
-    if isinstance(types, (list, tuple)) and types:
-        return sum(layer != "sliding_attention" for layer in types)
-    if not kind.pattern:
-        return 0
-    return layers // whole(fields, "sliding_window_pattern", kind.pattern)
+    return {"sliding_window": window, "full_layers": full, "chunked": label == "llama4_text"}
 
 
 def expert_sizes(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]:
-    names = ("num_experts", "n_routed_experts", "num_local_experts")
-    field = next((name for name in names if fields.get(name) is not None), names[-1])
-    experts, width = whole(fields, field), whole(fields, kind.experts)
-    first = kind.dense == "first"
-    shared = width * whole(fields, "n_shared_experts", 0, least=0) if first else 0
-    if kind.shared:
-        shared = whole(fields, kind.shared)
+    """A mixture of experts; nothing where the config has none."""
+    experts = first_of(fields, _EXPERTS)
+    if not experts or "enable_moe_block" in fields:  # Gemma 4's: `gemma_extras` reads them
+        return {}
+    width = first_of(fields, _WIDTH)
+    shared = first_of(fields, _SHARED) or width * count(fields, "n_shared_experts")
     return {
         "experts": experts,
-        "active_experts": whole(fields, "num_experts_per_tok"),
+        "active_experts": first_of(fields, _ACTIVE),
         "expert_ffn": width,
         "shared_ffn": shared,
-        "shared_gate": bool(kind.shared) and kind.gated,
-        "dense_layers": _dense_layers(fields, kind, layers),
+        "shared_gate": kind.gated,
+        "dense_layers": _dense_layers(fields, layers),
         "router_bias": kind.router_bias,
     }
 
 
-def _dense_layers(fields: Fields, kind: ModelKind, layers: int) -> int:
+def _dense_layers(fields: Fields, layers: int) -> int:
     """The layers of a mixture of experts that have a dense FFN instead."""
-    types = fields.get("mlp_layer_types")
-    if kind.dense == "first" and isinstance(types, (list, tuple)) and types:
-        return sum(layer == "dense" for layer in types)
-    if kind.dense == "first":
-        return min(whole(fields, "first_k_dense_replace", kind.first_dense, least=0), layers)
-    if not kind.dense:
-        return 0
-    step = whole(fields, "decoder_sparse_step", 1)
-    listed = fields.get("mlp_only_layers") or ()
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(i, int) for i in listed):
-        raise InputError("the field 'mlp_only_layers' of the target's config must list layers")
-    return sum(i in listed or (i + 1) % step != 0 for i in range(layers))
+    if types := listed(fields, "mlp_layer_types", str):
+        return types.count("dense")
+    if first := first_of(fields, ("first_k_dense_replace", "num_dense_layers")):
+        return min(first, layers)
+    if "moe" in (blocks := block_types(fields)):
+        return blocks.count("mlp")
+    step = count(fields, "decoder_sparse_step") or 1
+    dense = listed(fields, "mlp_only_layers", int)
+    return sum(i in dense or (i + 1) % step != 0 for i in range(layers))
 
 
 def latent_sizes(fields: Fields) -> dict[str, int]:
-    rank = fields.get("q_lora_rank")
+    """Latent attention, and the indexer of some; nothing where the config has no latents."""
+    if not count(fields, "kv_lora_rank"):
+        return {}
     sizes = {
-        "query_rank": 0 if rank is None else whole(fields, "q_lora_rank"),
+        "query_rank": count(fields, "q_lora_rank"),
         "latent_rank": whole(fields, "kv_lora_rank"),
         "rope_dim": whole(fields, "qk_rope_head_dim"),
         "value_dim": whole(fields, "v_head_dim"),
@@ -336,7 +232,7 @@ def latent_sizes(fields: Fields) -> dict[str, int]:
     if fields.get("index_topk") is None:
         return sizes
     names = {"index_heads": "index_n_heads", "index_dim": "index_head_dim"}
-    types = _listed(fields, "indexer_types", str)
+    types = listed(fields, "indexer_types", str)
     return sizes | {
         **{size: whole(fields, field) for size, field in names.items()},
         "index_topk": whole(fields, "index_topk"),

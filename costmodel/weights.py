@@ -1,16 +1,21 @@
 """Types of weights and caches: those of operator tables, and the labels of quantised checkpoints.
 
-A label stands in a profile's key (`runtime.quantization`). It is the decoder's own, read from a
-checkpoint's config, or the name of a model file's kind.
+A label stands in a profile's key (`runtime.quantization`). It is read from a checkpoint's config,
+or is the name of a model file's kind.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.architecture import ModelArchitecture
+from costmodel.errors import InputError
+from costmodel.io import read_json
 
 Weights = Literal["bfloat16", "fp8", "fp8_dynamic", "fp8_block", "nvfp4", "mxfp4"]
 Cache = Literal["bfloat16", "fp8"]
@@ -42,7 +47,8 @@ _NAMED: Mapping[str, float] = {
 _SCALE_BYTES = 2.0  # of a group, in a 16-bit type
 # Methods of checkpoints, and the names of GGUF's kinds: labels, also where no bits are read.
 _LABEL = re.compile(
-    r"(awq|bitnet|bitsandbytes|compressed-tensors|fp8|gptq|modelopt|quanto|torchao)[-_]"
+    r"(aqlm|auto-round|awq|bitnet|bitsandbytes|compressed-tensors|eetq|fp8|gptq|hqq|modelopt|quanto"
+    r"|quark|torchao|vptq)[-_]"
     r"|i?q\d|tq\d|mxfp\d"
 )
 _BLOCKS = re.compile(r"fp8-(\d+)x(\d+)(?:-static)?")
@@ -86,44 +92,94 @@ def layer_bytes(architecture: ModelArchitecture, label: str) -> float | None:
     return 2.0 - (2.0 - held) * experts / layers
 
 
-# Endings of quantised checkpoints' names. Of fp8, companies that train with it store blocks.
-_ENDING = re.compile(r"[-_](?:(FP8)([-_]dynamic)?|(?:NV)?FP4)", re.IGNORECASE)
+# Endings of quantised checkpoints' names, and the labels of the commonest settings of each. Of fp8,
+# companies that train with it store blocks.
+_ENDINGS: Mapping[str, str] = {
+    r"nvfp4|fp4": "nvfp4",
+    r"mxfp4": "mxfp4",
+    r"fp8[-_]dynamic": "fp8_dynamic",
+    r"fp8[-_]block": "fp8_block",
+    r"fp8(?:[-_]kv)?": "fp8",
+    r"awq(?:[-_]int4|[-_]4bit)?": "awq-4bit-g128",
+    r"gptq(?:[-_]int4|[-_]4bit)?": "gptq-4bit-g128",
+    r"gptq[-_](?:int8|8bit)": "gptq-8bit-g128",
+    r"(?:quantized\.)?w4a16": "compressed-tensors-w4a16-g128",
+    r"(?:quantized\.)?w8a16": "compressed-tensors-w8a16",
+    r"(?:quantized\.)?w8a8|int8": "compressed-tensors-w8a8",
+    r"(?:unsloth[-_])?bnb[-_]4bit": "bitsandbytes-4bit",
+    r"bnb[-_]8bit": "bitsandbytes-8bit",
+}
+_ENDING = re.compile("|".join(f"({ending})" for ending in _ENDINGS), re.IGNORECASE)
 _BLOCKWISE = ("qwen", "deepseek-ai", "zai-org", "moonshotai", "minimaxai")
 
 
-def checkpoint_name(name: str) -> tuple[str, Weights | None]:
+def checkpoint_name(name: str) -> tuple[str, str | None]:
     """The name without the ending of a quantised checkpoint, and its weights; None without one."""
-    ending = _ENDING.search(name)
-    if ending is None or ending.end() < len(name):
-        return name, None
-    base = name[: ending.start()]
-    if not ending[1]:
-        return base, "nvfp4"
-    if ending[2] or name.startswith("meta-llama/"):  # theirs have a scale per row of the inputs
-        return base, "fp8_dynamic"
-    return base, "fp8_block" if name.lower().partition("/")[0] in _BLOCKWISE else "fp8"
+    for start in (match.end() for match in re.finditer(r"[-_.]", name)):
+        if ending := _ENDING.fullmatch(name, start):
+            label = tuple(_ENDINGS.values())[(ending.lastindex or 1) - 1]
+            if label == "fp8" and name.startswith("meta-llama/"):
+                label = "fp8_dynamic"  # theirs have a scale per row of the inputs
+            if label == "fp8" and name.lower().partition("/")[0] in _BLOCKWISE:
+                label = "fp8_block"
+            return name[: start - 1], label
+    return name, None
 
 
-def stored_weights(config: Mapping[str, Any]) -> Weights:
-    """The weights that a Hugging Face config says, as operator tables call them.
+def stored_weights(config: Any) -> str:
+    """The weights that a Hugging Face config says: of operator tables, else a checkpoint's label.
 
-    bfloat16 also for those that no table has.
+    bfloat16 only where it says none. Raises InputError for settings that name no method.
     """
-    text = config.get("text_config")
-    stored = config.get("quantization_config") or (
-        text.get("quantization_config") if isinstance(text, Mapping) else None
-    )
-    if not isinstance(stored, Mapping):
+    settings = settings_of(config)
+    if settings is None:
         return "bfloat16"
-    method = str(stored.get("quant_method") or stored.get("quant_algo")).lower()
+    try:
+        return _named(settings) or quantization_of(config) or "bfloat16"
+    except (AttributeError, LookupError, TypeError):
+        raise InputError(
+            "the field 'quantization_config' of the target's config cannot be read"
+        ) from None
+
+
+def _named(settings: Mapping[str, Any]) -> Weights | None:
+    """The weights as operator tables call them; None where no table has such."""
+    method, groups = method_name(settings), settings.get("config_groups")
+    static = settings.get("activation_scheme") == "static"
+    named: Weights | None = None
     if method == "mxfp4":
-        return "mxfp4"
-    if method == "fp8" and stored.get("weight_block_size"):
+        named = "mxfp4"
+    elif method in ("fp8", "fbgemm_fp8"):
+        named = "fp8" if static else "fp8_dynamic"
+        named = "fp8_block" if settings.get("weight_block_size") else named
+    elif method == "modelopt":
+        named = _MODELOPT.get(str(settings.get("quant_algo")).lower())
+    elif method == "quark" and isinstance(settings.get("global_quant_config"), Mapping):
+        parts = settings["global_quant_config"]
+        weights, inputs = parts.get("weight") or {}, parts.get("input_tensors") or {}
+        if (weights.get("dtype"), inputs.get("dtype")) == ("fp8_e4m3", "fp8_e4m3"):
+            named = "fp8_dynamic" if inputs.get("is_dynamic") else "fp8"
+    elif method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
+        named = _compressed(*groups.values())
+    return named
+
+
+_MODELOPT: Mapping[str, Weights] = {
+    "fp8": "fp8", "nvfp4": "nvfp4", "fp8_per_channel_per_token": "fp8_dynamic",
+    "fp8_pb_wo": "fp8_block",
+}  # fmt: skip
+
+
+def _compressed(group: Mapping[str, Any]) -> Weights | None:
+    """The weights of a group of compressed-tensors, as operator tables call them."""
+    weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
+    if weights.get("type") != "float" or inputs.get("num_bits") != weights.get("num_bits"):
+        return None
+    if weights.get("num_bits") == 4:
+        return "nvfp4" if weights.get("group_size") == 16 else None
+    if weights.get("strategy") == "block":
         return "fp8_block"
-    if method in ("fp8", "fbgemm_fp8"):
-        return "fp8" if stored.get("activation_scheme") == "static" else "fp8_dynamic"
-    algorithm = str(stored.get("quant_algo", "")).lower() if method == "modelopt" else method
-    return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(algorithm, "bfloat16")  # type: ignore[return-value]
+    return "fp8_dynamic" if inputs.get("dynamic") else "fp8"
 
 
 def quantization(weights: str, cache: Cache) -> str | None:
@@ -137,3 +193,128 @@ def weights_label(quantized: str | None) -> str | None:
     """The weights' part of a profile's `quantization`; None for plain weights."""
     text = quantized or ""
     return (text.rpartition(", ")[0] if text.endswith(" cache") else text) or None
+
+
+MODELOPT_FILE = "hf_quant_config.json"  # written by ModelOpt beside the config
+QUANTO_MAP = "quanto_qmap.json"  # written by optimum-quanto beside the weights that it saves
+SELF_SAID = ("bitnet", "fbgemm_fp8", "fp8", "mxfp4", "mxfp8", "nvfp4")  # the method says the bits
+BITS = ("bits", "w_bit", "weight_bits", "nbits", "num_bits")
+GROUPS = ("group_size", "q_group_size", "w_group_size")
+
+
+def quantization_of(config: Any) -> str | None:
+    """The label of a config's quantisation, as `gptq-4bit-g128`; None for plain weights.
+
+    It names method, bits and group size, of fp8 the block that has a scale (`fp8-128x128`). Where
+    the bits are not said in one place, 6 hex digits of the settings tell two apart, since they
+    cost differently. Raises InputError for settings that are none.
+    """
+    settings = settings_of(config)
+    if settings is None:
+        return None
+    method = method_name(settings)
+    bits = next((settings[name] for name in BITS if isinstance(settings.get(name), int)), None)
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+        bits = 4 if settings.get("load_in_4bit") else 8
+    if bits is None and method in SELF_SAID:
+        return f"fp8-{_fp8_scales(settings)}" if method == "fp8" else method
+    if bits is None:
+        return f"{method}-{_scheme(method, settings) or _digest(settings)}"
+    group = next((settings[name] for name in GROUPS if isinstance(settings.get(name), int)), 0)
+    return f"{method}-{bits}bit" + (f"-g{group}" if group > 0 else "")
+
+
+def _fp8_scales(settings: Mapping[str, Any]) -> str:
+    """The block of one scale, and whether the inputs' scales are stored: each has other kernels."""
+    block = settings.get("weight_block_size", (128, 128))  # transformers' default
+    scales = "x".join(map(str, block)) if block else "tensor"
+    return scales + ("-static" if settings.get("activation_scheme") == "static" else "")
+
+
+def _digest(settings: Any) -> str:
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def _scheme(method: str, settings: Mapping[str, Any]) -> str | None:
+    """What tells two settings of a method apart, in short; None where it takes all of them."""
+    if method == "quanto" and isinstance(settings.get("weights"), list):
+        rounded = [kind for kind in settings.get("activations", ()) if kind != "none"]
+        return "-".join((*settings["weights"], *rounded))
+    if method == "torchao" and isinstance(settings.get("quant_type"), Mapping):
+        kind = settings["quant_type"].get("default", settings["quant_type"])
+        return f"{str(kind.get('_type', '')).removesuffix('Config').lower()}-{_digest(kind)}"
+    if method == "modelopt" and isinstance(settings.get("quant_algo"), str):
+        return str(settings["quant_algo"]).lower()
+    groups = settings.get("config_groups")
+    if method != "compressed-tensors" or not isinstance(groups, Mapping) or len(groups) != 1:
+        return None
+    (group,) = groups.values()
+    stored: Mapping[str, Any] = group.get("weights") or {}
+    inputs: Mapping[str, Any] = group.get("input_activations") or {}
+    size = f"-g{stored['group_size']}" if stored.get("group_size") else ""
+    kind = "fp" if stored.get("type") == "float" else ""
+    dynamic = "" if not inputs or inputs.get("dynamic") else "-static"
+    return f"{kind}w{stored.get('num_bits')}a{inputs.get('num_bits', 16)}{size}{dynamic}"
+
+
+def with_quantization(fields: Mapping[str, Any], folder: Path | None = None) -> Mapping[str, Any]:
+    """A config's fields, with `quantization_config` where the weights' storage is said elsewhere.
+
+    That is in the text part, in `compression_config` (older compressed-tensors), or beside the
+    config: ModelOpt's hf_quant_config.json, and the map that optimum-quanto writes.
+    """
+    if not isinstance(fields, Mapping) or fields.get("quantization_config") is not None:
+        return fields
+    text, settings = fields.get("text_config"), fields.get("compression_config")
+    if settings is None and isinstance(text, Mapping):
+        settings = text.get("quantization_config")
+    elif isinstance(settings, Mapping):
+        settings = {"quant_method": "compressed-tensors", **settings}
+    if settings is None and folder is not None and (folder / MODELOPT_FILE).is_file():
+        told = read_json(folder / MODELOPT_FILE)
+        told = told.get("quantization") if isinstance(told, Mapping) else None
+        if not isinstance(told, Mapping):
+            raise InputError(f"{folder / MODELOPT_FILE} does not say how the weights are stored")
+        settings = {"quant_method": "modelopt", **told}
+    if settings is None and folder is not None and (folder / QUANTO_MAP).is_file():
+        layers, parts = read_json(folder / QUANTO_MAP), ("weights", "activations")
+        try:
+            kinds = {
+                part: sorted({str(layer[part]) for layer in layers.values()}) for part in parts
+            }
+        except (AttributeError, LookupError, TypeError):
+            raise InputError(f"{folder / QUANTO_MAP} is no map of layers") from None
+        settings = {"quant_method": "quanto", **kinds}
+    return fields if settings is None else {**fields, "quantization_config": settings}
+
+
+def settings_of(config: Any) -> dict[str, Any] | None:
+    """The field `quantization_config`, which is a mapping before and an object after loading."""
+    value = getattr(config, "quantization_config", None)
+    if isinstance(config, Mapping):
+        value = config.get("quantization_config")
+    if value is None:
+        return None
+    settings = value.to_dict() if hasattr(value, "to_dict") else value
+    if not isinstance(settings, Mapping) or not settings:
+        raise InputError("the field 'quantization_config' of the target's config is no mapping")
+    return {str(key): setting for key, setting in settings.items()}
+
+
+def method_of(config: Any) -> str | None:
+    """The method of a config's quantisation; None for plain weights."""
+    settings = settings_of(config)
+    return None if settings is None else method_name(settings)
+
+
+def method_name(settings: Mapping[str, Any]) -> str:
+    method = settings.get("quant_method")
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+        method = "bitsandbytes"
+    if method is None and settings.get("quant_algo"):
+        method = "modelopt"
+    text = getattr(method, "value", method)  # an enumeration after loading
+    if not isinstance(text, str) or not text:
+        raise InputError("the 'quantization_config' of the target's config has no 'quant_method'")
+    return text

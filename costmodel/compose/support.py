@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,7 +59,9 @@ def supported(store: ProfileStore | None = None) -> list[Support]:
             place = device_slug(profile.device.name), profile.target.architecture_hash
             profiles.setdefault(place, []).append(profile)
     devices = load_devices()
-    targets = {name: (entry.architecture, entry.weights) for name, entry in load_targets().items()}
+    targets: dict[str, tuple[ModelArchitecture, Any]] = {
+        name: (entry.architecture, entry.weights) for name, entry in load_targets().items()
+    }
     hashes = {architecture.hash for architecture, _ in targets.values()}
     for group in profiles.values():
         target = group[0].target

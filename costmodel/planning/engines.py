@@ -37,9 +37,7 @@ def cache_bytes_per_token(
 
     Layers without keys of their own do not count; those with a window count like the others.
     """
-    a = architecture
-    layers = a.token_values / a.cached_width
-    return layers * _share(a, tensor_parallel) * a.cached_width * value.cached
+    return _values(architecture, 1, 1, tensor_parallel) * value.cached
 
 
 def sequence_bytes(
@@ -55,14 +53,20 @@ def sequence_bytes(
     drops  the engine keeps nothing that has left a window
     """
     a = architecture
-    values = a.cached_values(tokens) if drops else a.token_values * tokens
+    seen = min(tokens, a.sliding_window or tokens) if drops else tokens
     states = a.state_bytes(value.other) / tensor_parallel
-    return _share(a, tensor_parallel) * values * value.cached + states
+    return _values(a, tokens, seen, tensor_parallel) * value.cached + states
 
 
-def _share(a: ModelArchitecture, tensor_parallel: int) -> float:
-    heads = a.full_kv_heads or a.kv_heads
-    return 1.0 if a.latent_rank else max(heads / tensor_parallel, 1.0) / heads
+def _values(a: ModelArchitecture, tokens: float, seen: float, tensor_parallel: int) -> float:
+    """Values on one device of layers that keep all `tokens`, and that keep `seen` of a window."""
+
+    def share(heads: int) -> float:
+        return 1.0 if a.latent_rank else max(heads / tensor_parallel, 1.0) / heads
+
+    full, windowed = a.kept_layers
+    whole = full * share(a.full_kv_heads or a.kv_heads) * a.full_cached_width + a.index_values
+    return whole * tokens + windowed * share(a.kv_heads) * a.cached_width * seen
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

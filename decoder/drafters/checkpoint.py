@@ -28,6 +28,7 @@ PICKLED = "pytorch_model.bin"
 TOKENS = "draft_tokens.json"  # of a reduced head (decoder/drafters/vocabulary.py)
 FILES = (CONFIG, INDEX, TOKENS, "*.safetensors", PICKLED)
 LARGEST = 1 << 22  # of a field: far larger vocabularies and layers are damage
+MOST_PADDING = 1024  # rows that one of two models of a tokenizer may have more
 MOST_LAYERS, MOST_BLOCK = 1000, 10_000
 LISTED = 6  # names in an error before the rest are only counted
 Shape = tuple[int, ...]
@@ -208,6 +209,11 @@ def differences(fields: Mapping[str, tuple[int | None, int]]) -> list[str]:
         for name, (drafted, actual) in fields.items()
         if drafted is not None and drafted != actual
     ]
+
+
+def is_padded(drafted: int | None, actual: int) -> bool:
+    """Whether a target's vocabulary is a drafter's with more rows of padding."""
+    return drafted is not None and 0 <= actual - drafted <= MOST_PADDING
 
 
 def refuse_misfit(problems: Sequence[str], target: Target) -> None:

@@ -17,12 +17,14 @@ from decoder.drafters.checkpoint import architectures, find_config
 from decoder.drafters.dflash.config import DFlashConfig, is_jetspec
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
-from decoder.drafters.eagle3.model import is_eagle3
+from decoder.drafters.eagle3.model import is_eagle1, is_eagle3, joined_features
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.extensions import DRAFTERS, checkpoint_formats, extension_names, make_extension
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.model.target import Target
+
+EAGLE1_FEATURES = 2  # the hidden state and the embedding of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,28 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(suffixes) for name in architectures(published))
 
 
+def _causal_lm(name: str, target: Target) -> Drafter:
+    """A causal LM, unless the tensors of its folder are those of an EAGLE drafter."""
+    folder = folder_of(name)
+    joined = joined_features(folder) if folder is not None else 0
+    if joined == EAGLE1_FEATURES:
+        raise _eagle1(name)
+    return Eagle3Drafter(target, name) if joined else CausalLMDrafter.from_pretrained(name, target)
+
+
+def _eagle1(name: str) -> InputError:
+    return InputError(
+        f"{name} is a drafter of the first EAGLE, which is not supported",
+        hint="Use an EAGLE-3 drafter of the same target.",
+    )
+
+
 # In this order: a config of EAGLE-3 may be called a causal language model's.
 KINDS = (
     Kind("a JetSpec drafter", is_jetspec, DFlashDrafter.from_pretrained),
     Kind(DFlashConfig.LABEL, DFlashConfig.recognises, DFlashDrafter.from_pretrained),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
-    Kind("a causal language model", is_causal_lm, CausalLMDrafter.from_pretrained),
+    Kind("a causal language model", is_causal_lm, _causal_lm),
 )
 
 
@@ -65,6 +83,8 @@ def load_published(name: str, target: Target) -> Drafter | None:
         if extension.recognises(published):
             drafter: Drafter = extension.from_pretrained(name, target)
             return drafter
+    if is_eagle1(published):
+        raise _eagle1(name)
     for kind in KINDS:
         if kind.recognise(published):
             return kind.load(name, target)

@@ -8,9 +8,8 @@ latency can be measured without a download.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -19,30 +18,17 @@ from typing import Any, Literal
 import huggingface_hub
 import psutil
 import torch
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    StrictDataclassError,
-)
-from safetensors import SafetensorError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import find_target, resolve_target
+from costmodel.catalog import TargetEntry, find_target, resolve_target
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import folder_of, read_json
+from costmodel.weights import method_of, quantization_of
+from decoder.configs import BROKEN_FILES, first_reason, quiet, sizes_of
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
-from decoder.model.quantization import (
-    OWN_DTYPE,
-    UNPACKED,
-    check_loadable,
-    mark_quanto,
-    method_of,
-    quantization_of,
-    stored_bytes,
-)
+from decoder.model.quantization import OWN_DTYPE, UNPACKED, check_loadable, stored_bytes
 from decoder.model.runtime.linear import read_bytes
 from decoder.names import check_path, check_target
 
@@ -61,20 +47,6 @@ KERNELS = {
 }  # fmt: skip
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-
-# Errors of transformers for a folder with damaged, missing or contradictory files.
-BROKEN_FILES = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +154,7 @@ def load_model(
     source = None
     if weights != "random":
         source = weights_source(name, download=download and weights == "pretrained")
-    with _quiet():
+    with quiet():
         if source is not None:
             return _load_pretrained(name, source, dtype, device)
         if weights == "pretrained":
@@ -201,9 +173,7 @@ def borrow_model(model: Any) -> LoadedModel:
             f"a target must be a name, a folder or a transformers model, not {type(model).__name__}"
         )
     source = str(getattr(model.config, "_name_or_path", "") or "")
-    architecture = ModelArchitecture.from_hf_config(
-        model.config, name=source or None, approximate=True
-    )
+    architecture = sizes_of(model.config, source or None, approximate=True)
     return LoadedModel(
         model=model.eval(),
         name=architecture.name,
@@ -216,9 +186,8 @@ def borrow_model(model: Any) -> LoadedModel:
 def _load_pretrained(
     name: str, source: str, dtype: torch.dtype, device: torch.device
 ) -> LoadedModel:
-    target = resolve_target(source, _read_config)
+    target = _resolved(source)
     config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
-    mark_quanto(config, Path(source))
     check_loadable(config, source)
     method, stored = method_of(config), quantization_of(config)
     needed_bytes = None
@@ -305,10 +274,8 @@ def _bad_weights(source: str, reason: str) -> InputError:
 
 
 def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    target = resolve_target(name, _read_config)
+    target = _resolved(name)
     config, architecture = target.hf_config, target.architecture
-    if isinstance(config, Mapping):  # a known target's
-        config = AutoConfig.for_model(**config)
     quantization = quantization_of(config)
     if quantization is not None:
         raise InputError(
@@ -379,21 +346,6 @@ def _check_memory(
         )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress progress bars, notices and warnings of transformers."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
-
-
 def weights_source(name: str, download: bool) -> str | None:
     """The folder that holds pretrained weights, or None.
 
@@ -410,19 +362,16 @@ def weights_source(name: str, download: bool) -> str | None:
     return _hub_source(label, download)
 
 
-def _read_config(source: str) -> Any:
-    """The config in a model's folder; InputError where it cannot be read."""
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except BROKEN_FILES as error:
-        raise InputError(
-            f"cannot read the config of {source}: {first_reason(error)}",
-            hint="Give a Hugging Face model folder of a dense decoder (Llama, Qwen, Mistral, ...).",
-        ) from error
+def _resolved(source: str) -> TargetEntry:
+    """The target in a folder, or of a name, with torch's own kernels."""
+    target = resolve_target(source, approximate=True)
+    config = target.hf_config
+    if isinstance(config, Mapping):  # a known target's
+        return replace(target, hf_config=AutoConfig.for_model(**config))
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             _choose_kernels(part, source)
-    return config
+    return target
 
 
 def _choose_kernels(config: Any, source: str) -> None:
@@ -448,14 +397,6 @@ def label_of(name: str) -> str:
     """A model's name: its folder's name, or a known target's full name."""
     folder = folder_of(name)
     return _canonical_name(name) if folder is None else folder.resolve().name
-
-
-def first_reason(error: BaseException) -> str:
-    """An error's first line, or its first two where the first ends with a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
 
 
 def _hub_source(name: str, download: bool) -> str | None:

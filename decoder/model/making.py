@@ -79,6 +79,9 @@ def make_target(
     plain_cpu = owned and step.device.type == "cpu" and loaded.quantization is None
     if refused is not None and (runtime == "packed" or (runtime == "auto" and plain_cpu)):
         notes = (f"runs eagerly: {refused}",)
+    kept, said = structure.token_values, loaded.architecture.token_values
+    if kept != said and structure.latent == bool(loaded.architecture.latent_rank):
+        notes += (f"its layers keep {kept} values of a token, and its config says {said}",)
     if loaded.unpacked:
         notes += (f"{loaded.stored} weights are held and read as plain {str(step.dtype)[6:]}",)
     if kind == "graphs" and structure.uneven:

@@ -17,6 +17,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from costmodel.errors import InputError
+from costmodel.hf_config import positions_of, text_fields
+from decoder.configs import base_of, text_of
 from decoder.model.attention import attention_of
 from decoder.model.kv_cache import LayerStore
 from decoder.model.latents import TRACE_NAME, has_indexer, keeps_latents
@@ -88,6 +90,17 @@ class Structure:
     def group(self) -> int:
         """Query heads of one KV head; 1 where layers differ, whose masks are repeated by each."""
         return 1 if self.stores else self.heads // self.kv_heads
+
+    @property
+    def token_values(self) -> int:
+        """Values of one token in the caches of all layers."""
+        plain = (self.kv_heads, self.head_dim, self.head_dim)
+        stores = self.stores or [(*plain, layer) for layer in range(self.layers)]
+        return sum(
+            heads * (key + value)
+            for number, (heads, key, value, source) in enumerate(stores)
+            if source == number
+        )
 
     @property
     def uneven(self) -> str:
@@ -192,18 +205,6 @@ AttentionInterface.register(TRACE_NAME, _note_attention)
 AttentionMaskInterface.register(TRACE_NAME, _note_mask)
 
 
-def base_of(model: Any) -> Any:
-    """The decoder of a causal LM, which gives hidden states; the model itself where it has none."""
-    base = model.base_model
-    return getattr(model, "model", model) if base is model else base
-
-
-def text_of(model: Any) -> Any:
-    """The module that gives hidden states of tokens: of a model of images too, its text part."""
-    base = base_of(model)
-    return getattr(base, "language_model", base)
-
-
 def device_of(model: torch.nn.Module) -> torch.device:
     """The device of a model's parameters; those with packed weights have no numbers of theirs."""
     return next(part.device for part in model.parameters() if not part.is_meta)
@@ -280,7 +281,7 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
 
 
 def _positions(config: Any) -> int:
-    return min(int(getattr(config, "max_position_embeddings", 0) or FAR), FAR)
+    return min(positions_of(text_fields(config)) or FAR, FAR)
 
 
 def _sizes(notes: _Notes, layers: int) -> Structure:

@@ -144,7 +144,7 @@ def architecture_of(config: Any) -> ModelArchitecture:
     """The target's architecture, from a `VllmConfig`."""
     model = config.model_config
     name = Path(str(model.model)).name
-    return ModelArchitecture.from_hf_config(model.hf_text_config.to_dict(), name=name)
+    return ModelArchitecture.from_hf_config(model.hf_text_config, name=name)
 
 
 def quantization_of(config: Any) -> str | None:

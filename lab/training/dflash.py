@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn import functional
 
 from costmodel.errors import InputError
+from decoder.configs import text_of
 from decoder.drafters.blocks import Rope, Rotary
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashLayer, DFlashModel
 from decoder.model.loading import LoadedModel
-from decoder.model.structure import text_of
 from decoder.tree.draft_tree import Lattice, best_first
 from lab.drafters.dflash2.model import AFTER, BEFORE, convolve
 from lab.training.corpus import TrainingText

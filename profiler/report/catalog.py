@@ -12,7 +12,7 @@ import click
 from costmodel.catalog import DeviceSpec, TargetEntry
 from costmodel.compose.operators import unread_parts
 from costmodel.compose.support import Support
-from costmodel.hf_config import config_fields
+from costmodel.hf_config import text_fields
 from profiler.report.console import print_table
 
 # Origins of times, whose first letters stand for them, in the order of the legend.
@@ -95,9 +95,7 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
 
 
 def _kind(entry: TargetEntry) -> str:
-    fields = config_fields(entry.hf_config)
-    text = fields.get("text_config")
-    return str((text if isinstance(text, Mapping) else fields).get("model_type"))
+    return str(text_fields(entry.hf_config).get("model_type"))
 
 
 def _billions(count: int) -> str:

@@ -13,6 +13,7 @@ from costmodel.catalog import Peaks, find_target
 from costmodel.planning.drafting import block_architecture
 from costmodel.planning.engines import ValueBytes, cache_bytes_per_token, sequence_bytes
 from costmodel.roofline import Roofline, paper_bytes, physical_bytes, physical_flops
+from decoder.configs import read_model
 
 # Sizes in each publisher's config.json, as quoted in public code under the name in the comment.
 # Those of gpt-oss-20b and DeepSeek-V2-Lite are in targets.yaml.
@@ -88,6 +89,7 @@ CONFIGS = {
         "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1,
         "linear_attn_config": {
             "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+            "kda_layers": [i for i in range(1, 27) if i % 4],
             "short_conv_kernel_size": 4,
         },
     },
@@ -104,7 +106,7 @@ CONFIGS = {
 
 def architecture(name: str) -> ModelArchitecture:
     if name in CONFIGS:
-        return ModelArchitecture.from_hf_config(CONFIGS[name], name=name)
+        return read_model(CONFIGS[name], name)[1]
     return find_target(name).architecture
 
 
@@ -316,6 +318,13 @@ def test_cache_traffic_counts_each_layer_by_its_window_and_shape():
     assert terms[3] == pytest.approx(seen)
 
 
+def test_each_kind_of_layer_is_split_by_its_own_heads():
+    a = architecture("Gemma-4-31B")  # 16 heads in a window, of the others 4 that 8 devices repeat
+    windowed, full = 50 * 2 * (16 // 8) * 256, 10 * 2 * 1 * 512
+    assert cache_bytes_per_token(a, ValueBytes(), 8) == 2 * (windowed + full)
+    assert sequence_bytes(a, 5000, ValueBytes(), 8) == 2 * (windowed * 1024 + full * 5000)
+
+
 def test_rows_score_all_keys_and_attend_to_the_chosen():
     a = architecture("DeepSeek-V3.2")
     near, far = physical_flops(a, 1, 5000).total, physical_flops(a, 1, 9000).total
@@ -325,7 +334,7 @@ def test_rows_score_all_keys_and_attend_to_the_chosen():
 
 def test_layers_that_share_keys_keep_none():
     config = CONFIGS["Gemma-4-31B"] | {"num_kv_shared_layers": 12}
-    a = ModelArchitecture.from_hf_config(config)
+    a = read_model(config, "test")[1]
     assert a.token_values == 40 * 2 * 16 * 256 + 8 * 2 * 4 * 512
     assert cache_bytes_per_token(a, ValueBytes()) == 2 * a.token_values
     own = architecture("Gemma-4-31B")
@@ -340,7 +349,7 @@ def test_chunks_and_windows_by_counting():
     )
     llama4 = QWEN35 | {"model_type": "llama4_text", "num_local_experts": 16, "hidden_size": 5120}
     llama4 |= {"num_hidden_layers": 48, "intermediate_size": 8192, "num_experts_per_tok": 1}
-    b = ModelArchitecture.from_hf_config(llama4)
+    b = read_model(llama4, "test")[1]
     assert (b.sliding_window, b.full_layers, b.chunked) == (8192, 12, True)
     for rows, context in ((1, 0), (1, 7), (5, 6), (20, 13)):
         keys = sum((context + i) % 8 + 1 for i in range(rows))
@@ -360,7 +369,7 @@ def test_a_hybrid_of_single_layers_is_read():
         "hybrid_override_pattern": "MEMEM*E" * 6 + "MEMEMEMEME",
     }  # fmt: skip
     pattern = str(config["hybrid_override_pattern"])
-    a = ModelArchitecture.from_hf_config(config)
+    a = read_model(config, "test")[1]
     assert a.attention_layers == pattern.count("*") == 6
     assert (a.recurrent_layers, a.sparse_layers) == (pattern.count("M"), pattern.count("E"))
     assert a.token_values == 6 * 2 * 2 * 128

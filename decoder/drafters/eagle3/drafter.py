@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from costmodel.statistics import Bools, Ints
 from decoder.acceptance.drawn import draw_levels
@@ -28,7 +29,7 @@ from decoder.drafters.caches import (
     WaitingFeatures,
     check_observed,
 )
-from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
+from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
 from decoder.model.attention import DenseVisible, RowBlock
@@ -71,6 +72,13 @@ class Eagle3Drafter(Drafter):
         self.feature_layers = config.features or (2, layers // 2, layers - 3)
         self.architecture_hash = config.hash()
         self.tokens = token_ids(self.model.d2t).cpu().numpy() if config.mapped else None
+        vocab = target.architecture.vocab  # with rows of padding that the drafter may lack
+        if config.vocab < vocab and not config.mapped:
+            self.tokens = np.arange(config.vocab)
+        if config.own_embedding:
+            table = self.model.embed_tokens
+            rows = nn.functional.pad(table.weight, (0, 0, 0, vocab - len(table.weight)))
+            table.weight = nn.Parameter(rows, requires_grad=False)
         self._captured: CapturedLevels | None = None
 
     def start(
@@ -188,7 +196,10 @@ def check_fit(config: Eagle3Config, target: Target) -> None:
     problems = differences(
         {
             "target hidden size": (config.target_hidden, hidden),
-            "vocabulary": (config.vocab, target.architecture.vocab),
+            "vocabulary": (
+                None if is_padded(config.vocab, target.architecture.vocab) else config.vocab,
+                target.architecture.vocab,
+            ),
         }
     )
     if config.shape.hidden != hidden and not config.own_embedding:

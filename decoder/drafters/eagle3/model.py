@@ -25,14 +25,13 @@ from decoder.drafters.blocks import (
     Span,
     hash_of,
 )
-from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape
+from decoder.drafters.checkpoint import Fields, Weights, architectures, load_weights, read_shape
 
 FEATURES = 3  # hidden states of the target that are read
 OWN_EMBEDDING = "embed_tokens.weight"
 
 # Fields of related drafters that change the computation, with the value that leaves it as here.
 PLAIN = {
-    "num_hidden_layers": 1,
     "norm_before_fc": False,
     "norm_output": False,
     "fc_norm": False,
@@ -77,16 +76,12 @@ class Eagle3Config:
 
         Raises InputError with the field that is missing, wrong or not supported.
         """
-        if not is_eagle3(published):
-            raise InputError(
-                f"{where} is not that of an EAGLE-3 drafter", hint="It has no draft_vocab_size."
-            )
         layer = published.get("transformer_layer_config")
         own = {name: value for name, value in published.items() if value is not None}
         fields = Fields({**layer, **own} if isinstance(layer, Mapping) else own, where)
         fields.require(PLAIN)
         vocab = fields.whole("vocab_size")
-        draft_vocab = fields.whole("draft_vocab_size")
+        draft_vocab = fields.whole("draft_vocab_size", vocab)
         if draft_vocab > vocab:
             raise fields.wrong("draft_vocab_size", f"at most vocab_size ({vocab})")
         shape = read_shape(fields, head_dim=None, bias=False)
@@ -114,8 +109,25 @@ class Eagle3Config:
 
 
 def is_eagle3(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of an EAGLE-3 drafter."""
-    return "draft_vocab_size" in published and "dflash_config" not in published
+    """Whether a config.json is that of an EAGLE-3 drafter.
+
+    The number of its layers is often its target's; the tensors say that there is one.
+    """
+    named = any("eagle3" in str(name).lower() for name in architectures(published))
+    return (named or "draft_vocab_size" in published) and "dflash_config" not in published
+
+
+def is_eagle1(published: Mapping[str, Any]) -> bool:
+    """Whether a config.json names a drafter of the first EAGLE, whose form is another."""
+    names = (*architectures(published), published.get("model_type"))
+    names += (published.get("speculators_model_type"),)
+    return not is_eagle3(published) and any("eagle" in str(name).lower() for name in names)
+
+
+def joined_features(folder: Path) -> int:
+    """The widths that an EAGLE drafter joins: 3 hidden states, or 2 of EAGLE-1; 0 of others."""
+    shape = Weights(folder, pickled=True).shapes.get("fc.weight", (1, 0))
+    return shape[1] // shape[0] if len(shape) == 2 else 0
 
 
 def _features(published: Mapping[str, Any], where: str) -> tuple[int, ...] | None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from costmodel.hf_config import positions_of, text_fields
+from decoder.configs import base_of, text_of
 from decoder.jit import jit
 from decoder.model.attention import (
     ATTENTION_NAME,
@@ -30,7 +32,7 @@ from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
-from decoder.model.structure import Structure, base_of, device_of, text_of
+from decoder.model.structure import Structure, device_of
 
 _INFINITY = 0x7F80  # the bits of it in bfloat16, which NumPy does not have
 _BLOCK = 512  # numbers of which the largest is found at once
@@ -119,9 +121,10 @@ class ModelStep:
 
     @property
     def positions(self) -> int:
-        """Positions that the model knows."""
-        config = self.model.config.get_text_config(decoder=True)
-        return int(getattr(config, "max_position_embeddings", 0) or 1 << 30)
+        """Positions that the model knows, scaled ones included unless they change with the text."""
+        if self.rope is not None and not self.rope.beyond:
+            return self.rope.switch
+        return positions_of(text_fields(self.model.config)) or 1 << 30
 
     @property
     def vocab(self) -> int:

@@ -27,9 +27,9 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, Mi
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
+from decoder.configs import base_of
 from decoder.model.attention import AttentionPlan, current_plan
 from decoder.model.runtime.tables import LayerCache, RowTables
-from decoder.model.structure import base_of
 from decoder.tree.draft_tree import WORD
 
 FLASH_WIDEST = 256  # lanes of a head

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import SiLUActivation
 
+from decoder.configs import base_of
 from decoder.model.attention import AttentionPlan, ForwardPlan
 from decoder.model.runtime.base import RuntimeKind
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
@@ -24,7 +25,7 @@ from decoder.model.runtime.few_rows import NO_NORM, FewNorm, FewRows, are_few
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.model.runtime.int8 import Int8Linear, fits_int8
 from decoder.model.runtime.linear import JoinedLinear, PackedLinear, pack
-from decoder.model.structure import base_of, bypassed_linears
+from decoder.model.structure import bypassed_linears
 
 Join = Callable[[Sequence[nn.Linear]], JoinedLinear]
 

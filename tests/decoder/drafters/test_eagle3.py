@@ -10,6 +10,8 @@ import torch
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.factory import load_drafter
+from decoder.engine import TreeDecoder
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.draft_tree import DraftTree
 from decoder.tree.growth import TopPaths
@@ -222,6 +224,45 @@ class TestCheckpoints:
         with pytest.raises(InputError, match="cannot read the weights"):
             Eagle3Drafter(target, pickled)
 
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"num_hidden_layers": LAYERS},  # of its target
+            {"draft_vocab_size": None},
+            {"draft_vocab_size": ...},  # not there
+            {"draft_vocab_size": ..., "architectures": ["LlamaForCausalLM"]},
+        ],
+    )
+    def test_fields_that_checkpoints_leave_out(self, tmp_path, changed):
+        folder, config, _ = eagle3_folder(tmp_path / "draft")
+        fields = {name: value for name, value in (config | changed).items() if value is not ...}
+        (folder / "config.json").write_text(json.dumps(fields))
+        drafter = load_drafter(str(folder), draft_target())
+        assert isinstance(drafter, Eagle3Drafter) and drafter.model.config.draft_vocab == VOCAB
+
+    @pytest.mark.parametrize("own_embedding", [False, True])
+    def test_a_drafter_may_have_fewer_rows_of_padding(self, tmp_path, own_embedding):
+        config = EAGLE3 | {"vocab_size": VOCAB - 7, "draft_vocab_size": VOCAB - 7}
+        tensors = random_tensors(eagle3_shapes(config))
+        if own_embedding:
+            tensors["embed_tokens.weight"] = torch.randn(VOCAB - 7, HIDDEN)
+        target = draft_target()
+        drafter = Eagle3Drafter(target, write_checkpoint(tmp_path / "draft", config, tensors))
+        decoders = (
+            TreeDecoder(target, drafter=drafter, policy="fixed:6"),
+            TreeDecoder(target, policy="plain"),
+        )
+        drafted, plain = (one.generate(PROMPT, max_new_tokens=24).token_ids for one in decoders)
+        assert drafted == plain
+
+    @pytest.mark.parametrize("named", [["EagleLlamaForCausalLM"], ["LlamaForCausalLM"]])
+    def test_the_first_eagle_is_named(self, tmp_path, named):
+        tensors = {"fc.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}
+        fields = {name: value for name, value in EAGLE3.items() if name != "draft_vocab_size"}
+        folder = write_checkpoint(tmp_path / "draft", fields | {"architectures": named}, tensors)
+        with pytest.raises(InputError, match="first EAGLE, which is not supported"):
+            load_drafter(str(folder), draft_target())
+
 
 BAD_CONFIGS = {
     "another target's vocabulary": ({"vocab_size": 98, "draft_vocab_size": 31}, "vocabulary is 98"),
@@ -231,7 +272,6 @@ BAD_CONFIGS = {
         "it is 40 wide and brings no embedding",
     ),
     "two feature layers": ({NAMED_LAYERS: [1, 2]}, "'eagle_aux_.*_ids' must be 3 layers and is"),
-    "several layers": ({"num_hidden_layers": 2}, "num_hidden_layers = 2, which is not supported"),
     "a later form": ({"norm_before_fc": True}, "norm_before_fc = True"),
 }
 

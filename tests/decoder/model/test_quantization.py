@@ -7,11 +7,12 @@ import torch
 
 from costmodel.errors import InputError, ProfileError
 from costmodel.profile.store import ProfileStore
+from costmodel.weights import quantization_of
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
-from decoder.model.quantization import check_loadable, quantization_of
+from decoder.model.quantization import check_loadable
 from decoder.profiling.measured_profile import find_peaks, profile_key, soft_key, subject_of
 from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of

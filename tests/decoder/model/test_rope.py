@@ -96,6 +96,17 @@ def test_dynamic_factors_are_those_of_texts_that_fit(policy):
         decoder.generate(PROMPT[:12], max_new_tokens=37)
 
 
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_scaled_positions_are_decoded_to_their_end(kind):
+    rope = {"type": kind, "rope_theta": 10_000.0, "factor": 2.0}
+    rope |= {"original_max_position_embeddings": 24} if kind == "yarn" else {}
+    truth = generated(model_of(rope, max_position_embeddings=24), PROMPT[:12], 36)
+    decoder = decoder_of(model_of(rope, max_position_embeddings=24), "fixed:4")
+    assert decoder.generate(PROMPT[:12], max_new_tokens=36).token_ids == truth
+    with pytest.raises(InputError, match="exceed the 48 positions"):
+        decoder.generate(PROMPT[:12], max_new_tokens=37)
+
+
 def test_an_unknown_kind_is_refused():
     model = random_model("llama-gqa")
     model.model.rotary_emb.rope_type = "spiral"
