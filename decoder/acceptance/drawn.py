@@ -314,7 +314,7 @@ class RankExpectation:
     It is learnt from past rounds as a hazard: among accepted nodes whose first j - 1 children
     are not on the accepted path, the share whose j-th child is. Counts are kept by the
     drafter's confidence c (the largest probability of q) and by j. They start as `PRIOR`
-    observations of (0.6 + 0.35 c^2) / j^(1 - c), the result of lab/studies/acceptance_rules.py
+    observations of (0.6 + 0.35 c^2) / j^(1 - c), in lab/studies/results/acceptance_rules.json
     for a calibrated drafter. Present draws are never used.
     """
 
