@@ -101,11 +101,15 @@ class IsolatedSession:
 
         def checked() -> Candidates:
             drafted = self._session.draft(read_only(context), request)
-            vocab = self._owner.vocab
-            return _well_formed(drafted, vocab if request.whole else None).sound(vocab)
+            if not isinstance(drafted, Candidates):
+                others = "" if request.whole else ", a PairLattice or a CandidateTree"
+                raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
+            candidates = drafted.checked()
+            if request.whole:
+                candidates.check_whole(self._owner.vocab)
+            return candidates.sound(self._owner.vocab)
 
-        nothing: Candidates = NO_CANDIDATES
-        return self._run("draft", checked, nothing)
+        return self._run("draft", checked, NO_CANDIDATES)
 
     def draw(
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
@@ -141,20 +145,6 @@ def read_only(array: Ints) -> Ints:
     copy = array.copy()
     copy.flags.writeable = False
     return copy
-
-
-def _well_formed(drafted: Any, whole_vocab: int | None) -> Candidates:
-    """The candidates with arrays of the right kinds. Raises ValueError for others.
-
-    whole_vocab  the vocabulary, if `Lattice.whole` was asked for
-    """
-    if not isinstance(drafted, Candidates):
-        others = "" if whole_vocab is not None else ", a PairLattice or a CandidateTree"
-        raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
-    candidates = drafted.checked()
-    if whole_vocab is not None:
-        candidates.check_whole(whole_vocab)
-    return candidates
 
 
 def _well_drawn(drawn: Any, shape: DraftTree, vocab: int) -> DraftTree:

@@ -125,14 +125,11 @@ class Candidates(ABC):
         raise ValueError(f"it must give a Lattice, not a {type(self).__name__}")
 
     def marginals(self) -> Lattice:
-        """The candidates by position that follow any path; none but for a `Lattice`."""
+        """A `Lattice`, whose candidates follow any path; an empty one of other kinds."""
         return Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 
     def pairs(self) -> tuple[Ints, Array]:
-        """Tokens [gamma, K], and the chances [gamma - 1, K, K] of each behind each one before.
-
-        Empty but for a `PairLattice`.
-        """
+        """A `PairLattice`'s tokens and its edges, which follow any path; none of other kinds."""
         return np.zeros((0, 0), np.int64), np.zeros((0, 0, 0))
 
 
