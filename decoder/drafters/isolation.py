@@ -109,7 +109,8 @@ class IsolatedSession:
                 candidates.check_whole(self._owner.vocab)
             return candidates.sound(self._owner.vocab)
 
-        return self._run("draft", checked, NO_CANDIDATES)
+        nothing: Candidates = NO_CANDIDATES
+        return self._run("draft", checked, nothing)
 
     def draw(
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
