@@ -18,7 +18,7 @@ from decoder.drafters.blocks import hash_of
 from decoder.drafters.joint import JointDraft, join_drafts
 from decoder.drafters.mixture import best_paths, learn, new_statistics
 from decoder.drafters.ngram import NgramDrafter
-from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice, sound
+from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice
 
 
 class EnsembleDrafter(Drafter):
@@ -114,7 +114,7 @@ def _draft(
     session: DraftSession, drafter: Drafter, context: Ints, request: DraftRequest
 ) -> Candidates:
     depth = min(request.depth, drafter.deepest(request.growth))
-    return sound(session.draft(context, replace(request, depth=depth, whole=False)))
+    return session.draft(context, replace(request, depth=depth, whole=False)).sound()
 
 
 def _compile() -> None:

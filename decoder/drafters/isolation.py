@@ -13,23 +13,20 @@ from functools import partial
 from numbers import Integral
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from costmodel.errors import DeviceError, DrafterError, reason_of, shown
-from costmodel.statistics import Array, Ints
+from costmodel.statistics import Ints
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.tree.draft_tree import (
     EMPTY,
     NO_CANDIDATES,
     Candidates,
-    CandidateTree,
     DraftTree,
-    Lattice,
-    sound,
+    checked_arrays,
+    checked_parents,
 )
-from decoder.tree.pairs import PairLattice
 
 Result = TypeVar("Result")
 LAST_HINT = "The text goes on without drafts."
@@ -104,8 +101,13 @@ class IsolatedSession:
 
         def checked() -> Candidates:
             drafted = self._session.draft(read_only(context), request)
-            vocab = self._owner.vocab
-            return sound(_well_formed(drafted, vocab if request.whole else None), vocab)
+            if not isinstance(drafted, Candidates):
+                others = "" if request.whole else ", a PairLattice or a CandidateTree"
+                raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
+            candidates = drafted.checked()
+            if request.whole:
+                candidates.check_whole(self._owner.vocab)
+            return candidates.sound(self._owner.vocab)
 
         nothing: Candidates = NO_CANDIDATES
         return self._run("draft", checked, nothing)
@@ -146,71 +148,16 @@ def read_only(array: Ints) -> Ints:
     return copy
 
 
-def _well_formed(drafted: Any, whole_vocab: int | None) -> Candidates:
-    """The candidates with arrays of the right kinds. Raises ValueError for others.
-
-    whole_vocab  the vocabulary, if `Lattice.whole` was asked for
-    """
-    if isinstance(drafted, Lattice):
-        tokens, probabilities = _arrays(drafted.tokens, drafted.probabilities, 2)
-        whole = drafted.whole
-        if whole_vocab is not None and len(tokens):
-            _check_whole(whole, len(tokens), whole_vocab)
-        return Lattice(tokens, probabilities, whole)
-    if isinstance(drafted, PairLattice) and whole_vocab is None:
-        return _well_paired(drafted)
-    if not isinstance(drafted, CandidateTree) or whole_vocab is not None:
-        others = "" if whole_vocab is not None else ", a PairLattice or a CandidateTree"
-        raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
-    tokens, probabilities = _arrays(drafted.tokens, drafted.probabilities, 1)
-    return CandidateTree(tokens, _parents(drafted.parents, len(tokens)), probabilities)
-
-
-def _well_paired(drafted: PairLattice) -> PairLattice:
-    tokens, _ = _arrays(drafted.tokens, drafted.tokens, 2)
-    gamma, width = tokens.shape
-    first, edges = (np.asarray(part, dtype=np.float64) for part in (drafted.first, drafted.edges))
-    if first.shape != (width,) or edges.shape != (max(gamma - 1, 0), width, width):
-        raise ValueError(f"tokens {tokens.shape}, first {first.shape}, edges {edges.shape}")
-    return PairLattice(tokens, np.ascontiguousarray(first), np.ascontiguousarray(edges))
-
-
-def _check_whole(whole: Any, depth: int, vocab: int) -> None:
-    """Raise ValueError unless it is q of each position, over the vocabulary or its first part."""
-    shape = tuple(getattr(whole, "shape", ()))
-    if len(shape) != 2 or shape[0] != depth or not 0 < shape[1] <= vocab:
-        raise ValueError(f"whole must be a tensor [{depth}, {vocab}]")
-
-
 def _well_drawn(drawn: Any, shape: DraftTree, vocab: int) -> DraftTree:
     if not isinstance(drawn, DrawnTree) and drawn is not EMPTY:
         raise ValueError(f"it must give a DrawnTree, not a {type(drawn).__name__}")
     if drawn.nodes > shape.nodes:
         raise ValueError(f"a tree of {drawn.nodes} nodes for a shape of {shape.nodes}")
-    tokens, _ = _arrays(drawn.tokens, drawn.scores, 1)
-    _parents(drawn.parents, len(tokens))
+    tokens, _ = checked_arrays(drawn.tokens, drawn.scores, 1)
+    checked_parents(drawn.parents, len(tokens))
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab:
         raise ValueError("a drawn token lies outside the vocabulary")
     return drawn
-
-
-def _arrays(tokens: Any, probabilities: Any, axes: int) -> tuple[Ints, Array]:
-    """Both as arrays of one shape and this number of axes. Raises ValueError or TypeError."""
-    ids, chances = np.asarray(tokens), np.asarray(probabilities)
-    if ids.shape != chances.shape or ids.ndim != axes:
-        raise ValueError(f"tokens {ids.shape} and probabilities {chances.shape} do not fit")
-    if ids.size and ids.dtype.kind not in "iu":
-        raise ValueError(f"tokens must be whole numbers, not {ids.dtype}")
-    return ids.astype(np.int64, copy=False), chances.astype(np.float64, copy=False)
-
-
-def _parents(parents: Any, nodes: int) -> Ints:
-    rows = np.asarray(parents)
-    if rows.shape != (nodes,) or (nodes and rows.dtype.kind not in "iu"):
-        raise ValueError(f"parents must be {nodes} row numbers")
-    if ((rows < 0) | (rows > np.arange(nodes))).any():
-        raise ValueError("a parent must be a row before its child")
-    return rows.astype(np.int64, copy=False)
 
 
 def _is_text(value: Any) -> bool:

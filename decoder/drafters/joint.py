@@ -8,11 +8,9 @@ import numpy as np
 
 from costmodel.statistics import Array, Ints
 from decoder.jit import jit
-from decoder.tree.draft_tree import NO_CANDIDATES, Candidates, CandidateTree, Lattice, as_tree
-from decoder.tree.pairs import PairLattice
+from decoder.tree.draft_tree import NO_CANDIDATES, Candidates, CandidateTree
 
 TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
-NO_LATTICE = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 
 
 class JointDraft(NamedTuple):
@@ -39,15 +37,14 @@ def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft
     A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do the
     pairs of either one. The second one's pairs go on behind the first one's paths.
     """
-    tree = as_tree(first, nodes)
-    lattice = second if isinstance(second, Lattice) else NO_LATTICE
-    other = NO_CANDIDATES if isinstance(second, Lattice) else as_tree(second, nodes)
-    trie, given = _merge(_arrays(tree), _arrays(other))
-    if isinstance(second, PairLattice):
-        trie, given = _graft(trie, given, second.tokens, np.ascontiguousarray(second.edges), nodes)
-    tokens = np.array(lattice.tokens, dtype=np.int64, order="C")
-    shares = np.array(lattice.probabilities, dtype=np.float64, order="C")
-    return JointDraft(trie, given, tokens, shares, shares.sum(axis=1))
+    marginals, (tokens, edges) = second.marginals(), second.pairs()
+    other = NO_CANDIDATES if len(marginals.tokens) else second.as_tree(nodes)
+    trie, given = _merge(_arrays(first.as_tree(nodes)), _arrays(other))
+    if len(tokens):
+        trie, given = _graft(trie, given, tokens, edges, nodes)
+    places = np.array(marginals.tokens, dtype=np.int64, order="C")
+    shares = np.array(marginals.probabilities, dtype=np.float64, order="C")
+    return JointDraft(trie, given, places, shares, shares.sum(axis=1))
 
 
 def _arrays(tree: CandidateTree) -> tuple[Ints, Ints, Array]:

@@ -11,6 +11,7 @@ so `sound` removes bad ones before a tree is built (`drafters.isolation`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,6 @@ from costmodel.errors import InputError
 from costmodel.statistics import Array, Bools, Ints
 from decoder.jit import jit
 from decoder.tree.heap import sift_down, sift_up
-from decoder.tree.pairs import PairLattice, best_first_pairs, greedy_pairs, sound_pairs
 
 WORD = 32  # rows in one word of a bit mask
 
@@ -89,8 +89,52 @@ EMPTY = DraftTree(
 )
 
 
+class Candidates(ABC):
+    """Tokens that may come next, with probabilities; each kind says how its trees are built."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def checked(self) -> Candidates:
+        """The same with arrays of the right kinds. Raises ValueError or TypeError."""
+
+    @abstractmethod
+    def sound(self, vocab: int | None = None) -> Candidates:
+        """The candidates with a token from 0 on, below `vocab`, and a probability of 0 or more.
+
+        Probabilities above 1, infinity included, become 1. Sound candidates are returned unchanged.
+        """
+
+    @abstractmethod
+    def best_first(self, nodes: int, depth_factors: Array | None = None) -> DraftTree:
+        """The tree of the function `best_first`, of one node or more."""
+
+    @abstractmethod
+    def greedy(self, depth: int) -> tuple[Ints, Array]:
+        """Tokens and path scores of the most probable child at every step, down to `depth`."""
+
+    def as_tree(self, nodes: int) -> CandidateTree:
+        """The best `nodes` paths, each node with its probability given its parent."""
+        paths = self.best_first(nodes)
+        above = np.concatenate((np.ones(1), paths.scores))[paths.parents]
+        given = np.divide(paths.scores, above, out=np.zeros(paths.nodes), where=above > 0.0)
+        return CandidateTree(paths.tokens, paths.parents, given)
+
+    def check_whole(self, vocab: int) -> None:
+        """Raise ValueError unless they have q over a vocabulary, which only a `Lattice` has."""
+        raise ValueError(f"it must give a Lattice, not a {type(self).__name__}")
+
+    def marginals(self) -> Lattice:
+        """A `Lattice`, whose candidates follow any path; an empty one of other kinds."""
+        return Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
+
+    def pairs(self) -> tuple[Ints, Array]:
+        """A `PairLattice`'s tokens and its edges, which follow any path; none of other kinds."""
+        return np.zeros((0, 0), np.int64), np.zeros((0, 0, 0))
+
+
 @dataclass(frozen=True, slots=True)
-class Lattice:
+class Lattice(Candidates):
     """Candidates of a block drafter: the top K tokens of each position, by their marginals.
 
     tokens         int64 [gamma, K]
@@ -102,9 +146,52 @@ class Lattice:
     probabilities: Array
     whole: Any = None
 
+    def checked(self) -> Lattice:
+        return Lattice(*checked_arrays(self.tokens, self.probabilities, 2), self.whole)
+
+    def check_whole(self, vocab: int) -> None:
+        depth, shape = len(self.tokens), tuple(getattr(self.whole, "shape", ()))
+        if depth and (len(shape) != 2 or shape[0] != depth or not 0 < shape[1] <= vocab):
+            raise ValueError(f"whole must be a tensor [{depth}, {vocab}]")
+
+    def sound(self, vocab: int | None = None) -> Lattice:
+        """Positions before the first without a sound candidate; K is the least count of these."""
+        mask = _sound(self.tokens, self.probabilities, vocab)
+        if mask is None:
+            return self
+        counts = mask.sum(axis=1)
+        without = np.flatnonzero(counts == 0)
+        depth = int(without[0]) if len(without) else len(counts)
+        width = int(counts[:depth].min(initial=self.tokens.shape[1]))
+        # Sound candidates first, by falling probability; equals stay in their order.
+        capped = np.where(mask, np.minimum(self.probabilities, 1.0), -1.0)[:depth]
+        order = np.argsort(-capped, axis=1, kind="stable")[:, :width]
+        return Lattice(
+            np.take_along_axis(self.tokens[:depth], order, axis=1),
+            np.take_along_axis(capped, order, axis=1),
+            self.whole if self.whole is None else self.whole[:depth],
+        )
+
+    def best_first(self, nodes: int, depth_factors: Array | None = None) -> DraftTree:
+        probabilities = self.probabilities
+        if depth_factors is not None:
+            # The last factor serves all deeper positions, as for candidate trees.
+            places = np.minimum(np.arange(len(probabilities)), len(depth_factors) - 1)
+            probabilities = np.minimum(probabilities * depth_factors[places, None], 1.0)
+        ranks, parents, depths, scores = _best_first_lattice(
+            np.ascontiguousarray(probabilities, dtype=np.float64), nodes
+        )
+        return DraftTree(self.tokens[depths - 1, ranks], parents, depths, scores)
+
+    def greedy(self, depth: int) -> tuple[Ints, Array]:
+        return self.tokens[:depth, :1].ravel(), self.probabilities[:depth, :1].ravel().cumprod()
+
+    def marginals(self) -> Lattice:
+        return self
+
 
 @dataclass(frozen=True, slots=True)
-class CandidateTree:
+class CandidateTree(Candidates):
     """Candidates of a drafter that looks at paths: M nodes, parents before their children.
 
     tokens         int64 [M]
@@ -116,57 +203,42 @@ class CandidateTree:
     parents: Ints
     probabilities: Array
 
+    def checked(self) -> CandidateTree:
+        tokens, probabilities = checked_arrays(self.tokens, self.probabilities, 1)
+        return CandidateTree(tokens, checked_parents(self.parents, len(tokens)), probabilities)
 
-Candidates = Lattice | PairLattice | CandidateTree
+    def sound(self, vocab: int | None = None) -> CandidateTree:
+        """The nodes whose whole path is sound."""
+        mask = _sound(self.tokens, self.probabilities, vocab)
+        if mask is None:
+            return self
+        sound_rows = np.ones(len(mask) + 1, dtype=np.bool_)  # the root is sound
+        for node, parent in enumerate(self.parents):
+            sound_rows[node + 1] = mask[node] and sound_rows[parent]
+        rows = np.cumsum(sound_rows) - 1
+        nodes = sound_rows[1:]
+        chances = np.minimum(self.probabilities[nodes], 1.0)
+        return CandidateTree(self.tokens[nodes], rows[self.parents[nodes]], chances)
+
+    def best_first(self, nodes: int, depth_factors: Array | None = None) -> DraftTree:
+        factors = np.ones(1) if depth_factors is None else depth_factors
+        scores, depths = _path_scores(self.parents, self.probabilities, factors)
+        # Stable: at equal scores a parent stays before its child, so every prefix is a tree.
+        order = np.argsort(-scores, kind="stable")[:nodes]
+        row_of = np.zeros(len(scores) + 1, dtype=np.int64)
+        row_of[order + 1] = np.arange(1, len(order) + 1)
+        parents = row_of[self.parents[order]]
+        return DraftTree(self.tokens[order], parents, depths[order], scores[order])
+
+    def greedy(self, depth: int) -> tuple[Ints, Array]:
+        picked = _greedy_path(self.parents, self.probabilities, depth)
+        return self.tokens[picked], np.cumprod(self.probabilities[picked])
+
+    def as_tree(self, nodes: int) -> CandidateTree:
+        return self
+
 
 NO_CANDIDATES = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-
-
-def sound(candidates: Candidates, vocab: int | None = None) -> Candidates:
-    """The candidates with a token from 0 on, below `vocab`, and a probability of 0 or more.
-
-    Probabilities above 1, infinity included, become 1. A node of a tree is removed with its
-    subtree. Sound candidates are returned unchanged.
-    """
-    if isinstance(candidates, PairLattice):
-        return sound_pairs(candidates, vocab)
-    tokens, probabilities = candidates.tokens, candidates.probabilities
-    mask = (probabilities >= 0.0) & (tokens >= 0)  # NaN compares false
-    if vocab is not None:
-        mask &= tokens < vocab
-    if mask.all() and (probabilities <= 1.0).all():
-        return candidates
-    if isinstance(candidates, Lattice):
-        return _sound_lattice(candidates, mask)
-    return _sound_tree(candidates, mask)
-
-
-def _sound_lattice(lattice: Lattice, sound: Bools) -> Lattice:
-    """Positions before the first without a sound candidate; K is the least count of these."""
-    counts = sound.sum(axis=1)
-    without = np.flatnonzero(counts == 0)
-    depth = int(without[0]) if len(without) else len(counts)
-    width = int(counts[:depth].min(initial=lattice.tokens.shape[1]))
-    # Sound candidates first, by falling probability; equals stay in their order.
-    capped = np.where(sound, np.minimum(lattice.probabilities, 1.0), -1.0)[:depth]
-    order = np.argsort(-capped, axis=1, kind="stable")[:, :width]
-    return Lattice(
-        np.take_along_axis(lattice.tokens[:depth], order, axis=1),
-        np.take_along_axis(capped, order, axis=1),
-        lattice.whole if lattice.whole is None else lattice.whole[:depth],
-    )
-
-
-def _sound_tree(tree: CandidateTree, sound: Bools) -> CandidateTree:
-    """The nodes whose whole path is sound."""
-    sound_rows = np.ones(len(sound) + 1, dtype=np.bool_)  # the root is sound
-    for node, parent in enumerate(tree.parents):
-        sound_rows[node + 1] = sound[node] and sound_rows[parent]
-    rows = np.cumsum(sound_rows) - 1
-    nodes = sound_rows[1:]
-    return CandidateTree(
-        tree.tokens[nodes], rows[tree.parents[nodes]], np.minimum(tree.probabilities[nodes], 1.0)
-    )
 
 
 def best_first(candidates: Candidates, nodes: int, depth_factors: Array | None = None) -> DraftTree:
@@ -177,64 +249,42 @@ def best_first(candidates: Candidates, nodes: int, depth_factors: Array | None =
     the probabilities of each depth before the tree is built (online correction of a biased
     drafter). There are fewer nodes if the candidates run out.
     """
-    if nodes <= 0:
-        return EMPTY
-    if isinstance(candidates, CandidateTree):
-        return _best_first_candidates(candidates, nodes, depth_factors)
-    if isinstance(candidates, PairLattice):
-        return DraftTree(*best_first_pairs(candidates, nodes, depth_factors))
-    probabilities = candidates.probabilities
-    if depth_factors is not None:
-        # The last factor serves all deeper positions, as for candidate trees.
-        depths = np.minimum(np.arange(len(probabilities)), len(depth_factors) - 1)
-        probabilities = np.minimum(probabilities * depth_factors[depths, None], 1.0)
-    ranks, parents, depths, scores = _best_first_lattice(
-        np.ascontiguousarray(probabilities, dtype=np.float64), nodes
-    )
-    return DraftTree(candidates.tokens[depths - 1, ranks], parents, depths, scores)
+    return candidates.best_first(nodes, depth_factors) if nodes > 0 else EMPTY
 
 
 def chain(candidates: Candidates, depth: int) -> DraftTree:
     """The most probable child at every step, down to `depth`."""
-    if isinstance(candidates, Lattice):
-        length = min(depth, len(candidates.tokens)) if candidates.tokens.shape[1] else 0
-        if length == 0:
-            return EMPTY
-        tokens = candidates.tokens[:length, 0]
-        scores = np.cumprod(candidates.probabilities[:length, 0])
-    elif isinstance(candidates, PairLattice):
-        tokens, scores = greedy_pairs(candidates, depth)
-    else:
-        picked = _greedy_path(candidates.parents, candidates.probabilities, depth)
-        tokens = candidates.tokens[picked]
-        scores = np.cumprod(candidates.probabilities[picked])
+    tokens, scores = candidates.greedy(depth)
     rows = np.arange(len(tokens), dtype=np.int64)
     return DraftTree(tokens.astype(np.int64), rows, rows + 1, scores)
 
 
-def as_tree(candidates: Candidates, nodes: int) -> CandidateTree:
-    """Candidates by path: the same, or the best `nodes` paths of candidates by position."""
-    if isinstance(candidates, CandidateTree):
-        return candidates
-    paths = best_first(candidates, nodes)
-    above = np.concatenate((np.ones(1), paths.scores))[paths.parents]
-    given = np.divide(paths.scores, above, out=np.zeros(paths.nodes), where=above > 0.0)
-    return CandidateTree(paths.tokens, paths.parents, given)
+def checked_arrays(tokens: Any, probabilities: Any, axes: int) -> tuple[Ints, Array]:
+    """Both as arrays of one shape and this number of axes. Raises ValueError or TypeError."""
+    ids, chances = np.asarray(tokens), np.asarray(probabilities)
+    if ids.shape != chances.shape or ids.ndim != axes:
+        raise ValueError(f"tokens {ids.shape} and probabilities {chances.shape} do not fit")
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be whole numbers, not {ids.dtype}")
+    return ids.astype(np.int64, copy=False), chances.astype(np.float64, copy=False)
 
 
-def _best_first_candidates(
-    candidates: CandidateTree, nodes: int, depth_factors: Array | None
-) -> DraftTree:
-    count = len(candidates.tokens)
-    factors = np.ones(1) if depth_factors is None else depth_factors
-    scores, depths = _path_scores(candidates.parents, candidates.probabilities, factors)
-    # Stable: at equal scores a parent stays before its child, so every prefix is a tree.
-    order = np.argsort(-scores, kind="stable")[:nodes]
-    row_of = np.zeros(count + 1, dtype=np.int64)
-    row_of[order + 1] = np.arange(1, len(order) + 1)
-    return DraftTree(
-        candidates.tokens[order], row_of[candidates.parents[order]], depths[order], scores[order]
-    )
+def checked_parents(parents: Any, nodes: int) -> Ints:
+    """The parents' rows of so many nodes. Raises ValueError."""
+    rows = np.asarray(parents)
+    if rows.shape != (nodes,) or (nodes and rows.dtype.kind not in "iu"):
+        raise ValueError(f"parents must be {nodes} row numbers")
+    if ((rows < 0) | (rows > np.arange(nodes))).any():
+        raise ValueError("a parent must be a row before its child")
+    return rows.astype(np.int64, copy=False)
+
+
+def _sound(tokens: Ints, probabilities: Array, vocab: int | None) -> Bools | None:
+    """Which candidates are sound; None where nothing has to change."""
+    mask = (probabilities >= 0.0) & (tokens >= 0)  # NaN compares false
+    if vocab is not None:
+        mask &= tokens < vocab
+    return None if mask.all() and (probabilities <= 1.0).all() else mask
 
 
 @jit

@@ -12,15 +12,14 @@ import numpy as np
 
 from costmodel.statistics import Array, Bools, Ints
 from decoder.jit import jit
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, checked_arrays
 from decoder.tree.heap import sift_down, sift_up
 
 NO_EDGE = -1.0  # the probability of a candidate that may not follow
 
-Nodes = tuple[Ints, Ints, Ints, Array]
-
 
 @dataclass(frozen=True, slots=True)
-class PairLattice:
+class PairLattice(Candidates):
     """K candidates for each position, and the probability of each behind each one before it.
 
     tokens  int64 [gamma, K]            in any order
@@ -36,17 +35,49 @@ class PairLattice:
     first: Array
     edges: Array
 
+    def checked(self) -> PairLattice:
+        tokens, _ = checked_arrays(self.tokens, self.tokens, 2)
+        gamma, width = tokens.shape
+        first, edges = (np.asarray(part, dtype=np.float64) for part in (self.first, self.edges))
+        if first.shape != (width,) or edges.shape != (max(gamma - 1, 0), width, width):
+            raise ValueError(f"tokens {tokens.shape}, first {first.shape}, edges {edges.shape}")
+        return PairLattice(tokens, np.ascontiguousarray(first), np.ascontiguousarray(edges))
 
-def sound_pairs(pairs: PairLattice, vocab: int | None) -> PairLattice:
-    """The same without candidates outside the vocabulary, and with edges from 0 to 1."""
-    unsound = pairs.tokens < 0
-    if vocab is not None:
-        unsound |= pairs.tokens >= vocab
-    first = _sound(pairs.first, unsound[:1].any(axis=0))
-    edges = _sound(pairs.edges, unsound[1:, None])
-    if first is pairs.first and edges is pairs.edges:
-        return pairs
-    return PairLattice(np.where(unsound, 0, pairs.tokens), first, edges)
+    def sound(self, vocab: int | None = None) -> PairLattice:
+        """The same without candidates outside the vocabulary, and with edges from 0 to 1."""
+        unsound = self.tokens < 0
+        if vocab is not None:
+            unsound |= self.tokens >= vocab
+        first = _sound(self.first, unsound[:1].any(axis=0))
+        edges = _sound(self.edges, unsound[1:, None])
+        if first is self.first and edges is self.edges:
+            return self
+        return PairLattice(np.where(unsound, 0, self.tokens), first, edges)
+
+    def best_first(self, nodes: int, depth_factors: Array | None = None) -> DraftTree:
+        if self.tokens.size == 0:
+            return EMPTY
+        factors = np.ones(1) if depth_factors is None else depth_factors
+        first, edges = (np.ascontiguousarray(part) for part in (self.first, self.edges))
+        return DraftTree(*_best_first(self.tokens, first, edges, factors, nodes))
+
+    def greedy(self, depth: int) -> tuple[Ints, Array]:
+        gamma, width = self.tokens.shape
+        tokens, scores, score = [], [], 1.0
+        chances = self.first
+        for position in range(min(depth, gamma) if width else 0):
+            best = int(chances.argmax())
+            if chances[best] < 0.0:
+                break
+            score *= float(chances[best])
+            tokens.append(self.tokens[position, best])
+            scores.append(score)
+            if position + 1 < gamma:
+                chances = self.edges[position, best]
+        return np.array(tokens, dtype=np.int64), np.array(scores)
+
+    def pairs(self) -> tuple[Ints, Array]:
+        return self.tokens, np.ascontiguousarray(self.edges)
 
 
 def _sound(chances: Array, unsound: Bools) -> Array:
@@ -54,34 +85,6 @@ def _sound(chances: Array, unsound: Bools) -> Array:
     if not unsound.any() and valid.all() and chances.max(initial=0.0) <= 1.0:
         return chances
     return np.where((chances >= 0.0) & ~unsound, np.minimum(chances, 1.0), NO_EDGE)
-
-
-def best_first_pairs(pairs: PairLattice, nodes: int, depth_factors: Array | None) -> Nodes:
-    """Tokens, parents, depths and path scores of the `nodes` best nodes, in best-first order."""
-    gamma, width = pairs.tokens.shape
-    factors = np.ones(1) if depth_factors is None else depth_factors
-    if gamma == 0 or width == 0 or nodes <= 0:
-        none = np.zeros(0, np.int64)
-        return none, none, none, np.zeros(0)
-    first, edges = (np.ascontiguousarray(part) for part in (pairs.first, pairs.edges))
-    return _best_first(pairs.tokens, first, edges, factors, nodes)
-
-
-def greedy_pairs(pairs: PairLattice, depth: int) -> tuple[Ints, Array]:
-    """Tokens and path scores of the most probable child at every step."""
-    gamma, width = pairs.tokens.shape
-    tokens, scores, score = [], [], 1.0
-    chances = pairs.first
-    for position in range(min(depth, gamma) if width else 0):
-        best = int(chances.argmax())
-        if chances[best] < 0.0:
-            break
-        score *= float(chances[best])
-        tokens.append(pairs.tokens[position, best])
-        scores.append(score)
-        if position + 1 < gamma:
-            chances = pairs.edges[position, best]
-    return np.array(tokens, dtype=np.int64), np.array(scores)
 
 
 @jit

@@ -24,7 +24,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.policies.parse import parse_policy
-from decoder.tree.draft_tree import CandidateTree, Lattice, sound
+from decoder.tree.draft_tree import CandidateTree, Lattice
 from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder.adversaries import ADVERSARIES, MASK
 from tests.decoder.draft_models import PUBLISHED, published
@@ -216,7 +216,7 @@ class TestUsable:
             np.array([[1, 2, 3, 4], [5, 99, 6, 7], [1, 2, 3, 4], [1, 2, 3, 4]]),
             np.array([[0.4, nan, 0.3, 0.2], [0.5, 0.3, 7.0, 0.1], [nan] * 4, [0.4, 0.3, 0.2, 0.1]]),
         )
-        found = sound(lattice, 10)
+        found = lattice.sound(10)
         assert found.tokens.tolist() == [[1, 3, 4], [6, 5, 7]]
         assert found.probabilities.tolist() == [[0.4, 0.3, 0.2], [1.0, 0.5, 0.1]]
 
@@ -226,7 +226,7 @@ class TestUsable:
             parents=np.array([0, 1, 1, 3, 2, 0]),
             probabilities=np.array([0.9, 0.5, 0.4, 0.9, 1.5, float("nan")]),
         )
-        found = sound(tree, 10)
+        found = tree.sound(10)
         assert found.tokens.tolist() == [1, 2, 5]
         assert found.parents.tolist() == [0, 1, 2]
         assert found.probabilities.tolist() == [0.9, 0.5, 1.0]

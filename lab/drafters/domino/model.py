@@ -71,13 +71,20 @@ class Correction:
 
         Without slots it corrects the whole head.
         """
-        plain, of_hidden = self._model.config.plain_slots, self._of_hidden(hidden)
+        config, of_hidden = self._model.config, self._of_hidden(hidden)
+        plain, size = config.plain_slots, config.state
         outputs = None if slots is None else self._outputs[slots.places].float()
 
         def step(
             row: int, states: torch.Tensor, tokens: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            states = self._next(states, self._target.embed(tokens))
+            # A GRU's next states [F, state], of one more input each.
+            before, gates, new_gate = states.split((size, 2 * size, size), dim=-1)
+            embedded = self._target.embed(tokens)
+            inputs, new_input = self._of_inputs(embedded).split((2 * size, size), dim=-1)
+            reset, update = torch.sigmoid(inputs + gates).chunk(2, dim=-1)
+            new = torch.tanh(new_input + reset * new_gate)
+            states = torch.lerp(new, before, update)
             gates, of_state = self._of_states(states).split(self._sizes, dim=-1)
             after = torch.cat((states, gates), dim=-1)
             inner = functional.silu(of_hidden[row] + of_state)
@@ -88,12 +95,3 @@ class Correction:
             return after, inner.float() @ outputs[row].T
 
         return step
-
-    def _next(self, before: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """The states [rows, state] of a GRU after one more input each."""
-        size = self._model.config.state
-        states, gates, new_gate = before.split((size, 2 * size, size), dim=-1)
-        inputs, new_input = self._of_inputs(embedded).split((2 * size, size), dim=-1)
-        reset, update = torch.sigmoid(inputs + gates).chunk(2, dim=-1)
-        new = torch.tanh(new_input + reset * new_gate)
-        return torch.lerp(new, states, update)

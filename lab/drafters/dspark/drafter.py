@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -108,16 +109,10 @@ class MarkovLevels(MarkovPairs):
     def outputs(
         self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
     ) -> Tensors:
-        logits, markov = self._drafter.logits(hidden), self._markov
+        logits = self._drafter.logits(hidden)
         slots = Slots.of(logits, LEVEL_NODES, temperature, self._drafter.head)
-        parts, after = markov.parts(hidden), markov.markov_w2.weight[slots.places].float()
-
-        def step(
-            row: int, states: torch.Tensor, tokens: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            states, vectors = markov.step(parts[row], self._weight, states, tokens)
-            return states, vectors @ after[row].mT
-
+        after = self._markov.markov_w2.weight[slots.places].float()
+        step = self._step(hidden, lambda row, vectors: vectors @ after[row].mT)
         state = after.new_zeros(1, after.shape[-1])
         return grow_levels(slots, step, state, bonus, FRONTIER), logits, hidden
 
@@ -125,12 +120,19 @@ class MarkovLevels(MarkovPairs):
         return level_tree(outputs[0], request.depth)
 
     def _whole_step(self, hidden: torch.Tensor) -> Step:
-        parts, w2 = self._markov.parts(hidden), self._markov.markov_w2
+        w2 = self._markov.markov_w2
+        return self._step(hidden, lambda _, vectors: w2(vectors.to(hidden.dtype)).float())
+
+    def _step(
+        self, hidden: torch.Tensor, scores: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> Step:
+        """The step along paths; `scores` of a row and of what W2 multiplies [F, r]."""
+        parts = self._markov.parts(hidden)
 
         def step(
             row: int, states: torch.Tensor, tokens: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
             states, vectors = self._markov.step(parts[row], self._weight, states, tokens)
-            return states, w2(vectors.to(hidden.dtype)).float()
+            return states, scores(row, vectors)
 
         return step

@@ -67,17 +67,6 @@ class MarkovHead(nn.Module):
         return torch.lerp(content.tanh(), states, gate.sigmoid()), output.tanh()
 
 
-class ConfidenceHead(nn.Module):
-    """The rate at which a row's drafted token is accepted: sigmoid(proj [h_k; W1[a]]).
-
-    Its weights are kept with the others; no tree is built by it.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, 1)
-
-
 class DSparkModel(DFlashModel):
     """The weights under DeepSpec's names; ModelOpt's have no `markov_head.` before them."""
 
@@ -90,14 +79,13 @@ class DSparkModel(DFlashModel):
         if config.rank and size:
             self.markov_head = MarkovHead(config, size)
         if config.confidence:
-            self.confidence_head = ConfidenceHead(config.confidence)
+            # sigmoid(proj [h_k; W1[a]]): the rate at which a row's drafted token is accepted. It is
+            # kept with the other weights; no tree is built by it.
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(config.confidence, 1)})
 
     @classmethod
     def stored_names(cls, names: Iterable[str], stored: Set[str]) -> dict[str, str]:
-        bare = not any(name.startswith("markov_head.") for name in stored)
-        return {name: _bare(name) if bare else name for name in names}
-
-
-def _bare(name: str) -> str:
-    """ModelOpt's name of a tensor."""
-    return name.removeprefix("markov_head.").replace("confidence_head.proj", "confidence_proj")
+        if any(name.startswith("markov_head.") for name in stored):
+            return {name: name for name in names}
+        bare = ((name, name.removeprefix("markov_head.")) for name in names)
+        return {name: new.replace("confidence_head.proj", "confidence_proj") for name, new in bare}

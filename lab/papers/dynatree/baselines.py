@@ -16,14 +16,7 @@ from costmodel.errors import InputError
 from costmodel.statistics import Array, Bools, Ints
 from decoder.acceptance.rules import RuleName
 from decoder.policies.base import Limits, Policy
-from decoder.tree.draft_tree import (
-    Candidates,
-    CandidateTree,
-    DraftTree,
-    Lattice,
-    as_tree,
-    best_first,
-)
+from decoder.tree.draft_tree import Candidates, CandidateTree, DraftTree, Lattice, best_first
 from decoder.tree.growth import (
     NO_CHILD,
     UNBOUNDED,
@@ -43,7 +36,7 @@ def source_of(candidates: Candidates) -> LevelSource:
     """The children in a drafter's candidates, level by level."""
     if isinstance(candidates, Lattice):
         return LatticeSource(candidates)
-    return CandidateSource(as_tree(candidates, 4096))
+    return CandidateSource(candidates.as_tree(4096))
 
 
 class LatticeSource:

@@ -15,7 +15,7 @@ from decoder.drafters.joint import join_drafts
 from decoder.drafters.mixture import best_paths, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
-from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, sound
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
 from decoder.tree.pairs import PairLattice
 from tests.decoder.draft_models import (
     conditional_folder,
@@ -225,7 +225,7 @@ class TestUnion:
         paths, lattice = random_tree(random, 4, 5), random_lattice(random, 3, 3, 9)
         paths = {path: damage if i % 3 == 1 else q for i, (path, q) in enumerate(paths.items())}
         lattice.probabilities[1, 0] = damage
-        joint = join_drafts(sound(tree_of(paths)), sound(lattice), 50)
+        joint = join_drafts(tree_of(paths).sound(), lattice.sound(), 50)
         tree = best_paths(joint, new_statistics(), 50)
         assert np.all((tree.probabilities > 0) & (tree.probabilities <= 1 + 1e-12))
         assert np.all(tree.parents <= np.arange(len(tree.parents)))

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from costmodel.errors import DrafterError
+from decoder.drafters.ensemble import EnsembleDrafter
+from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
-from decoder.tree.draft_tree import CandidateTree, Lattice
+from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice, chain
 from decoder.tree.pairs import PairLattice
 from tests.decoder.models import LatticeDrafter, WholeDrafter, greedy, random_model, target_of
 
@@ -103,6 +105,40 @@ def test_one_that_raises(model, truth, caplog, where):
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_one_that_gives_something_else(model, truth, caplog, draft):
     check(model, truth, Fails("gives", DRAFTS[draft]), caplog, "draft: ")
+
+
+class Line(Candidates):
+    """A kind that the core has never seen: the tokens that come next, for sure."""
+
+    def __init__(self, tokens):
+        self.tokens = np.array(tokens, dtype=np.int64)
+
+    def checked(self):
+        return self
+
+    def sound(self, vocab=None):
+        return self
+
+    def best_first(self, nodes, depth_factors=None):
+        return chain(self, nodes)
+
+    def greedy(self, depth):
+        return self.tokens[:depth], np.ones(len(self.tokens[:depth]))
+
+
+@pytest.mark.parametrize("policy", ["chain", "fixed:4"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_kind_of_candidates_of_ones_own(model, truth, policy, joined):
+    class Knows(LatticeDrafter):
+        def draft(self, context, request):
+            return Line(truth[len(context) - len(PROMPT) :][: request.depth])
+
+    drafter = EnsembleDrafter(NgramDrafter(), Knows(VOCAB)) if joined else Knows(VOCAB)
+    result = TreeDecoder(target_of(model), drafter=drafter, policy=policy).generate(
+        PROMPT, max_new_tokens=TOKENS
+    )
+    assert result.token_ids == truth and result.stats.warnings == []
+    assert result.stats.accepted_tokens >= TOKENS // 2
 
 
 class Writes(LatticeDrafter):

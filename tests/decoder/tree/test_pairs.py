@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from decoder.tree.draft_tree import Lattice, as_tree, best_first, chain, sound
+from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.pairs import NO_EDGE, PairLattice
 
 
@@ -84,14 +84,14 @@ def test_equal_rows_give_the_lattices_tree(width):
 def test_unsound_candidates_are_left_out():
     edges = np.array([[[0.5, np.nan, 7.0], [-3.0, 0.2, 0.1], [0.1, 0.1, 0.1]]])
     damaged = PairLattice(np.array([[1, 2, 99], [3, -1, 4]]), np.array([0.5, np.inf, 0.9]), edges)
-    cured = sound(damaged, 50)
-    assert sound(cured, 50) is cured
+    cured = damaged.sound(50)
+    assert cured.sound(50) is cured
     tree = best_first(cured, 99)
     assert dict(zip(paths_of(tree), tree.scores, strict=True)) == {
         (2,): 1.0, (1,): 0.5, (1, 4): 0.5, (1, 3): 0.25, (2, 4): 0.1,
     }  # fmt: skip
-    np.testing.assert_allclose(best_first(as_tree(cured, 9), 9).scores, tree.scores)
+    np.testing.assert_allclose(best_first(cured.as_tree(9), 9).scores, tree.scores)
     for gamma, width in ((0, 3), (2, 0)):
         tokens, edges = np.zeros((gamma, width), np.int64), np.zeros((gamma // 2, width, width))
         none = PairLattice(tokens, np.zeros(width), edges)
-        assert best_first(sound(none), 5).nodes == chain(none, 5).nodes == 0
+        assert best_first(none.sound(), 5).nodes == chain(none, 5).nodes == 0

@@ -11,7 +11,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
-from decoder.tree.draft_tree import Lattice, as_tree, best_first, chain
+from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.growth import TopPaths
 from lab.drafters.dspark import drafter as dspark
 from lab.drafters.dspark.config import DSparkConfig
@@ -169,7 +169,7 @@ def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, tempera
         equations = Equations(config, tensors, seen, context, head[ids], ids)
         drafts = session.draft(context, request(temperature))
         q = cache(lambda path: equations.children(path, count, temperature))  # noqa: B023
-        tree, paths = as_tree(drafts, 400), [(int(context[-1]),)]
+        tree, paths = drafts.as_tree(400), [(int(context[-1]),)]
         for token, parent, given in zip(
             tree.tokens.tolist(), tree.parents, tree.probabilities, strict=True
         ):
