@@ -140,7 +140,7 @@ def config_fields(config: Any) -> Fields:
     usual_names: Mapping[str, str] = getattr(config, "attribute_map", None) or {}
     fields: dict[str, Any] = to_dict()
     fields |= {usual: getattr(config, usual, None) for usual in usual_names}
-    kind: type[object] = type(config)
+    kind: Any = type(config)
     declared = {*usual_names, *usual_names.values(), *_own_names(kind)}
     return {name: fields[name] for name in fields if name in declared or name not in OPTIONAL}
 

@@ -119,7 +119,7 @@ class ModelStep:
         """Whether hidden states of single layers can be captured."""
         return isinstance(getattr(self._text, "layers", None), torch.nn.ModuleList)
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Positions that the model knows, scaled ones included unless they change with the text."""
         if self.rope is not None and not self.rope.beyond:
