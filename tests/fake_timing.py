@@ -1,7 +1,5 @@
 """A timer with given durations, and a stopping rule that counts samples."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

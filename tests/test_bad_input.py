@@ -1,7 +1,5 @@
 """Bad input and odd surroundings through the real command line: one line that says what to do."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

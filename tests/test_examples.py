@@ -1,7 +1,5 @@
 """The programs in examples/, run as a user would copy them, with a tiny random target."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

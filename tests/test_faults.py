@@ -9,8 +9,6 @@ line that names the file.
     HYPOTHESIS_PROFILE=long python -m pytest tests/test_faults.py    # half an hour, other mutants
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import io

@@ -1,7 +1,5 @@
 """The metadata and the files around the code: dependencies, pins, data, make targets."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

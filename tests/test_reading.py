@@ -1,7 +1,5 @@
 """The reading lists of docs/architecture.md against the imports, and against a traced round."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """A Hugging Face folder of a tiny Llama, and a machine to oneself to try it on."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import tempfile

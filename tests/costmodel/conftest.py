@@ -1,7 +1,5 @@
 """Shared: plausible points and profiles, and forwards that others measured."""
 
-from __future__ import annotations
-
 import csv
 from functools import cache
 from pathlib import Path

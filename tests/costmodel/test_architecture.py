@@ -1,7 +1,5 @@
 """Architectures from Hugging Face configs, their hash and parameter counts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

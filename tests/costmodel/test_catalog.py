@@ -1,7 +1,5 @@
 """The shipped lists of targets and devices, and the lookup by name."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """All-reduces as protocols, and calibrations that tell them apart, against known truths."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

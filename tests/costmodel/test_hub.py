@@ -1,7 +1,5 @@
 """Configs from the hub: a local server in its place, and no server at all."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -1,7 +1,5 @@
 """Published models with windows, states and latents, beside numbers worked out by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files are read within bounds; one that is replaced holds the old content or the new."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FLOPs and bytes against independent answers and numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Expected length, speedup, choice of N and regret, by hand and by brute force."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Robust statistics against numpy, scipy and cases worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

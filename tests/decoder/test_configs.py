@@ -1,7 +1,5 @@
 """Configs as people publish them: keys left out, renamed, nested or null, of every kind."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,8 +5,6 @@ meets every family: a design that covers all pairs, because the full product tak
 The truth is decoded without a cache by transformers' own attention.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from itertools import product

@@ -1,7 +1,5 @@
 """Drafters and policies of other packages: how they are named, built and refused."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A profile of an engine, made by hand: steps and drafts whose seconds a test can work out."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

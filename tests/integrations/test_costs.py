@@ -1,7 +1,5 @@
 """Costs of steps and acceptance by position: from a profile and drafts, corrected online."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

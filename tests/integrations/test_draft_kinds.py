@@ -1,7 +1,5 @@
 """Kinds of drafts: n-gram matches and seen pairs."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The policy between scheduling and results: what it is told, and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 

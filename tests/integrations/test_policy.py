@@ -1,7 +1,5 @@
 """The choice of draft lengths: against all choices, and against fixed lengths on drawn texts."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

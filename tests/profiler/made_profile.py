@@ -1,7 +1,5 @@
 """A profile made by hand, for tests of what shows and finds profiles."""
 
-from __future__ import annotations
-
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.catalog import DeviceFingerprint, find_target
 from costmodel.profile.profile import Profile

@@ -1,7 +1,5 @@
 """A user's own modules with the names of our packages: one line that names the file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Regret without the noise of the times that it is judged by, and the points in doubt."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

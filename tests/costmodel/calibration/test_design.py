@@ -1,7 +1,5 @@
 """The point chooser: what it reads, what it finds, what it is good for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The physical and stairs calibrations against known truths."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibrations against known truths, published measurements and hand-worked statistics."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Attention over cached tokens from tiles, waves and time a key."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operator tables in a folder: both formats, and what is wrong with a bad one."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Interpolation of matrix products in utilisation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

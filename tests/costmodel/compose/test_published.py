@@ -1,7 +1,5 @@
 """Reading the published tables: a made-up package, and the real one where it is installed."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every shipped calibration: valid, found, physical, documented; and what tables cover beside."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

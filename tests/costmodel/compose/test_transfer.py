@@ -1,7 +1,5 @@
 """Scaling a profile to another device, and the study of its errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files as other tools write them, from times that are simple formulas."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

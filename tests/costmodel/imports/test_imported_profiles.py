@@ -1,7 +1,5 @@
 """Profiles of other tools' times: what they say, what they refuse, and who takes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readers of other tools' files: every shape, time and unit, and one line for what is wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import median

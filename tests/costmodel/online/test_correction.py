@@ -1,7 +1,5 @@
 """The affine correction and the drift test against simulated decoders and machines."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The cost of a cycle from a profile, and its correction while decoding."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

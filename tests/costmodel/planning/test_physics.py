@@ -1,7 +1,5 @@
 """What no plan may say, over devices, degrees, precisions and engines with operator tables."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans from shipped profiles: sizing by hand, rankings, intervals, and every bad question."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Requests by their moments, goals, and traces that are read, stretched and dealt."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps of a planned server under the simulation: sums by hand, and what a cycle commits."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The simulated server: by hand, against a plain retelling of its rules, and against theory."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

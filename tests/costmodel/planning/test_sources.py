@@ -1,7 +1,5 @@
 """Times where a device has no profile: composed, or scaled with the smallest error bar."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Steady state and memory of a server, against sums by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Steps of profiles: what the files hold, operator tables, and forwards measured under vLLM."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

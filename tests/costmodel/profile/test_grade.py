@@ -1,7 +1,5 @@
 """Grades of profiles by worked examples, and what may replace a stored profile."""
 
-from __future__ import annotations
-
 import pytest
 
 from costmodel.calibration.points import ErrorSummary

@@ -1,7 +1,5 @@
 """The profile's file format: what is written is read back, and stays readable."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

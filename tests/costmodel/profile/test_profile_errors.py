@@ -1,7 +1,5 @@
 """Every wrong profile gives one line: the file, the field, what is wrong, what to do."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Storing and finding profiles: hard keys refuse, soft keys warn, writes are whole or absent."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

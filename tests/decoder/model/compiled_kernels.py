@@ -8,8 +8,6 @@ registers, spilled bytes and shared memory that the assembler reports, and is st
 lab/studies/results/compiled_kernels.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

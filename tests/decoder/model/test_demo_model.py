@@ -1,8 +1,6 @@
 """The demo model: its tokenizer against published ids and a reference encoder, its weights by
 their predictions, and the errors of its making."""
 
-from __future__ import annotations
-
 import tarfile
 import threading
 import time

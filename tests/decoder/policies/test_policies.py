@@ -1,7 +1,5 @@
 """Tree sizes against brute force over a cost of stairs, and the no-loss rule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

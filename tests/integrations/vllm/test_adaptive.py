@@ -3,8 +3,6 @@
 vLLM's manager runs on a GPU only; here its decision alone runs, on states made by hand.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """vLLM's configuration: its version, drafters by folder, and keys; without vLLM itself."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 from types import SimpleNamespace

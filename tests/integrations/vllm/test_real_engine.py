@@ -1,7 +1,5 @@
 """The real engine on a CPU: calibrated in a small form, then steered by that profile."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A benchmark result made by hand: believable numbers from a seed, no model, no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Ratios, intervals, verdicts and what is derived of rounds, against numbers worked by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Our decoder and transformers' generate as arms, on a tiny random model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Other engines as peers: options, processes that fail, model files."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

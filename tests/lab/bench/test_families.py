@@ -1,7 +1,5 @@
 """SpecBlock's ablations, DFlash's block sizes and BlockPilot beside each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

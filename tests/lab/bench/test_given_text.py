@@ -1,7 +1,5 @@
 """A target that is made to write a given text, whatever its drafter and policy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

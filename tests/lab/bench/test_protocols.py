@@ -1,7 +1,5 @@
 """Protocols of papers: prompts as the authors' code words and orders them, and filled tables."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

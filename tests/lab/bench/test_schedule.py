@@ -1,7 +1,5 @@
 """The harness cannot flatter: decoders of known speed come out at that speed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

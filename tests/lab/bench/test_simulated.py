@@ -1,7 +1,5 @@
 """The replay drafter: its frequencies against its stated probabilities, and its lookups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

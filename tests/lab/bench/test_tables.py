@@ -1,7 +1,5 @@
 """The tables of a benchmark, true to the stored JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`rooftree bench` on a tiny target: a run, its files, going on after a kill, and bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

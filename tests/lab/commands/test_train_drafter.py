@@ -1,7 +1,5 @@
 """`rooftree train-drafter` from its command line, on a tiny target."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmark's left-out pairs and real figures, and the overheads that are fitted to it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

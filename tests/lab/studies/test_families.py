@@ -1,7 +1,5 @@
 """Families of causal LMs: exact under draft trees, or refused with a reason; none wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

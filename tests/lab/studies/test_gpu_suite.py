@@ -1,7 +1,5 @@
 """The GPU suite on a CPU: every part in tiny, and going on where it stopped."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The controller on published acceptance, simulated: against every fixed size in hindsight."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Hindsight on rounds whose answers are known, by hand or by trying everything."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

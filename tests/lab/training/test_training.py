@@ -1,7 +1,5 @@
 """Training a drafter: the objective against the drafter's own forward, resuming, refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

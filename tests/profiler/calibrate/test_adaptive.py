@@ -1,7 +1,5 @@
 """The adaptive grid on known costs: it stops where they are predictable, and goes on where not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

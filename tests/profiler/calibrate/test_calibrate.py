@@ -1,7 +1,5 @@
 """A real calibration of a tiny target, and everything around it that can go wrong."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections import Counter

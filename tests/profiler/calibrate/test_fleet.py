@@ -1,7 +1,5 @@
 """Calibrating a fleet on a made-up cluster: kinds, hosts, lost nodes, failures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ The nodes have one and two CPUs, so that their profiles have other thread counts
 workers measure by a known clock: on a busy machine a real one may find too few points in its time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The sweep on a slow, noisy CPU: a machine made of samples that were stored on one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

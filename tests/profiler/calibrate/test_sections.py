@@ -1,7 +1,5 @@
 """From samples to sections: right numbers in the right order, and nothing where nothing was."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

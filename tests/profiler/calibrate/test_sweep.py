@@ -1,7 +1,5 @@
 """The sweep with a fake clock and fake work: order, journal, budget, resumption, damage."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

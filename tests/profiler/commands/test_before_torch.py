@@ -1,7 +1,5 @@
 """What a command can refuse before it imports torch, which takes seconds, it refuses before."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Questions of buyers, one command each: the order of devices, batches and contexts, 80 columns."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

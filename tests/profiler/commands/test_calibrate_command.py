@@ -1,7 +1,5 @@
 """`rooftree calibrate` as a user meets it: killed, interrupted, started twice, resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The command line: errors once and on one line, exit codes, and nothing heavy to answer --help."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`rooftree demo-model` and its side-by-side comparison."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`rooftree doctor`: what it finds with and without a profile, a model and a place to write."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

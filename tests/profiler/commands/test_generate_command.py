@@ -1,7 +1,5 @@
 """`rooftree generate`: prompts in, text or JSON out, and what it says of its profile."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands on a target of every mechanism of attention, from its folder to a plan."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

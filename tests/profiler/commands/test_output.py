@@ -1,7 +1,5 @@
 """The output of every command: one form of JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

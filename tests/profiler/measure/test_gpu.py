@@ -1,7 +1,5 @@
 """NVML through a fake of it: the GPU that CUDA means, its state, and rejected samples."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import nullcontext

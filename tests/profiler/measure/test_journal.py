@@ -1,7 +1,5 @@
 """The journal: what survives a kill, a torn line, a full disk and another run's file."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

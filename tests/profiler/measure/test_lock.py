@@ -1,7 +1,5 @@
 """The device lock between two real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

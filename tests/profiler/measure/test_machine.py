@@ -1,7 +1,5 @@
 """Metadata collectors, what counts as a disturbance, and the GPU that CUDA means."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Timers, stopping rules and accumulators, on clocks whose durations are known."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections import Counter

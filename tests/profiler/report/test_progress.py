@@ -1,7 +1,5 @@
 """Progress where nobody sits at a terminal."""
 
-from __future__ import annotations
-
 from profiler.report.progress import STEPS, progress
 
 

@@ -1,7 +1,5 @@
 """Tables, JSON and pictures as commands print them, and what a profile says in words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

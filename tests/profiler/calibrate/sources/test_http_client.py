@@ -1,7 +1,5 @@
 """The client against a small HTTP server: what it sends, what it refuses, and its limits."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

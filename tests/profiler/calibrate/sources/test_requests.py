@@ -1,7 +1,5 @@
 """Floor, LM head and steps, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

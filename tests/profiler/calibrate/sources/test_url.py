@@ -1,7 +1,5 @@
 """A whole calibration of a made-up server whose times follow a known law; no clock is read."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The points of an engine's calibration, and the steps that they become."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

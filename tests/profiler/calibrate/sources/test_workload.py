@@ -1,7 +1,5 @@
 """What is timed is what the decoder runs: the same methods, shapes and cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
