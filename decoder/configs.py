@@ -167,6 +167,7 @@ def text_of(model: Any) -> Any:
 def quiet() -> Iterator[None]:
     """Suppress progress bars, notices and warnings of transformers."""
     verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -175,7 +176,8 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
+        if bars:  # not inside another call of this
+            transformers_logging.enable_progress_bar()
 
 
 def first_reason(error: BaseException) -> str:
