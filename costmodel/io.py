@@ -6,6 +6,7 @@ A file that cannot be used is an error of one line that names the file and what 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import io
 import json
@@ -36,7 +37,19 @@ LOCK_WAIT_S = 5.0  # a profile is written within milliseconds
 STALE_S = 86_400.0  # a temporary file of this age has lost its writer
 _PART = (".rooftree-", ".tmp")  # around the random part of a temporary file's name
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """Refuses a key that stands twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            mark = node.start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"{twice} stands twice", mark)
+        return super().construct_mapping(node, deep)
 
 
 class NotJson(ValueError):
@@ -104,9 +117,17 @@ def read_bytes(
 
 
 def read_table(path: Path) -> io.StringIO:
-    """The text of a CSV file, for `csv.DictReader`. Raises InputError and UnicodeDecodeError."""
+    """The text of a CSV file, for `csv.DictReader`. Raises InputError and UnicodeDecodeError.
+
+    A column that stands twice is an error: the reader would take its last copy.
+    """
     raw = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)
-    return io.StringIO(raw.decode("utf-8-sig"), newline="")
+    text = io.StringIO(raw.decode("utf-8-sig"), newline="")
+    names = [name.strip().lower() for name in next(csv.reader(text), [])]
+    if twice := next((name for name in names if name and names.count(name) > 1), None):
+        raise InputError(f"{path}: the column {twice} stands twice", hint="Leave one out")
+    text.seek(0)
+    return text
 
 
 def read_yaml(path: Path) -> Any:

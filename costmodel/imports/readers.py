@@ -151,7 +151,7 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
                     hint="Keep the lines of one setting in a file",
                 )
         _add_test(times, record)
-    on_gpu = first.text("backends") != "CPU"
+    on_gpu = _on_gpu(first)
     return ImportedTable(
         points=times.points(),
         tool="llama-bench",
@@ -162,9 +162,32 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
         weights=_weights(first),
         processor=first.text("gpu_info" if on_gpu else "cpu_info"),
         threads=None if on_gpu else first.whole("n_threads", 1),
-        parameters=first.whole("model_n_params", 1),
+        parameters=int(first.positive("model_n_params")),
         model=Path(first.text("model_filename")).name,
     )
+
+
+def _on_gpu(record: TableRecord) -> bool:
+    """Whether all of it ran on one GPU, and not on this machine's CPU. Raises InputError."""
+    backends = {name.strip() for name in record.text("backends").split(",")}
+    if not backends - {"CPU", "BLAS"}:
+        return False
+    gpus = [name for name in record.text("gpu_info").split(",") if name.strip()]
+    problem = ""
+    if "RPC" in backends:
+        problem = "it ran on other machines too (RPC)"
+    elif len(gpus) > 1 and record.fields.get("split_mode") != "none":
+        problem = f"it ran on {len(gpus)} GPUs"
+    elif record.fields.get("n_gpu_layers") == 0 or record.fields.get("n_cpu_moe"):
+        problem = "layers ran on the CPU (n_gpu_layers, n_cpu_moe)"
+    elif record.fields.get("no_kv_offload"):
+        problem = "its KV cache was in the CPU's memory (no_kv_offload)"
+    if problem:
+        raise InputError(
+            f"{record.at}: {problem}: no profile of one device",
+            hint="Run llama-bench with `-ngl 99 -sm none`, for a CPU without its GPU backend",
+        )
+    return True
 
 
 def _build(record: TableRecord) -> str | None:
@@ -194,7 +217,7 @@ def _add_test(times: ShapeTimes, record: TableRecord) -> None:
 def _weights(record: TableRecord) -> WeightFormat:
     """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
     return _weight_format(
-        record.text("model_type"), record.whole("model_size", 1), record.whole("model_n_params", 1)
+        record.text("model_type"), record.positive("model_size"), record.positive("model_n_params")
     )
 
 

@@ -224,6 +224,8 @@ def _measured(data: Mapping[str, Any], form: str) -> AcceptanceSource:
 
 def _from_depths(data: Mapping[str, Any], label: str) -> Acceptance:
     rates = tuple(float(rate) for rate in data["by_depth"])
+    while rates and rates[-1] == 0.0:  # positions that a server never accepted
+        rates = rates[:-1]
     if not rates or not all(0.0 < rate <= 1.0 for rate in rates):
         raise InputError(f"must be one or more rates above 0, at most 1: {rates}")
     process = AcceptanceProcess(label=label, kind="recorded", rank1=rates)

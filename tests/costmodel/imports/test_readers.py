@@ -160,6 +160,24 @@ def test_what_is_wrong_in_a_line_is_named(tmp_path, change, message):
         read("llama-bench", path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu_info": "RTX 4090, RTX 4090", "split_mode": "layer"}, "it ran on 2 GPUs"),
+        ({"n_gpu_layers": 0}, "layers ran on the CPU"),
+        ({"backends": "CUDA,RPC"}, r"other machines too \(RPC\)"),
+        ({"no_kv_offload": True}, "its KV cache was in the CPU's memory"),
+    ],
+)
+def test_what_ran_on_no_single_gpu_is_refused(tmp_path, change, message):
+    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
+    gpu = {"backends": "CUDA", "gpu_info": "RTX 4090", "n_gpu_layers": 99, "model_size": 2 * 10**10}
+    path = write_lines(tmp_path / "one.jsonl", [line | gpu for line in lines])
+    assert read("llama-bench", path).processor == "RTX 4090"
+    with pytest.raises(InputError, match=message):
+        read("llama-bench", write_lines(path, [line | gpu | change for line in lines]))
+
+
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"[{", b'{"a": 1}', b"PAR1 PAR1"])
 def test_damaged_files_are_one_line(tmp_path, name, content):

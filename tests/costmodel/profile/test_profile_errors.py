@@ -228,10 +228,11 @@ def test_several_problems_are_counted():
         (b"a: !!int ''", "not readable as YAML"),
         (b"? [1]\n: 2", "not readable as YAML"),
         (b"a: &a 1\nb: *a", "aliases are not read"),
+        (TEXT.encode() + b"\nschema_version: 1\n", "schema_version stands twice"),
         (b"a: " + b"9" * 5_000, "not readable as YAML"),
         (b"a: !!python/object/apply:os.system ['true']", "not readable as YAML"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_files_that_are_no_profiles(raw, message):
     assert message in problem_of(raw)

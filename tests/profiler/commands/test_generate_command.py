@@ -148,9 +148,10 @@ class TestPrompts:
         assert read_prompts((), file) == [("line-1", "one\u2028two\x85three")]
 
     def test_turns_of_a_chat(self, tmp_path):
-        turns = [{"role": "user", "content": "a"}]
-        file = self.write(tmp_path, json.dumps({"messages": turns}) + "\n")
-        assert read_prompts((), file) == [("line-1", turns)]
+        turns = [{"role": "user", "content": "ab"}]
+        for content in ("ab", [{"type": "text", "text": one} for one in "ab"]):
+            line = json.dumps({"messages": [{"role": "user", "content": content}]})
+            assert read_prompts((), self.write(tmp_path, line + "\n")) == [("line-1", turns)]
 
     @pytest.mark.parametrize(
         "line", ["no json", "[1]", "{}", '{"messages": []}', '{"prompt": null}', '{"prompt": 5}']
@@ -159,6 +160,17 @@ class TestPrompts:
         file = self.write(tmp_path, '{"prompt": "good"}\n' + line + "\n")
         with pytest.raises(InputError, match=r"prompts\.jsonl, line 2 .*JSON"):
             read_prompts((), file)
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ('{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}', "`prompt` beside"),
+            ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "no text"),
+        ],
+    )
+    def test_what_would_be_dropped_is_refused(self, tmp_path, line, message):
+        with pytest.raises(InputError, match=f"line 2.*{message}"):
+            read_prompts((), self.write(tmp_path, '{"prompt": "good"}\n' + line + "\n"))
 
     def test_no_prompt_at_all(self, tmp_path):
         with pytest.raises(InputError, match="there is no prompt"):
