@@ -65,6 +65,8 @@ def sizes_of(
     That model is built without memory. Its other parameters are `other_weights`, and the kind is
     refused where they are many, or its keys are not those of the config. Raises InputError.
     """
+    if str(config.model_type).endswith("_assistant") and not approximate:
+        raise InputError(f"the model kind {shown(config.model_type)} is a drafter, no target")
     if is_known_kind(config):
         return ModelArchitecture.from_hf_config(config, name)
     read = ModelArchitecture.from_hf_config(config, name, approximate=True)
@@ -167,6 +169,7 @@ def text_of(model: Any) -> Any:
 def quiet() -> Iterator[None]:
     """Suppress progress bars, notices and warnings of transformers."""
     verbosity = transformers_logging.get_verbosity()
+    shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -175,7 +178,8 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
+        if shows_bars:
+            transformers_logging.enable_progress_bar()
 
 
 def first_reason(error: BaseException) -> str:
