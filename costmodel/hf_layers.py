@@ -185,11 +185,7 @@ def windows(fields: Fields, layers: int, label: str, positions: int | None) -> d
     whole_text = positions is not None and window >= positions and label != "gemma4_text"
     if full == layers or whole_text:
         return {}
-    return {
-        "sliding_window": window,
-        "full_layers": full,
-        "chunked": label == "llama4_text",
-    }
+    return {"sliding_window": window, "full_layers": full, "chunked": label == "llama4_text"}
 
 
 def expert_sizes(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]:
@@ -228,6 +224,7 @@ def latent_sizes(fields: Fields) -> dict[str, int]:
     if not count(fields, "kv_lora_rank"):
         return {}
     sizes = {
+        "head_dim": whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim"),
         "query_rank": count(fields, "q_lora_rank"),
         "latent_rank": whole(fields, "kv_lora_rank"),
         "rope_dim": whole(fields, "qk_rope_head_dim"),
