@@ -152,7 +152,7 @@ def test_no_prompt_and_no_template(place):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda target: (target / "config.json").write_text("{"), "cannot read the config"),
+        (lambda target: (target / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda target: os.truncate(target / "model.safetensors", 9000), "cannot load the weights"),
         (lambda target: [f.unlink() for f in target.glob("tokenizer*")], "no usable tokenizer"),
     ],
