@@ -293,9 +293,9 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
     where = folder / "config.json"
     if not where.is_file():
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
-    published = read_json(where, finite=False)  # recurrent models' configs have `Infinity`
+    fields = read_json(where, finite=False)  # recurrent models' have `Infinity`
     try:
-        fields = with_quantization(published, folder)
+        fields = with_quantization(fields, folder)
         return _target_of(folder.resolve().name, fields, approximate=approximate)
     except InputError as failure:
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None

@@ -45,7 +45,11 @@ def architecture_fields(
     Raises InputError.
     """
     fields = text_fields(config)
-    label = _label(fields)
+    label = str(fields.get("model_type"))
+    if fields.get("is_encoder_decoder"):
+        raise InputError(
+            "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
+        )
     if label not in KINDS and not approximate:
         raise InputError(
             f"the model kind {shown(label)} is not supported",
@@ -82,7 +86,7 @@ def is_known_kind(config: Any) -> bool:
 def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
     """The sizes that every kind has."""
     hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
-    latent = bool(count(fields, "kv_lora_rank"))
+    latent = bool(count(fields, "kv_lora_rank"))  # whose head_dim is in `latent_sizes`
     ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
     ffn = ffn or (0 if label in KINDS else 4 * hidden)
     kv_heads = heads
@@ -98,7 +102,7 @@ def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
         "hidden": hidden,
         "heads": heads,
         "kv_heads": kv_heads,
-        "head_dim": _head_dim(fields, hidden, heads, latent),
+        "head_dim": count(fields, "head_dim") or hidden // heads,
         "ffn": ffn or whole(fields, "intermediate_size"),
         "vocab": whole(fields, "vocab_size"),
         "tied": flag(fields, "tie_word_embeddings"),
@@ -179,42 +183,15 @@ def positions_of(fields: Fields) -> int | None:
     extended = "gemma3" in str(fields.get("model_type"))
     if kind not in ("linear", "dynamic", "yarn") or factor is None or extended:
         return longest
-    if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 1 <= factor <= 1e6:
+    if type(factor) not in (int, float) or not 1 <= factor <= 1e6:
         raise InputError(f"the factor of the target's rope scaling is no number ({shown(factor)})")
     return int(longest * factor)
-
-
-def _label(fields: Fields) -> str:
-    """The name of the model's kind; not of an encoder-decoder model."""
-    if fields.get("is_encoder_decoder"):
-        raise InputError(
-            "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
-        )
-    label = fields.get("model_type")
-    if label is None:
-        raise InputError(
-            "the target's config has no field 'model_type'",
-            hint="Check that the folder's config.json is a Hugging Face model config",
-        )
-    if not isinstance(label, str):
-        raise InputError("the field 'model_type' of the target's config must be a text")
-    return label
-
-
-def _head_dim(fields: Fields, hidden: int, heads: int, latent: bool) -> int:
-    if latent:
-        return whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim")
-    if fields.get("head_dim") is not None:
-        return whole(fields, "head_dim")
-    return hidden // heads
 
 
 def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
     if label == "gpt_neox":
         attention = flag(fields, "attention_bias")
-        return {
-            "qkv_bias": attention,
-            "output_bias": attention,
+        return dict.fromkeys(("qkv_bias", "output_bias"), attention) | {
             "ffn_bias": True,
             "norm_bias": True,
         }

@@ -224,6 +224,7 @@ def latent_sizes(fields: Fields) -> dict[str, int]:
     if not count(fields, "kv_lora_rank"):
         return {}
     sizes = {
+        "head_dim": whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim"),
         "query_rank": count(fields, "q_lora_rank"),
         "latent_rank": whole(fields, "kv_lora_rank"),
         "rope_dim": whole(fields, "qk_rope_head_dim"),

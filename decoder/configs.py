@@ -24,25 +24,13 @@ from costmodel.hf_layers import ATTENDING, block_types
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
 BROKEN_FILES = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
-
-
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError,
+    ImportError, RuntimeError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
 MOST_UNREAD = 0.02  # of the parameters, in norms, biases and the like
-# The names of projections to keys, to queries, keys and values at once, and to latents.
-KEYS = ("k_proj", "key", "key_proj", "k_lin", "wk")
+# The names of projections to keys or latents, and to queries, keys and values at once.
+KEYS = ("k_proj", "key", "key_proj", "k_lin", "wk", "kv_a_proj_with_mqa")
 FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "att_proj")
-LATENT = "kv_a_proj_with_mqa"
 
 
 def read_model(
@@ -65,6 +53,8 @@ def sizes_of(
     That model is built without memory. Its other parameters are `other_weights`, and the kind is
     refused where they are many, or its keys are not those of the config. Raises InputError.
     """
+    if str(config.model_type).endswith("_assistant") and not approximate:
+        raise _unsupported(config, "it is a drafter")
     if is_known_kind(config):
         return ModelArchitecture.from_hf_config(config, name)
     read = ModelArchitecture.from_hf_config(config, name, approximate=True)
@@ -74,8 +64,8 @@ def sizes_of(
     except BROKEN_FILES as error:
         if approximate:
             return read
-        raise InputError(
-            f"transformers builds no causal LM of it: {first_reason(error)}"
+        raise _unsupported(
+            config, f"no causal LM is built of it ({first_reason(error)})"
         ) from error
     head, text = model.get_output_embeddings(), text_of(model)
     weights = {id(p): p.numel() for part in (text, head) if part for p in part.parameters()}
@@ -91,12 +81,14 @@ def sizes_of(
     if not -MOST_UNREAD / 20 <= rest / built <= MOST_UNREAD:
         reason = f"its fields explain {best.parameters:,} of {built:,} parameters"
     if reason and not approximate:
-        kind = text_fields(config).get("model_type")
-        raise InputError(
-            f"the model kind {shown(kind)} is not supported: {reason}",
-            hint=f"Kinds whose every part is counted: {', '.join(KINDS)}",
-        )
+        raise _unsupported(config, reason)
     return made
+
+
+def _unsupported(config: PreTrainedConfig, reason: str) -> InputError:
+    kind = shown(text_fields(config).get("model_type"))
+    hint = f"Kinds whose every part is counted: {', '.join(KINDS)}"
+    return InputError(f"the model kind {kind} is not supported: {reason}", hint=hint)
 
 
 def _unread(model: Any, text: Any, sizes: ModelArchitecture) -> str:
@@ -108,12 +100,8 @@ def _unread(model: Any, text: Any, sizes: ModelArchitecture) -> str:
     for name, part in text.named_modules():
         made = getattr(part, "out_features", getattr(part, "nf", None))
         leaf = name.rpartition(".")[2]
-        if isinstance(made, int) and leaf in KEYS:
-            widths.add(made)
-        elif isinstance(made, int) and leaf in FUSED:
-            widths.add((made - sizes.query_width) // 2)
-        elif isinstance(made, int) and leaf == LATENT:
-            widths.add(made)
+        if isinstance(made, int) and leaf in (*KEYS, *FUSED):
+            widths.add((made - sizes.query_width) // 2 if leaf in FUSED else made)
     expected = sizes.cached_width if sizes.latent_rank else sizes.kv_width
     return "" if widths == {expected} else "its layers keep other keys than its config says"
 
@@ -123,27 +111,24 @@ def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
 
     Raises InputError for a kind that it does not know, and for fields that it refuses.
     """
-    if not isinstance(fields, Mapping):
-        raise InputError("a model's config must be a mapping of field names to values")
-    kind = fields.get("model_type")
+    kind = fields.get("model_type") if isinstance(fields, Mapping) else None
     if kind is None:
         raise InputError(
             "the target's config has no field 'model_type'",
             hint="Check that the folder's config.json is a Hugging Face model config",
         )
-    known = SAME.get(kind, kind) if isinstance(kind, str) and kind not in CONFIG_MAPPING else kind
+    known = str(kind) if str(kind) in CONFIG_MAPPING else SAME.get(str(kind), str(kind))
     if known == "mistral" and "layer_types" in fields:
         known = "ministral"  # as AutoConfig takes it
-    if not isinstance(known, str) or known not in CONFIG_MAPPING:
+    if known not in CONFIG_MAPPING:
         raise InputError(
             f"the model kind {shown(kind)} is not known to transformers {transformers.__version__}",
             hint="Name a kind that transformers has, or install a newer transformers",
         )
     try:
         with quiet():
-            own = copy.deepcopy({**fields, "model_type": known})
-            config: PreTrainedConfig = CONFIG_MAPPING[known].from_dict(own)
-            return config
+            config = CONFIG_MAPPING[known]
+            return config.from_dict(copy.deepcopy({**fields, "model_type": known}))
     except BROKEN_FILES as error:
         raise InputError(
             f"transformers cannot read the config of this {known}: {first_reason(error)}",
@@ -167,7 +152,7 @@ def text_of(model: Any) -> Any:
 def quiet() -> Iterator[None]:
     """Suppress progress bars, notices and warnings of transformers."""
     verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
+    shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -176,7 +161,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if bars:  # not inside another call of this
+        if shows_bars:
             transformers_logging.enable_progress_bar()
 
 

@@ -24,8 +24,6 @@ from decoder.extensions import DRAFTERS, checkpoint_formats, extension_names, ma
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.model.target import Target
 
-EAGLE1_FEATURES = 2  # the hidden state and the embedding of a token
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -50,7 +48,7 @@ def _causal_lm(name: str, target: Target) -> Drafter:
     """A causal LM, unless the tensors of its folder are those of an EAGLE drafter."""
     folder = folder_of(name)
     joined = joined_features(folder) if folder is not None else 0
-    if joined == EAGLE1_FEATURES:
+    if joined == 2:  # a hidden state and an embedding
         raise _eagle1(name)
     return Eagle3Drafter(target, name) if joined else CausalLMDrafter.from_pretrained(name, target)
 

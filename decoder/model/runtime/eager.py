@@ -97,8 +97,7 @@ class ModelStep:
         self.long = False
         self.plain_head = True
         self.masks: tuple[MaskFunction | None, ...] = ()
-        self.embedding = model.get_input_embeddings()
-        self.head = model.get_output_embeddings()
+        self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self._base, self._text = base_of(model), text_of(model)
         follow_states(model)
         follow_latents(model)
@@ -111,8 +110,7 @@ class ModelStep:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        return self.model.dtype  # type: ignore[no-any-return]
 
     @property
     def has_layers(self) -> bool:
@@ -122,9 +120,8 @@ class ModelStep:
     @cached_property
     def positions(self) -> int:
         """Positions that the model knows, scaled ones included unless they change with the text."""
-        if self.rope is not None and not self.rope.beyond:
-            return self.rope.switch
-        return positions_of(text_fields(self.model.config)) or 1 << 30
+        known = positions_of(text_fields(self.model.config)) or 1 << 30
+        return known if self.rope is None or self.rope.beyond else self.rope.switch
 
     @property
     def vocab(self) -> int:

@@ -98,3 +98,17 @@ def test_the_stored_walk_has_every_family_and_none_is_wrong():
     walked = json.loads(STORED.read_text())["environment"]
     if walked["transformers_version"] == transformers.__version__:
         assert list(outcomes) == kinds()
+
+
+def test_the_stored_sizes_are_those_of_the_models():
+    readings = json.loads(STORED.with_name("known_models.json").read_text())["kinds"]
+    assert len(readings) >= len(kinds()) - 1
+    accepted = [one for one in readings if one["result"] == "accepted"]
+    assert len(accepted) >= 120 and not [one for one in readings if one["result"] == "wrong"]
+    assert all(one["off"] <= families.MOST_OFF for one in accepted)
+    assert all(one["reason"] for one in readings if one["result"] != "accepted")
+
+
+@pytest.mark.parametrize("kind", ["llama", "starcoder2", "deepseek_v3", "qwen3_next"])
+def test_sizes_of_some_kinds(kind):
+    assert families.read_kind(kind).result == "accepted"
