@@ -164,7 +164,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _report(str(error), error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "rooftree"
-        return _report(f"{error.format_message()} See '{path} --help'.", EXIT_USAGE)
+        problem = error.format_message()
+        end = "" if problem.endswith((".", "?")) else "."
+        return _report(f"{problem}{end} See '{path} --help'.", EXIT_USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), error.exit_code)
     except SystemExit as end:

@@ -79,6 +79,7 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     """
     patch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
     patch.setenv("ROOFTREE_HOME", str(folder / "home"))
+    (folder / "locks").mkdir(mode=0o700, parents=True, exist_ok=True)
     patch.setattr(tempfile, "tempdir", str(folder / "locks"))
     patch.setattr(
         "decoder.profiling.measured_profile.measure_peaks",

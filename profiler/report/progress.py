@@ -28,16 +28,20 @@ def progress(name: str) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=1.0, state="loading the target")
+    if not console.is_terminal:
         told = 0
 
-        def update(share: float, state: str) -> None:
+        def tell(share: float, state: str) -> None:
             nonlocal told
-            bar.update(task, completed=share, state=state)
-            if not console.is_terminal and int(STEPS * share) > told:
+            if int(STEPS * share) > told:
                 told = int(STEPS * share)
                 console.print(f"{name}: {state}")
 
-        yield Progress(console.print, update)
+        yield Progress(console.print, tell)
+        return
+    columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[state]}"))
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=1.0, state="loading the target")
+        yield Progress(
+            console.print, lambda share, state: bar.update(task, completed=share, state=state)
+        )
