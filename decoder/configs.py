@@ -106,6 +106,15 @@ def _unread(model: Any, text: Any, sizes: ModelArchitecture) -> str:
     return "" if widths == {expected} else "its layers keep other keys than its config says"
 
 
+def _plain(value: Any) -> Any:
+    """A copy with the numbers that transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else copy.copy(value)
+
+
 def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
     """The config that transformers makes of a config.json's fields.
 
@@ -128,7 +137,7 @@ def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
     try:
         with quiet():
             config = CONFIG_MAPPING[known]
-            return config.from_dict(copy.deepcopy({**fields, "model_type": known}))
+            return config.from_dict(_plain({**fields, "model_type": known}))
     except BROKEN_FILES as error:
         raise InputError(
             f"transformers cannot read the config of this {known}: {first_reason(error)}",

@@ -56,6 +56,11 @@ class GpuReading:
     reasons: int | None
 
 
+def failures(nvml: Any) -> tuple[type[Exception], ...]:
+    """What a question to NVML may raise: its error, an old binding's, text not in UTF-8."""
+    return nvml.NVMLError, OSError, ValueError, AttributeError
+
+
 class Gpu:
     """One GPU (or MIG slice) that NVML has opened.
 
@@ -107,7 +112,7 @@ class Gpu:
         }
         fields = {}
         for name, reading in readings.items():
-            with contextlib.suppress(nvml.NVMLError):
+            with contextlib.suppress(*failures(nvml)):
                 fields[name] = reading()
         return fields
 
@@ -118,7 +123,7 @@ class Gpu:
     def _ask(self, question: Callable[[], Any]) -> Any:
         try:
             return question()
-        except self.nvml.NVMLError:
+        except failures(self.nvml):
             return None
 
     def _driver(self) -> str:
@@ -174,7 +179,7 @@ def open_handle(cuda_index: int) -> tuple[Any, Any]:
         return pynvml, find_handle(pynvml, cuda_index)
     except ImportError as error:
         raise DeviceError(f"NVML: {error}", hint="Install nvidia-ml-py.") from error
-    except pynvml.NVMLError as error:
+    except failures(pynvml) as error:
         raise DeviceError(f"NVML: {error}", hint="Is the NVIDIA driver installed?") from error
 
 
@@ -188,18 +193,18 @@ def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
     try:
         if not nvml.nvmlDeviceIsMigDeviceHandle(handle):
             return handle, False
-    except nvml.NVMLError:  # a driver that knows no MIG
+    except failures(nvml):  # a driver that knows no MIG
         return handle, False
     try:
         return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), True
-    except nvml.NVMLError:
+    except failures(nvml):
         return handle, True
 
 
 def find_handle(nvml: Any, cuda_index: int) -> Any:
     """The handle of CUDA device `cuda_index`, a whole GPU or a MIG slice."""
     for uuid in _torch_uuids(cuda_index):
-        with contextlib.suppress(nvml.NVMLError):
+        with contextlib.suppress(*failures(nvml)):
             return nvml.nvmlDeviceGetHandleByUUID(uuid)
     return nvml.nvmlDeviceGetHandleByIndex(cuda_index)
 

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, generation
 from transformers.generation.configuration_utils import GenerationMode
 
-from costmodel.errors import InputError, shown
+from costmodel.errors import InputError, reason_of, shown
 from costmodel.statistics import Ints
 from decoder.acceptance.sampling import Sampling
 from decoder.model.structure import device_of
@@ -114,15 +114,21 @@ def checkpoint_settings(
     if config.pad_token_id is None:
         config.pad_token_id = 0  # or transformers speaks of it at every text
     ids = torch.tensor([list(prompt)], device=device_of(model))
-    model._prepare_special_tokens(config, True, device=ids.device)
-    processors = model._get_logits_processor(
-        generation_config=config,
-        input_ids_seq_length=len(prompt),
-        encoder_input_ids=ids,
-        logits_processor=LogitsProcessorList(),
-        device=ids.device,
-        model_kwargs={},
-    )
+    try:
+        model._prepare_special_tokens(config, True, device=ids.device)
+        processors = model._get_logits_processor(
+            generation_config=config,
+            input_ids_seq_length=len(prompt),
+            encoder_input_ids=ids,
+            logits_processor=LogitsProcessorList(),
+            device=ids.device,
+            model_kwargs={},
+        )
+    except (TypeError, ValueError, RuntimeError) as error:  # fields of wrong types
+        raise InputError(
+            f"the target's generation_config.json cannot be used: {reason_of(error)}",
+            hint="Correct it beside the weights.",
+        ) from error
     stops = config.stop_strings or ()
     return process_of(processors), (stops,) if isinstance(stops, str) else tuple(stops)
 

@@ -178,8 +178,12 @@ def _on_gpu(record: TableRecord) -> bool:
         problem = "it ran on other machines too (RPC)"
     elif len(gpus) > 1 and record.fields.get("split_mode") != "none":
         problem = f"it ran on {len(gpus)} GPUs"
-    elif record.fields.get("n_gpu_layers") == 0 or record.fields.get("n_cpu_moe"):
+    elif str(record.fields.get("n_gpu_layers")) == "0" or record.fields.get("n_cpu_moe"):
         problem = "layers ran on the CPU (n_gpu_layers, n_cpu_moe)"
+    elif record.fields.get("tensor_buft_overrides", "none") not in ("", "none", None):
+        problem = "tensors were kept elsewhere (tensor_buft_overrides)"
+    elif record.fields.get("devices") == "none":
+        problem = "no GPU was used (devices)"
     elif record.fields.get("no_kv_offload"):
         problem = "its KV cache was in the CPU's memory (no_kv_offload)"
     if problem:

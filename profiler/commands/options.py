@@ -75,8 +75,11 @@ def checked_by(check: str) -> Callable[[Any, Any, Any], Any]:
     return callback
 
 
+WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
+
+
 class NamedValue(click.ParamType):
-    """NAME=VALUE, where the value is a JSON value or else a text."""
+    """NAME=VALUE: a JSON value, one of `WORDS` in any case, or else a text."""
 
     name = "name=value"
 
@@ -90,8 +93,8 @@ class NamedValue(click.ParamType):
             self.fail(f"{value!r} is not a name and a value, as enforce_eager=true.", param, ctx)
         try:
             return name, parse_json(text)
-        except NotJson:
-            return name, text
+        except NotJson:  # words of Python and YAML, which a template would take for true
+            return name, WORDS.get(text.lower(), text)
 
 
 def template_option(command: Decorated) -> Decorated:

@@ -125,8 +125,12 @@ def _governor() -> dict[str, Any]:
 
 
 def _quota() -> dict[str, Any]:
-    allowed, period = (CGROUP / "cpu.max").read_text().split()
-    return {} if allowed == "max" else {"cpu_quota_cores": int(allowed) / int(period)}
+    version_1 = [CGROUP / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period")]
+    if version_1[0].exists():
+        allowed, period = (path.read_text().strip() for path in version_1)
+    else:
+        allowed, period = (CGROUP / "cpu.max").read_text().split()
+    return {} if allowed in ("max", "-1") else {"cpu_quota_cores": int(allowed) / int(period)}
 
 
 def _memory() -> dict[str, Any]:

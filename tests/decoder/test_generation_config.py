@@ -48,6 +48,7 @@ def test_greedy_texts_are_those_of_transformers(settings, policy):
         ({"num_beams": 3}, {}, "asks for beam search"),
         ({"guidance_scale": 2.0}, {}, "ClassifierFree.* is not applied"),
         ({"max_time": 2.0}, {}, "asks for max_time"),
+        ({"no_repeat_ngram_size": "2"}, {}, "config.json cannot be used: TypeError"),
         ({"do_sample": True, "min_p": 0.1}, {"temperature": 1.0}, "asks for min_p"),
         ({"do_sample": True, "typical_p": 0.9}, {"temperature": 1.0}, "asks for typical_p"),
     ],

@@ -164,7 +164,8 @@ def test_what_is_wrong_in_a_line_is_named(tmp_path, change, message):
     ("change", "message"),
     [
         ({"gpu_info": "RTX 4090, RTX 4090", "split_mode": "layer"}, "it ran on 2 GPUs"),
-        ({"n_gpu_layers": 0}, "layers ran on the CPU"),
+        ({"n_gpu_layers": "0"}, "layers ran on the CPU"),
+        ({"tensor_buft_overrides": "exps=CPU"}, "tensors were kept elsewhere"),
         ({"backends": "CUDA,RPC"}, r"other machines too \(RPC\)"),
         ({"no_kv_offload": True}, "its KV cache was in the CPU's memory"),
     ],
