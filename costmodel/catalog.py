@@ -295,8 +295,7 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
     fields = read_json(where, finite=False)  # recurrent models' have `Infinity`
     try:
-        fields = with_quantization(fields, folder)
-        return _target_of(folder.resolve().name, fields, approximate=approximate)
+        return _target_of(folder.resolve().name, fields, folder, approximate=approximate)
     except InputError as failure:
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
 
@@ -324,9 +323,11 @@ def _quantised(name: str) -> TargetEntry | None:
     return dataclasses.replace(known, name=name, architecture=architecture, weights=weights)
 
 
-def _target_of(label: str, fields: Any, *, approximate: bool = False) -> TargetEntry:
+def _target_of(
+    label: str, fields: Any, folder: Path | None = None, *, approximate: bool = False
+) -> TargetEntry:
     # By name: this package imports no model library, and a known target needs none.
-    reader, fields = importlib.import_module("decoder.configs"), with_quantization(fields)
+    reader, fields = importlib.import_module("decoder.configs"), with_quantization(fields, folder)
     weights = stored_weights(fields)
     config, architecture = reader.read_model(fields, label, approximate=approximate)
     positions_of(text_fields(config))  # raises where they are no number

@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
         return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list) else copy.copy(value)
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -342,24 +343,23 @@ def _all_experts(data: Path, engine: str, weights: Weights) -> dict[tuple[int, .
             tables[-1] |= _experts(data, data.name, name, form)
     if weights == _BF16:
         return tables[0]
-    wider, sound = _all_experts(data, engine, _BF16), {}
-    for place, own in tables[0].items():
-        sound[place] = own
-        if place not in wider:
-            continue
-        most_s = np.interp(own.tokens, wider[place].tokens, wider[place].seconds_measured)
-        sound[place] = dataclasses.replace(
-            own, seconds_measured=np.minimum(own.seconds_measured, most_s), form=_BF16
-        )
-        for form, table in zip(forms, tables, strict=True):
-            other = table.get(place)
-            if other is None:
-                continue
-            most_s = np.interp(other.tokens, wider[place].tokens, wider[place].seconds_measured)
-            if np.all(other.seconds_measured <= _UNTUNED * most_s):
-                sound[place] = dataclasses.replace(other, form="" if form == weights else form)
-                break
+    wider, sound = _all_experts(data, engine, _BF16), dict(tables[0])
+    for place in tables[0].keys() & wider.keys():
+        given = [
+            (form, one[place]) for form, one in zip(forms, tables, strict=True) if place in one
+        ]
+        sound[place] = _tuned(given, wider[place])
     return sound
+
+
+def _tuned(given: Sequence[tuple[Weights, ExpertTable]], wider: ExpertTable) -> ExpertTable:
+    """The first form that is not slower than the wider type; else the shorter times of both."""
+    own = given[0][1]
+    for form, table in given:
+        if np.all(table.seconds_measured <= _UNTUNED * wider.measured_at(table.tokens)):
+            return table if table is own else dataclasses.replace(table, form=form)
+    shorter_s = np.minimum(own.seconds_measured, wider.measured_at(own.tokens))
+    return dataclasses.replace(own, seconds_measured=shorter_s, form=_BF16)
 
 
 @functools.cache

@@ -87,16 +87,20 @@ class ExpertTable:
     estimated: bool = False
     form: str = ""
 
+    def measured_at(self, tokens: Array) -> Array:
+        """Seconds [tokens] between the measured ones, and as the outermost beyond them."""
+        return np.asarray(np.interp(tokens, self.tokens, self.seconds_measured), dtype=np.float64)
+
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         """Seconds [tokens] at the expected number of distinct experts."""
-        measured = np.interp(tokens, self.tokens, self.seconds_measured)
+        measured = self.measured_at(tokens)
         beyond = np.maximum(tokens / self.tokens[-1], 1.0)
         if not self.balanced:
             return np.asarray(measured * beyond, dtype=np.float64)
         all_used = architecture.experts / architecture.active_experts
         equivalent = distinct_experts(architecture, tokens) / architecture.active_experts
-        few = np.interp(equivalent, self.tokens, self.seconds_measured)
-        full = np.interp(all_used, self.tokens, self.seconds_measured)
+        few = self.measured_at(equivalent)
+        full = self.measured_at(np.array(all_used))
         scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
         return np.asarray(scaled, dtype=np.float64)
 

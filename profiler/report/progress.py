@@ -24,8 +24,6 @@ class Progress:
 def progress(name: str) -> Iterator[Progress]:
     """The progress of something that loads the target first."""
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
@@ -39,6 +37,9 @@ def progress(name: str) -> Iterator[Progress]:
 
         yield Progress(console.print, tell)
         return
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
     columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[state]}"))
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=1.0, state="loading the target")
