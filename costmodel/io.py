@@ -203,7 +203,13 @@ def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
     number = _finite if finite else float
     try:
         text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw
-        return json.loads(text, parse_constant=number, parse_float=number, parse_int=_whole)
+        return json.loads(
+            text,
+            parse_constant=number,
+            parse_float=number,
+            parse_int=_whole,
+            object_pairs_hook=_object,
+        )
     except NotJson:
         raise
     except UnicodeDecodeError as failure:
@@ -214,6 +220,15 @@ def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
         raise NotJson(f"{failure.msg} in line {failure.lineno}") from None
     except ValueError:  # Python's limit of digits
         raise NotJson("a number has too many digits") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        for key, value in pairs:
+            if value != fields[key]:
+                raise NotJson(f"{key} stands twice, with different values")
+    return fields
 
 
 def _whole(text: str) -> int:

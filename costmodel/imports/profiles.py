@@ -109,6 +109,12 @@ def check_subject(table: ImportedTable, subject: TimedModel, path: Path) -> None
             f" {subject.architecture.name} has {wanted / 1e9:.3g}",
             hint="Check --target",
         )
+    if table.gpu_layers is not None and table.gpu_layers <= subject.architecture.layers:
+        raise InputError(
+            f"{path}: {table.gpu_layers} of {subject.architecture.layers} layers and the output"
+            " ran on the GPU, the rest on the CPU: no profile of one device",
+            hint="Run llama-bench with `-ngl 999`",
+        )
 
 
 def imported_profile(

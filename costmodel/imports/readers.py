@@ -163,6 +163,7 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
         processor=first.text("gpu_info" if on_gpu else "cpu_info"),
         threads=None if on_gpu else first.whole("n_threads", 1),
         parameters=int(first.positive("model_n_params")),
+        gpu_layers=_gpu_layers(first) if on_gpu else None,
         model=Path(first.text("model_filename")).name,
     )
 
@@ -192,6 +193,12 @@ def _on_gpu(record: TableRecord) -> bool:
             hint="Run llama-bench with `-ngl 99 -sm none`, for a CPU without its GPU backend",
         )
     return True
+
+
+def _gpu_layers(record: TableRecord) -> int | None:
+    """The limit of layers on the GPU; None where the file does not say, or for -1: all."""
+    limit = record.fields.get("n_gpu_layers")
+    return limit if isinstance(limit, int) and limit >= 0 else None
 
 
 def _build(record: TableRecord) -> str | None:

@@ -39,6 +39,7 @@ class ImportedTable:
     weights     None where the file does not say
     processor   the device as the file names it; `threads` of a CPU
     parameters  of the model; 0 where the file does not say
+    gpu_layers  layers that ran on the GPU, the output's counted as one; None: all
     model       the model as the file names it
     """
 
@@ -52,6 +53,7 @@ class ImportedTable:
     processor: str | None = None
     threads: int | None = None
     parameters: int = 0
+    gpu_layers: int | None = None
     model: str | None = None
 
 

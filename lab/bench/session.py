@@ -96,7 +96,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         pretrained=options.quantization is None,
         device=device.type,
     )
-    with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
+    with device_lock(f"{fingerprint(device).name} {device_label(device)}", listeners.say):
         environment, machine_warnings = machine(device)
         loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)

@@ -147,10 +147,7 @@ def command(ctx: click.Context, as_json: bool, **values: Any) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from profiler.measure.lock import refuse_if_held
-
     _check_policies(values["policies"])
-    refuse_if_held(values["device"])
     _report(_run(ctx, values), as_json=as_json)
     if values["output"] is not None:
         click.echo(f"result: {values['output']}", err=as_json)

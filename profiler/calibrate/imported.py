@@ -23,7 +23,7 @@ from costmodel.imports.profiles import (
     check_times,
     imported_profile,
 )
-from costmodel.imports.table import ImportedTable
+from costmodel.imports.table import ImportedTable, WeightFormat
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.roofline import Roofline
@@ -71,7 +71,7 @@ def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
     known = None if request.device == "cpu" else find_device(request.device)
     table = READERS[request.format](request.path, request.context)
     if known is None:
-        device, peaks = _this_cpu(table.threads)
+        device, peaks = _this_cpu(table)
     else:
         device = DeviceFingerprint(kind="cuda", name=known.name, memory_bytes=known.memory_bytes)
         peaks = PeaksSection(
@@ -87,17 +87,22 @@ def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
     )
 
 
-def _this_cpu(threads: int | None) -> tuple[DeviceFingerprint, PeaksSection]:
-    """This machine's processor and its peaks with so many threads, measured now."""
+def _this_cpu(table: ImportedTable) -> tuple[DeviceFingerprint, PeaksSection]:
+    """This machine's processor and its peaks in the table's threads and dtype, measured now.
+
+    Products in float32 bound those in a dtype that the processor has to convert.
+    """
     import torch
 
     from decoder.device import fingerprint
     from decoder.profiling.measured_profile import measure_peaks
 
     before, cpu = torch.get_num_threads(), torch.device("cpu")
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(table.threads or before)
+    dtypes = {"float32", (table.weights or WeightFormat()).dtype}
     try:
-        peaks = measure_peaks(cpu, torch.bfloat16)
+        found = [measure_peaks(cpu, getattr(torch, name)) for name in dtypes]
+        peaks = max(found, key=lambda one: one.flops_per_s)
         return fingerprint(cpu), PeaksSection(
             source="measured",
             flops_per_s=peaks.flops_per_s,

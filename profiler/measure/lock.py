@@ -10,7 +10,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,21 +31,26 @@ def lock_directory() -> Path:
 
 
 @contextlib.contextmanager
-def device_lock(device: str) -> Iterator[None]:
+def device_lock(device: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock of `device` (any label that identifies it) during the body.
 
-    Raises DeviceError at once when another process of this user holds the lock, with that process
-    and its start, and where others could write into the folder of locks. The system releases the
-    lock when the process ends, however it ends.
+    When another process of this user holds the lock, `say` gets a line that names the process and
+    its start, and this one waits; without `say`, DeviceError is raised at once. Also raises
+    DeviceError where others could write into the folder of locks. The system releases the lock
+    when the process ends, however it ends.
     """
     folder = lock_directory()
     path = folder / (re.sub(r"[^A-Za-z0-9._-]+", "-", device)[:150] + ".lock")
     lock = FileLock(path, timeout=0)
     try:
         _make_private(folder)
-        lock.acquire()
-    except Timeout:
-        raise _held(device, path) from None
+        try:
+            lock.acquire()
+        except Timeout:
+            if say is None:
+                raise _held(device, path) from None
+            say(f"{_held(device, path).problem}: waiting for its end")
+            lock.acquire(timeout=-1)
     except OSError as error:
         raise DeviceError(
             f"cannot lock {device} in {folder}: {error.strerror or error}",

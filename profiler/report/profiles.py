@@ -72,10 +72,8 @@ def _benefit(profile: Profile) -> str:
     rows = np.arange(1, _most_rows(profile) + 1)
     compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
     bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
-    times_s = profile.verify_calibration().predict_s(rows, context)
-    rate = USUAL_CURVE.committed(rows - 1) * times_s[0] / times_s
-    best = int(np.argmax(rate))
-    pays = f"a tree of {counted(best, 'node')} pays: {rate[best]:.2f} times plain decoding"
+    best, gain = _paying_tree(profile, context)
+    pays = f"a tree of {counted(best, 'node')} pays: {gain:.2f} times plain decoding"
     limit = f"memory up to {counted(bound, 'row')}, then by compute"
     if bound in (0, len(rows)):
         limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
@@ -84,6 +82,15 @@ def _benefit(profile: Profile) -> str:
         f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
         f"{pays if best else 'no tree pays'}."
     )
+
+
+def _paying_tree(profile: Profile, context: int) -> tuple[int, float]:
+    """The nodes that pay most at the usual acceptance with a free draft, and the gain of them."""
+    rows = np.arange(1, _most_rows(profile) + 1)
+    times_s = profile.verify_calibration().predict_s(rows, context)
+    gains = USUAL_CURVE.committed(rows - 1) * times_s[0] / times_s
+    best = int(np.argmax(gains))
+    return best, float(gains[best])
 
 
 def print_markdown(profile: Profile, path: Path) -> None:
@@ -167,7 +174,8 @@ def plot_profile(profile: Profile, path: Path) -> Path:
     """Draw latency against nodes, with one panel for each context; returns the picture's path.
 
     It shows the points with their MAD, named after the profile's provenance, the bare roofline,
-    the linear calibration and the selected calibration. Raises InputError where the file cannot
+    the linear calibration and the selected calibration, and marks the tree that pays at the usual
+    acceptance. Raises InputError where the file cannot
     be written, or is no .png, .svg or .pdf.
     """
     check_picture(path)
@@ -214,6 +222,8 @@ def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
             color="black",
             label=profile.provenance.kind,
         )
+    best, _ = _paying_tree(profile, context)
+    axes.axvline(best, color=SERIES[2], alpha=0.6, label="tree that pays")
     axes.set_yscale("log")
     tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
     axes.set_xlim(-0.2, 1.1 * most)

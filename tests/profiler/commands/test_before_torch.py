@@ -36,7 +36,6 @@ REFUSED = [
     (6, "cannot write to /dev/null", "transfer", "a", "--to", "l40s", "--output", NOWHERE),
     (6, "cannot write to /dev/null", "profiles", "plot", "h100-sxm/qwen3-8b", "/dev/null/a.png"),
     (4, "another measurement of Some-CPU-cpu is running (process ", "calibrate", "--device", "cpu"),
-    (4, "another measurement of Some-CPU-cpu is running (process ", "bench", "--device", "cpu"),
 ]
 
 

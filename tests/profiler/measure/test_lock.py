@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ def temporary_files(monkeypatch, tmp_path):
 
 
 def test_the_second_process_fails_at_once_and_names_the_first(tmp_path):
-    """Other devices are free meanwhile, and this one is when its holder was killed."""
+    """Or says so and waits. Other devices are free, and this one is when its holder was killed."""
     program = textwrap.dedent("""
         import sys
         from profiler.measure.lock import device_lock
@@ -51,8 +50,9 @@ def test_the_second_process_fails_at_once_and_names_the_first(tmp_path):
         assert failure.value.exit_code == 4
         with device_lock("cuda:1"):
             pass
-        other.send_signal(signal.SIGKILL)
-        other.wait()
+        said: list[str] = []
+        with device_lock("NVIDIA H200", lambda line: (said.append(line), other.kill())):
+            assert said == [f"{failure.value.problem}: waiting for its end"]
         with device_lock("NVIDIA H200"):
             pass
 
