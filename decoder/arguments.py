@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from costmodel.errors import InputError, reason_of, shown
 from decoder.acceptance.sampling import Sampling
+from decoder.names import chat_turns
 
 
 def refuse_unknown(options: Mapping[str, Any], known: Collection[str]) -> None:
@@ -132,9 +133,9 @@ def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions)
     more = options.get("template") or {}
     if not isinstance(more, Mapping):
         raise InputError(f"template must be a mapping of names to values, got {shown(more)}")
-    text = tokenizer.get_chat_template()
+    text = _template_text(tokenizer.chat_template, more)
     for name in more:
-        if not re.search(rf"\b{re.escape(name)}\b", text):
+        if name != "chat_template" and not re.search(rf"\b{re.escape(name)}\b", text):
             raise InputError(
                 f"the chat template has no option '{name}'",
                 hint="It would change nothing; leave it out.",
@@ -143,32 +144,39 @@ def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions)
     return list(encoded["input_ids"])
 
 
+def _template_text(templates: Any, options: Mapping[str, Any]) -> str:
+    """The template that transformers would take: its only one, or the one of several by name."""
+    if not isinstance(templates, dict):
+        templates = {None: templates}
+    name = "tool_use" if options.get("tools") and "tool_use" in templates else "default"
+    name = options.get("chat_template", None if None in templates else name)
+    if name not in templates:
+        known = ", ".join(str(one) for one in templates if one)
+        raise InputError(
+            f"the tokenizer has no chat template {shown(name)}",
+            hint=f"Give chat_template=NAME, of {known}" if known else "Leave chat_template out.",
+        )
+    return str(templates[name])
+
+
 def _turns(prompt: str | Sequence[Turn], system: str | None) -> list[dict[str, Any]]:
     text = isinstance(prompt, str)
     given = [{"role": "user", "content": prompt}] if text else listed("prompt", prompt, "turns")
     if not given:
         raise InputError("the prompt is empty", hint="Give a turn of the user.")
-    for number, turn in enumerate(given, 1):
-        named = isinstance(turn, Mapping) and all(
-            isinstance(turn.get(name), str) for name in ("role", "content")
-        )
-        if not named:
-            raise InputError(
-                f"turn {number} of the prompt has no text `role` and `content`",
-                hint='Write turns as {"role": "user", "content": "..."}.',
-            )
+    given = chat_turns(given, "the prompt")
     if given[-1]["role"] == "assistant":
         raise InputError(
             "the last turn is the assistant's, so nothing is left to answer",
             hint="End with a turn of the user.",
         )
     if system is None:
-        return [dict(turn) for turn in given]
+        return given
     if not isinstance(system, str):
         raise InputError(f"system must be a text, got {shown(system)}")
     if given[0]["role"] == "system":
         raise InputError("the prompt has a system turn already", hint="Leave the other one out.")
-    return [{"role": "system", "content": system}, *(dict(turn) for turn in given)]
+    return [{"role": "system", "content": system}, *given]
 
 
 def apply_chat_template(

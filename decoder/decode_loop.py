@@ -132,8 +132,9 @@ class TextSequence:
         """The text that `token` completes; a stop string ends the text."""
         if self._request.stream is None:
             return ""
-        piece = self._request.stops.add(self._request.stream.add(token))
-        if self._request.stops.hit:
+        stream, stops = self._request.stream, self._request.stops
+        piece = stops.add(stream.add(token), stream.hidden(token) if stops else "")
+        if stops.hit:
             self.stats.finish = "stop"
         return piece
 

@@ -1,11 +1,13 @@
-"""Checks of the names of devices, targets and policies before anything heavy is imported."""
+"""Checks of names and of turns before anything heavy is imported."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from costmodel.catalog import find_target
 from costmodel.errors import DeviceError, InputError, shown
@@ -77,3 +79,24 @@ def check_policy(text: str) -> None:
         raise InputError(
             f"'{text}' is not a policy", hint=f"Use {names}, or package:Class for one of your own."
         )
+
+
+def chat_turns(turns: Sequence[Any], where: str) -> list[dict[str, Any]]:
+    """Turns with a text `role` and `content`; parts of text are joined.
+
+    Raises InputError, which names `where` and the turn, for anything else.
+    """
+    return [_turn(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
+
+
+def _turn(turn: Any, at: str) -> dict[str, Any]:
+    fields = turn if isinstance(turn, Mapping) else {}
+    content = fields.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in (fields.get("role"), *texts)):
+        raise InputError(
+            f"{at} has no text `role` and `content`",
+            hint='Write turns as {"role": "user", "content": "..."}.',
+        )
+    return {**fields, "content": "".join(map(str, texts))}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import compress
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ EXACT = (
     generation.ForcedBOSTokenLogitsProcessor,
     generation.ForcedEOSTokenLogitsProcessor,
     generation.InfNanRemoveLogitsProcessor,
+    generation.LogitNormalization,
     generation.MinLengthLogitsProcessor,
     generation.MinNewTokensLengthLogitsProcessor,
     generation.NoBadWordsLogitsProcessor,
@@ -107,14 +110,13 @@ def checkpoint_settings(
     config: GenerationConfig | None = getattr(model, "generation_config", None)
     if config is None:
         return None, ()
-    _check(config, sampling)
     config = deepcopy(config)
-    config.do_sample = False  # no warpers
     config.max_length = len(prompt) + max_new_tokens
     if config.pad_token_id is None:
         config.pad_token_id = 0  # or transformers speaks of it at every text
     ids = torch.tensor([list(prompt)], device=device_of(model))
     try:
+        _check(config, sampling)
         model._prepare_special_tokens(config, True, device=ids.device)
         processors = model._get_logits_processor(
             generation_config=config,
@@ -124,16 +126,23 @@ def checkpoint_settings(
             device=ids.device,
             model_kwargs={},
         )
+        stops = config.stop_strings or ()
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        if not all(isinstance(stop, str) for stop in stops):
+            raise TypeError(f"stop_strings must be texts (is {shown(stops)})")
     except (TypeError, ValueError, RuntimeError) as error:  # fields of wrong types
         raise InputError(
             f"the target's generation_config.json cannot be used: {reason_of(error)}",
             hint="Correct it beside the weights.",
         ) from error
-    stops = config.stop_strings or ()
-    return process_of(processors), (stops,) if isinstance(stops, str) else tuple(stops)
+    return process_of(processors), stops
 
 
 def _check(config: GenerationConfig, sampling: Sampling) -> None:
+    for name in ("temperature", "top_p", "top_k"):  # the decoder's own arguments in its place
+        value = getattr(config, name, None)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+            raise ValueError(f"{name} must be a number (is {shown(value)})")
     mode = config.get_generation_mode()
     wanted = [] if mode in TEXT_MODES else [mode.value.replace("_", " ")]
     wanted += [name for name in ("token_healing", "max_time") if getattr(config, name, None)]
@@ -147,6 +156,7 @@ def _check(config: GenerationConfig, sampling: Sampling) -> None:
             "does not do",
             hint="Change model.generation_config, or the checkpoint's generation_config.json.",
         )
+    config.do_sample = False  # no warpers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +223,12 @@ class TextStream:
         self._shown_end = len(self._ids)
         return whole[len(before) :]
 
+    def hidden(self, token: int) -> str:
+        """The text of a special token, which is not shown; empty for all others."""
+        if self._decode([token]):
+            return ""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
     def finish(self) -> str:
         """The text still held back, after the last token."""
         before = self._decode(self._ids[self._window_start : self._shown_end])
@@ -234,11 +250,19 @@ class StopStrings:
         self._stops = [stop for stop in stops if stop]
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
+        self._visible: list[bool] = []  # of each held character
         self.hit = False
 
-    def add(self, piece: str) -> str:
-        """Add a piece; returns the text that is certainly before any stop string."""
-        self._held += piece
+    def __bool__(self) -> bool:
+        return bool(self._stops)
+
+    def add(self, piece: str, hidden: str = "") -> str:
+        """Add a piece; returns the text that is certainly before any stop string.
+
+        hidden  text behind the piece that counts for stop strings, but is not part of the text
+        """
+        self._held += piece + hidden
+        self._visible += [True] * len(piece) + [False] * len(hidden)
         hits = [
             (start + len(stop), start)
             for stop in self._stops
@@ -246,17 +270,19 @@ class StopStrings:
         ]
         if hits:
             self.hit = True
-            _, start = min(hits)
-            shown, self._held = self._held[:start], ""
-            return shown
-        end = len(self._held) - self._possible_start()
-        shown, self._held = self._held[:end], self._held[end:]
-        return shown
+            text = self._take(min(hits)[1])
+            self._held = ""
+            return text
+        return self._take(len(self._held) - self._possible_start())
 
     def finish(self) -> str:
         """The text held back as a possible start of a stop string."""
-        shown, self._held = self._held, ""
-        return shown
+        return self._take(len(self._held))
+
+    def _take(self, end: int) -> str:
+        text = "".join(compress(self._held[:end], self._visible))
+        self._held, self._visible = self._held[end:], self._visible[end:]
+        return text
 
     def _possible_start(self) -> int:
         """Length of the longest end of the held text that is the start of a stop string."""

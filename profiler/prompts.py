@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError
+from decoder.names import chat_turns
 
 Turns = list[dict[str, Any]]
 
@@ -15,13 +16,12 @@ def parse_prompt(file: Path, number: int, record: Any, hint: str) -> str | Turns
     """The text `prompt` of a line, or its `messages`. Raises InputError naming file and line."""
     fields = record if isinstance(record, dict) else {}
     prompt, turns = fields.get("prompt"), fields.get("messages")
-    listed = isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)
     if turns is not None and prompt is not None:
         raise InputError(
             f"{file}, line {number} has `prompt` beside `messages`", hint="Keep one of them."
         )
-    if listed:
-        return [turn | {"content": _text(file, number, turn)} for turn in turns]
+    if isinstance(turns, list) and turns:
+        return chat_turns(turns, f"{file}, line {number}")
     if not isinstance(prompt, str):
         raise InputError(
             f"{file}, line {number} is not a JSON object with a text `prompt` or `messages`",
@@ -30,19 +30,6 @@ def parse_prompt(file: Path, number: int, record: Any, hint: str) -> str | Turns
     if not prompt.strip():
         raise InputError(f"{file}, line {number}: the prompt is empty", hint="Give some text.")
     return prompt
-
-
-def _text(file: Path, number: int, turn: dict[str, Any]) -> str:
-    """The content of a turn: a text, or parts of text, which are joined. Raises InputError."""
-    content = turn.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts) or not isinstance(turn.get("role"), str):
-        raise InputError(
-            f"{file}, line {number}: a turn has no `role`, or a `content` that is no text",
-            hint='Write turns as {"role": "user", "content": "..."}.',
-        )
-    return "".join(map(str, texts))
 
 
 class Conversation:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import TargetEntry, find_target, resolve_target
-from costmodel.errors import InputError, RooftreeError
+from costmodel.errors import InputError, RooftreeError, shown
 from costmodel.io import folder_of, read_json
 from costmodel.weights import method_of, quantization_of
 from decoder.configs import BROKEN_FILES, first_reason, quiet, sizes_of
@@ -189,6 +189,7 @@ def _load_pretrained(
     target = _resolved(source)
     config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
     check_loadable(config, source)
+    _check_generation(Path(source) / "generation_config.json")
     method, stored = method_of(config), quantization_of(config)
     needed_bytes = None
     if method is not None and (method not in UNPACKED or device.type != "cpu"):
@@ -203,6 +204,13 @@ def _load_pretrained(
         architecture=architecture,
         stored=stored,
     )
+
+
+def _check_generation(path: Path) -> None:
+    """Raise InputError unless the file, which transformers reads with the weights, has fields."""
+    fields = read_json(path, finite=False) if path.is_file() else {}
+    if not isinstance(fields, dict):
+        raise InputError(f"{path} must hold an object (is {shown(fields)})", hint="Correct it.")
 
 
 def _pretrained(

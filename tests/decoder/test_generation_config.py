@@ -10,7 +10,7 @@ from tests.tiny_folder import write_all
 
 OTHER = [60, 2, 60, 2, 60]
 SETTINGS = [
-    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 1.4, "renormalize_logits": True},
     {"no_repeat_ngram_size": 2},
     {"repetition_penalty": 1.3, "min_new_tokens": 9, "eos_token_id": list(range(40))},
 ]
@@ -49,6 +49,9 @@ def test_greedy_texts_are_those_of_transformers(settings, policy):
         ({"guidance_scale": 2.0}, {}, "ClassifierFree.* is not applied"),
         ({"max_time": 2.0}, {}, "asks for max_time"),
         ({"no_repeat_ngram_size": "2"}, {}, "config.json cannot be used: TypeError"),
+        ({"top_k": "5"}, {}, r"config.json cannot be used: .*top_k must be a number \(is '5'\)"),
+        ({"temperature": True}, {}, "temperature must be a number"),
+        ({"stop_strings": [1]}, {}, "stop_strings must be texts"),
         ({"do_sample": True, "min_p": 0.1}, {"temperature": 1.0}, "asks for min_p"),
         ({"do_sample": True, "typical_p": 0.9}, {"temperature": 1.0}, "asks for typical_p"),
     ],
@@ -92,6 +95,11 @@ class TestChat:
                 {"system": "s"},
                 "[system]s[user]a[assistant]b[user]c[assistant]",
             ),
+            (
+                [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
+                {},
+                "[user]ab[assistant]",
+            ),
             ("hi", {"chat": False, "system": None, "template": {}}, "hi"),
         ],
     )
@@ -108,8 +116,8 @@ class TestChat:
         ("prompt", "options", "problem"),
         [
             ("hi", {"template": {"enable_thought": False}}, "no option 'enable_thought'"),
-            ([{"role": "user"}], {}, "turn 1 of the prompt has no text"),
-            ([{"role": "user", "content": "a"}, "b"], {}, "turn 2 of the prompt"),
+            ([{"role": "user"}], {}, "the prompt: turn 1 has no text"),
+            ([{"role": "user", "content": "a"}, "b"], {}, "the prompt: turn 2 has no"),
             ([{"role": "tool", "content": "a"}], {}, "chat template fails: .*: no tools"),
             ([{"role": "assistant", "content": "a"}], {}, "the last turn is the assistant's"),
             (
@@ -123,3 +131,12 @@ class TestChat:
     def test_what_is_refused(self, chatty, prompt, options, problem):
         with pytest.raises(InputError, match=problem):
             chatty.generate(prompt, max_new_tokens=3, **options)
+
+    def test_one_of_several_templates_is_taken_by_its_name(self, chatty, monkeypatch):
+        templates = {"rag": "r{{ messages[0].content }}", "tool_use": "t{{ messages[0].content }}"}
+        monkeypatch.setattr(chatty.tokenizer, "chat_template", templates)
+        ids = chatty.encode("hi", template={"chat_template": "rag"})
+        assert ids == chatty.tokenizer("rhi")["input_ids"]
+        for options in {"chat": True}, {"template": {"chat_template": "other"}}:
+            with pytest.raises(InputError, match=r"no chat template .(default|other)."):
+                chatty.encode("hi", **options)

@@ -12,11 +12,11 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 class ByteTokenizer:
-    """Each id is a byte; 256 is a special token without text."""
+    """Each id is a byte; 256 is a special token, "<end>"."""
 
     def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
-        return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+        text = b"" if skip_special_tokens else b"<end>"
+        return b"".join(bytes([i]) if i < 256 else text for i in ids).decode(errors="replace")
 
 
 def stream(tokenizer, ids):
@@ -77,3 +77,18 @@ def test_stop_strings_do_not_depend_on_how_a_text_is_cut(text, stops, data):
     bounds = [0, *edges, len(text)]
     pieces = [text[a:b] for a, b in pairwise(bounds)]
     assert cut(pieces, stops) == cut_at_first_end(text, stops)
+
+
+@given(st.lists(st.sampled_from([*b"ab<", 256]), max_size=12), st.text("ab<end>", max_size=4))
+def test_special_tokens_count_for_stop_strings_and_are_not_shown(ids, stop):
+    """As in transformers, whose StopStringCriteria sees them too."""
+    tokenizer = ByteTokenizer()
+    text, watch = TextStream(tokenizer), StopStrings([stop])
+    shown = "".join(
+        watch.add(text.add(token), text.hidden(token)) for token in ids if not watch.hit
+    )
+    letters = [(one, token < 256) for token in ids for one in tokenizer.decode([token], False)]
+    before, hit = cut_at_first_end("".join(letter for letter, _ in letters), [stop])
+    assert watch.hit == hit
+    wanted = "".join(letter for letter, visible in letters[: len(before)] if visible)
+    assert shown + ("" if hit else watch.finish()) == wanted
