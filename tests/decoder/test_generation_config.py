@@ -96,7 +96,7 @@ class TestChat:
                 "[system]s[user]a[assistant]b[user]c[assistant]",
             ),
             (
-                [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
+                [{"role": "user", "content": [{"text": "a"}, {"text": "b"}]}],
                 {},
                 "[user]ab[assistant]",
             ),

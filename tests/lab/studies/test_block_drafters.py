@@ -1,12 +1,10 @@
 """Rounds that follow from drafts at every position are those of decoding."""
 
-import numpy as np
 import pytest
 import torch
 
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.engine import TreeDecoder
-from decoder.tree.draft_tree import DraftTree
 from lab.studies.block_drafters import Counts, draft_along
 from tests.decoder.draft_models import dflash_folder, draft_target
 
@@ -24,15 +22,3 @@ def test_rounds_are_those_of_decoding(tmp_path, prompt):
         draft_along(target, drafter, prompt, result.token_ids, counts)
         assert counts.texts[policy] == [(39, result.stats.rounds)]
     assert counts.texts["fixed:255"][0][1] < counts.texts["fixed:1"][0][1] < 39
-
-
-def test_places_of_next_tokens_by_hand():
-    """Below the root 7 (0.6) and 5; below 7 only 1; below 5 4 (0.2) and 2."""
-    parents, depths = np.array([0, 0, 1, 2, 2]), np.array([1, 1, 2, 2, 2])
-    scores = np.array([0.6, 0.3, 0.5, 0.2, 0.1])
-    tree = DraftTree(np.array([7, 5, 1, 4, 2]), parents, depths, scores)
-    counts = Counts()
-    for truth in ([7, 1, 9], [5, 2], [5, 4], [8]):
-        counts.follow(tree, truth)
-    assert counts.right == {"first": [True, False, False, False], "spine": [True],
-                            "sibling": [False, True]}  # fmt: skip

@@ -107,10 +107,8 @@ class TestRecipe:
 
     @pytest.mark.slow
     def test_one_that_goes_on_from_it_keeps_its_weights(self, tmp_path):
-        folder = write_tokenizer(
-            write_weights(tmp_path / "target", num_hidden_layers=4, eos_token_id=None)
-        )
-
+        weights = write_weights(tmp_path / "target", num_hidden_layers=4, eos_token_id=None)
+        folder = write_tokenizer(weights)
         cpu = torch.device("cpu")
         options = {"weights": "pretrained", "dtype": torch.float32, "download": False}
         target, *others = (load_model(str(folder), device=cpu, **options) for _ in range(3))
