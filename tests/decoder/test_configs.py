@@ -71,7 +71,7 @@ def test_any_form_of_a_config_is_read_as_transformers_builds_it(data):
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config_of(changed))
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError):
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError, AssertionError):
         return
     routers = "e_score_correction_bias", "expert_bias"
     biases = [bias for name, bias in model.named_buffers() if name.endswith(routers)]
