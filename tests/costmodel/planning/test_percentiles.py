@@ -105,9 +105,8 @@ def test_goals_that_a_queue_misses_take_more_servers(choice):
 @pytest.mark.parametrize(("rate", "load"), [(0.1, 0.5), (40.0, 0.5), (0.1, 1.5)])
 def test_where_queues_grow_json_has_no_time_to_the_first_token(rate, load):
     """By the simulation, whatever the means say, or by the means, whatever the simulation says."""
-    request = asked(
-        rate, "", dataclasses.replace(SAMPLING, requests=200), servers=1, most_running=2
-    )
+    few = dataclasses.replace(SAMPLING, requests=200)
+    request = asked(rate, simulation=few, servers=1, most_running=2)
     traffic = Traffic(prompt_tokens=1000, output_tokens=200)
     found = plan(dataclasses.replace(request, gpus=("h100-sxm",), traffic=traffic), SHIPPED)
     sizing = dataclasses.replace(found.options[0].sizing, load=load)
@@ -209,9 +208,8 @@ def test_a_shipped_plan_is_simulated_near_its_means():
 
 def test_simpy_is_asked_for_before_anything_is_planned(monkeypatch):
     monkeypatch.setitem(sys.modules, "simpy", None)
-    request = dataclasses.replace(asked(1.0), gpus=("h100-sxm",))
     with pytest.raises(InputError, match="needs simpy") as caught:
-        plan(request, SHIPPED)
+        plan(dataclasses.replace(asked(1.0), gpus=("h100-sxm",)), SHIPPED)
     assert "pip install 'rooftree[plan]'" in caught.value.hint
 
 
