@@ -158,6 +158,22 @@ class Plan:
 
         return tuple(option for option in self.options[1:] if overlaps(option.sizing))
 
+    def queues(self, option: PlanOption) -> bool:
+        """Whether the queue grows, or requests wait longer than the plan's time to the first token.
+
+        Such an option has no time to the first token, in the tables and in JSON.
+        """
+        sizing, key = option.sizing, (option.gpu, option.tensor_parallel)
+        fleets = [one.planned for one in self.simulated if (one.gpu, one.tensor_parallel) == key]
+        return sizing is not None and (
+            sizing.load > 1
+            or any(
+                fleet.overloaded or fleet.waiting.mean.value > sizing.ttft_s.value
+                for fleet in fleets
+                if fleet is not None
+            )
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, stable across versions; units are in the names."""
         request = self.request
@@ -191,7 +207,7 @@ class Plan:
                 "spread": acceptance.spread,
                 "measured": dataclasses.asdict(acceptance.measured),
             },
-            "options": [_option_record(option) for option in self.options],
+            "options": [_option_record(one, self.queues(one)) for one in self.options],
             "rivals": [[option.gpu, option.tensor_parallel] for option in self.rivals],
             "notes": list(self.notes),
         }
@@ -284,12 +300,23 @@ def _simulation_record(plan: Plan) -> dict[str, Any] | None:
         "seed": settings.seed,
         "trace": settings.trace is not None,
         "length_variation": None if settings.trace is not None else settings.variation,
-        "options": [dataclasses.asdict(option) for option in plan.simulated],
+        "options": [_simulated_record(option) for option in plan.simulated],
     }
 
 
-def _option_record(option: PlanOption) -> dict[str, Any]:
-    sizing = option.sizing
+def _simulated_record(option: SimulatedOption) -> dict[str, Any]:
+    """The option; an overloaded fleet has no waiting and no time to the first token."""
+    record = dataclasses.asdict(option)
+    for name in ("planned", "enough", "nearest"):
+        if record[name] and record[name]["overloaded"]:
+            record[name]["waiting"] = record[name]["ttft"] = None
+    return record
+
+
+def _option_record(option: PlanOption, queues: bool) -> dict[str, Any]:
+    sizing = option.sizing and dataclasses.asdict(option.sizing)
+    if sizing and queues:
+        sizing["ttft_s"] = sizing["at_load"]["ttft_s"] = None
     return {
         "gpu": option.gpu,
         "device": option.device,
@@ -303,7 +330,8 @@ def _option_record(option: PlanOption) -> dict[str, Any]:
         "feasible": sizing is not None,
         "problem": option.problem or None,
         "nearest": option.nearest or None,
-        "sizing": sizing and dataclasses.asdict(sizing),
+        "queues": queues,
+        "sizing": sizing,
         "by_concurrency": [dataclasses.asdict(point) for point in option.points],
         "pays": _pays_record(option.choices),
         "pays_with_trees": _pays_record(option.with_trees),

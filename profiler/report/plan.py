@@ -45,8 +45,8 @@ def option_columns(plan: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def option_cells(option: PlanOption, *, queues: bool = False) -> list[str | None]:
-    """The cells of one option, in the order of `option_columns`; `queues`: requests wait long."""
+def option_cells(plan: Plan, option: PlanOption) -> list[str | None]:
+    """The cells of one option, in the order of `option_columns`."""
     sizing = option.sizing
     if sizing is None:
         return [option.gpu, str(option.tensor_parallel), *[None] * 10]
@@ -60,26 +60,12 @@ def option_cells(option: PlanOption, *, queues: bool = False) -> list[str | None
         tree_name(at),
         f"{at.committed:.2f}",
         interval(sizing.tpot_s, ".1f", 1e3),
-        "queues" if queues or sizing.load > 1 else interval(sizing.ttft_s, ".0f", 1e3),
+        "queues" if plan.queues(option) else interval(sizing.ttft_s, ".0f", 1e3),
         interval(sizing.cost_per_hour, ".2f"),
         interval(sizing.cost_per_million, ".2f"),
         interval(sizing.joules_per_token, ".2f"),
         None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
     ]
-
-
-def queues(plan: Plan, option: PlanOption) -> bool:
-    """Whether requests wait longer in the simulation than the plan gives to the first token."""
-    fleets = [
-        one.planned
-        for one in plan.simulated
-        if (one.gpu, one.tensor_parallel) == (option.gpu, option.tensor_parallel)
-    ]
-    return option.sizing is not None and any(
-        fleet.overloaded or fleet.waiting.mean.value > option.sizing.ttft_s.value
-        for fleet in fleets
-        if fleet is not None
-    )
 
 
 def interval(
@@ -162,7 +148,7 @@ def print_tables(plan: Plan) -> None:
         spread = plan.acceptance.spread
         note(paragraph(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add"))
     if any(option.sizing for option in plan.options):
-        cells = [option_cells(one, queues=queues(plan, one)) for one in plan.options]
+        cells = [option_cells(plan, one) for one in plan.options]
         print_table(option_columns(plan), cells, keys=2)
     for option in plan.options:
         if option.sizing is None:
