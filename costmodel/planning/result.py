@@ -125,13 +125,16 @@ class SimulatedOption:
 class Plan:
     """All options, the best first and those without a sizing last.
 
-    `simulated` holds the best option of each GPU, where the request asks for a simulation.
+    notes        remarks on this plan
+    assumptions  remarks that hold for every plan of its kind
+    simulated    the best option of each GPU, where the request asks for a simulation
     """
 
     request: PlanRequest
     options: tuple[PlanOption, ...]
     acceptance: Acceptance | None
     notes: tuple[str, ...]
+    assumptions: tuple[str, ...] = ()
     simulated: tuple[SimulatedOption, ...] = ()
 
     @property
@@ -210,6 +213,7 @@ class Plan:
             "options": [_option_record(one, self.queues(one)) for one in self.options],
             "rivals": [[option.gpu, option.tensor_parallel] for option in self.rivals],
             "notes": list(self.notes),
+            "assumptions": list(self.assumptions),
         }
 
 
@@ -237,12 +241,6 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             f"times are {' or '.join(borrowed)}, not measured on the GPU;"
             " `rooftree calibrate` there narrows the intervals"
         )
-    if any(option.sizing for option in options):
-        notes.append(
-            "intervals are of 80 %: errors of the profile, of the server model"
-            f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
-            " and of acceptance, all independent"
-        )
     planned, asked = planned_version(request.engine, request.engine_version), request.engine_version
     if planned is not None and planned.planned_as != asked:
         older = VERSIONS[request.engine][0].planned_as
@@ -264,30 +262,13 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
                 f"{option.gpu} tp {option.tensor_parallel}: overloaded, the rate is"
                 f" {option.sizing.load:.2f} times what the servers complete; the queue grows"
             )
-    if request.simulation is not None and not request.replays:
-        notes.append(
-            "percentiles leave out the first and last tenth of the requests; their intervals are"
-            " those of the whole simulation with all times shorter and longer"
-        )
     unsplit = dict.fromkeys(option.gpu for option in options if option.unsplit and option.choices)
     if request.acceptance is not None and unsplit:
         notes.append(
             f"chains on {', '.join(unsplit)}: vLLM's FlashAttention 2 splits no keys of several"
             " rows over processors, which long contexts pay for (docs/method.md)"
         )
-    if any(choice.tree for option in options for choice in (*option.choices, *option.with_trees)):
-        notes.append(
-            "trees may lose to chains of the same drafter: 0.61 to 1.01 times in a port to vLLM"
-            " (two RTX A6000), 0.72 with a hybrid on Jetson Thor; the engine's host work, a strong"
-            " drafter and kernels of hybrids decide. TensorRT-Edge-LLM and JetSpec's engine verify"
-            " trees too, and have no times here"
-        )
     notes += dict.fromkeys(doubt for option in options for doubt in option.doubts)
-    if request.acceptance is not None:
-        notes.append(
-            "drafting for many requests at once was not checked against measured servers: its"
-            f" intervals hold {DRAFTING_ERROR:.0%} more"
-        )
     return notes
 
 
@@ -363,3 +344,32 @@ def _speedup(name: str, choice: BatchChoice, point: OperatingPoint | None) -> di
         f"{name}_nodes": point and point.nodes,
         f"{name}_speedup": point and choice.speedup(point),
     }
+
+
+def plan_assumptions(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]:
+    """Remarks that hold for every plan of this kind, one line each."""
+    notes = []
+    if any(option.sizing for option in options):
+        notes.append(
+            "intervals are of 80 %: errors of the profile, of the server model"
+            f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
+            " and of acceptance, all independent"
+        )
+    if request.simulation is not None and not request.replays:
+        notes.append(
+            "percentiles leave out the first and last tenth of the requests; their intervals are"
+            " those of the whole simulation with all times shorter and longer"
+        )
+    if any(choice.tree for option in options for choice in (*option.choices, *option.with_trees)):
+        notes.append(
+            "trees may lose to chains of the same drafter: 0.61 to 1.01 times in a port to vLLM"
+            " (two RTX A6000), 0.72 with a hybrid on Jetson Thor; the engine's host work, a strong"
+            " drafter and kernels of hybrids decide. TensorRT-Edge-LLM and JetSpec's engine verify"
+            " trees too, and have no times here"
+        )
+    if request.acceptance is not None:
+        notes.append(
+            "drafting for many requests at once was not checked against measured servers: its"
+            f" intervals hold {DRAFTING_ERROR:.0%} more"
+        )
+    return notes

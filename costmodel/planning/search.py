@@ -15,7 +15,13 @@ from costmodel.planning.drafting import acceptance_for, find_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
-from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_notes
+from costmodel.planning.result import (
+    Plan,
+    PlanOption,
+    SimulatedOption,
+    plan_assumptions,
+    plan_notes,
+)
 from costmodel.planning.servers import BatchChoice, Group, Server, choose, nearest, size
 from costmodel.planning.simulation.engine import import_simpy
 from costmodel.planning.simulation.percentiles import SimulatedChoice, simulate_option
@@ -50,6 +56,7 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
         options=tuple(options),
         acceptance=acceptance,
         notes=tuple(plan_notes(request, options)),
+        assumptions=tuple(plan_assumptions(request, options)),
         simulated=tuple(_simulated(request, target, acceptance, options, profiles)),
     )
 

@@ -170,6 +170,8 @@ def print_tables(plan: Plan) -> None:
         note(paragraph(f"drafter: {best.drafter.label}"))
     for line in plan.notes:
         note(paragraph(f"note: {line}"))
+    if plan.assumptions:
+        note("what every plan of this kind assumes: docs/planning.md, or --json (assumptions)")
 
 
 def causes_line(option: PlanOption) -> str:
