@@ -284,11 +284,12 @@ class ForwardTimes:
 
 
 def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
-    """The forwards' times from a sweep's of requests; none is below the physical bound.
+    """The forwards' times from a sweep's of requests, each as measured.
 
     `plain` and `held_out` of one row and one sequence are requests with ANSWER_TOKENS out, `plain`
     of several sequences is a step of streams. They become the points of one row; requests of one
-    row with one token out only give the floor. Raises MeasurementError where it cannot be known.
+    row with one token out only give the floor. Raises MeasurementError where it cannot be known,
+    and where a time is below the physical bound: then the device or the dtype is not the server's.
     """
     floor = _floor(swept)
     physical = roofline.with_count("physical")
@@ -305,11 +306,16 @@ def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
         else:
             forwards = ANSWER_TOKENS
         bound_s = float(physical.seconds(task.size, task.context, task.batch))
-        seconds = tuple(
-            max((sample_s - taken_s) / forwards + added_s, bound_s) for sample_s in measured.seconds
-        )
+        seconds = tuple((sample_s - taken_s) / forwards + added_s for sample_s in measured.seconds)
         forward = replace(task, kind="verify") if task.kind == "plain" else task
         samples[forward] = replace(measured, seconds=seconds)
+        if (typical_s := samples[forward].typical_s) < bound_s:
+            raise MeasurementError(
+                f"the server takes {typical_s * 1e3:.3g} ms for {task.size} rows of {task.batch} "
+                f"sequences after {task.context} tokens, which the device that was named cannot do "
+                f"in less than {bound_s * 1e3:.3g} ms",
+                hint="Name the server's own --device, --dtype and number of devices.",
+            )
         shares.append(added_s / samples[forward].typical_s)
     return ForwardTimes(
         swept=replace(swept, samples=samples), floor=floor, lm_head_share=max(shares)

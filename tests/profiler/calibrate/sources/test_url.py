@@ -203,12 +203,14 @@ def test_the_plan_has_held_out_points_of_its_own():
     assert {task.batch for task in plan.plain()} == {1, 4}
 
 
-def test_the_command_over_http(run, tmp_path):
+def test_the_command_over_http(run, tmp_path, monkeypatch):
+    fast = PeaksSection(source="measured", flops_per_s=1e18, bytes_per_s=1e16)
+    monkeypatch.setattr(module, "peaks_of", lambda device, dtype: fast)
     details = {"prompt_tokens_details": {"cached_tokens": 10_000}}
     arguments = ["--device", "cpu", "--contexts", "128,256", "--batch", "1,2", "--json"]
     path = str(tmp_path / "served.yaml")
-    with OpenAIServer(usage=lambda usage: usage | details) as server:
-        words = [server.url, *arguments, "--time-budget", "3s", "--output", path]
+    with OpenAIServer(usage=lambda usage: usage | details, step_s=0.004) as server:
+        words = [server.url, *arguments, "--time-budget", "10s", "--output", path]
         code, out, err = run("calibrate", "url", *words)
     assert code in CALIBRATED and "(vllm-0.32.0)" in err, err
     record = json.loads(out)
