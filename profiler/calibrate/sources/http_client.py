@@ -178,12 +178,13 @@ class ServerClient:
         """The objects of a stream of server-sent events."""
         for _ in range(MOST_LINES):
             line = response.readline(MOST_ANSWER_BYTES)
-            if not line or line.strip() == b"data: [DONE]":
+            data = line.removeprefix(b"data:").strip()
+            if not line or data == b"[DONE]":
                 return
-            if line.startswith(b"data:"):
-                event = self._parsed(line[len(b"data:") :])
-                if isinstance(event, dict):
-                    yield event
+            if line.startswith(b"data:") and isinstance(event := self._parsed(data), dict):
+                if event.get("error"):
+                    raise MeasurementError(f"{self.address} answers {shown(event['error'])}")
+                yield event
         raise MeasurementError(f"{self.address} sends a stream without an end")
 
     def _body(
@@ -288,7 +289,7 @@ class ServerClient:
             )
         if status in (429, 503):
             raise MeasurementError(
-                f"{self.address} is too busy ({status})",
+                f"{self.address} is too busy ({status}): {said}",
                 hint="Run again when it is idle; the samples so far are kept.",
             )
         if status == 404 and self.model:

@@ -43,6 +43,14 @@ def test_streams_run_at_once_and_have_a_time_for_each_token():
     assert sorted(body["prompt"] for _, _, body in server.requests) == [[1, 2], [3, 4], [5, 6]]
 
 
+def test_a_stream_without_spaces_that_ends_in_the_servers_own_words():
+    said = b': alive\r\n\r\ndata:{"choices":[{"text":"a"}]}\r\n\r\ndata:%b\r\n\r\n'
+    for end, message in ((b'{"error":{"message":"no memory"}}', "no memory"), (b"[DONE]", "usage")):
+        answers = {"/v1/completions": (200, {}, said % end)}
+        with OpenAIServer(answers) as server, pytest.raises(MeasurementError, match=message):
+            connected(server).stream([[1]], 1)
+
+
 def test_the_key_is_sent_only_where_one_is_given():
     with OpenAIServer() as server:
         connected(server, api_key="secret").complete([1])
