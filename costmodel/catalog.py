@@ -286,7 +286,7 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         try:
             return find_target(name)
         except InputError:
-            entry = _quantised(name.strip()) if hub else None
+            entry = _quantised(name.strip())
             if entry is None and not (hub and is_hub_id(name.strip())):
                 raise
         return entry or _of_hub(name.strip())

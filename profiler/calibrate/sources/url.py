@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import torch
 
-from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import DeviceFingerprint, find_device, resolve_target
+from costmodel.catalog import DeviceFingerprint, TargetEntry, find_device, resolve_target
 from costmodel.errors import InputError, shown
 from costmodel.profile.schema import PeaksSection, RuntimeSection
+from costmodel.weights import layer_bytes
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
 from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
@@ -71,18 +71,28 @@ class UrlSource:
         models, version = server.models()
         model = _choose(models, settings.target, address)
         server.model = model.name
-        architecture = _architecture(settings.target, model, address)
-        dtype = parse_dtype(settings.dtype, self._device or torch.device("cpu"))
+        target = _target(settings.target, model, address)
+        architecture = target.architecture
+        dtype = torch.bfloat16  # what servers take; this CPU's own says nothing of a GPU
+        if self._device is not None or settings.dtype is not None:
+            dtype = parse_dtype(settings.dtype, self._device or torch.device("cpu"))
+        quantization = None if target.weights == "bfloat16" else target.weights
         device, peaks = self._device_and_peaks(dtype)
         self._subject = MeasuredSubject(
             device=device,
             architecture=architecture,
             runtime=RuntimeSection(
-                kind="url", dtype=dtype_name(dtype), attention=version, tensor_parallel=self._degree
+                kind="url",
+                dtype=dtype_name(dtype),
+                attention=version,
+                tensor_parallel=self._degree,
+                quantization=quantization,
+                weight_bytes=quantization and layer_bytes(architecture, quantization),
             ),
         )
         self._roofline, self._say = self._subject.roofline(peaks), say
-        say(f"{architecture.name} at {address} ({version}) on {device.name}")
+        stored = quantization or dtype_name(dtype)
+        say(f"{architecture.name} ({stored}) at {address} ({version}) on {device.name}")
         workload = ServedWorkload(
             server, vocab=architecture.vocab, seed=settings.seed, most_tokens=model.most_tokens
         )
@@ -202,18 +212,18 @@ def _choose(models: list[ServedModel], name: str | None, address: Address) -> Se
     raise InputError(f"{address} serves {wanted}", hint=f"Give --target, one of: {listed}")
 
 
-def _architecture(target: str | None, model: ServedModel, address: Address) -> ModelArchitecture:
-    """The target's, from --target, or from the server's name for it.
+def _target(target: str | None, model: ServedModel, address: Address) -> TargetEntry:
+    """The sizes and weights, from --target, or from the server's name for it.
 
     A name that came from a server is never looked up on the hub, and as a folder only where the
     server is this machine.
     """
     if target is not None:
-        return resolve_target(target, hub=True).architecture
+        return resolve_target(target, hub=True)
     try:
         if not address.local and os.path.exists(model.name):
             raise InputError(f"{model.name} is a folder")
-        return resolve_target(model.name).architecture
+        return resolve_target(model.name)
     except InputError:
         raise InputError(
             f"{address} calls its model {shown(model.name)}, which is no known target",

@@ -164,6 +164,14 @@ def test_the_profile_says_where_it_is_from(lawful):
     assert profile.stages.plain.seconds(128, 4) == pytest.approx(forward_s(1, 128, 4), rel=2e-3)
 
 
+def test_weights_are_those_of_the_targets_name_and_not_of_this_cpu(monkeypatch):
+    monkeypatch.setattr(module, "ServerClient", lambda *given, **named: LawfulServer(tells=True))
+    settings = CalibrationSettings(device="h100-sxm", target="Qwen/Qwen3-8B-FP8")
+    runtime = UrlSource(settings, URL).prepare(print).subject.runtime
+    assert (runtime.dtype, runtime.quantization) == ("bfloat16", "fp8_block")
+    assert runtime.weight_bytes == 1.0
+
+
 def test_the_most_requests_that_run_at_once():
     def most(at_once):
         server = LawfulServer(at_once=at_once)
