@@ -7,9 +7,6 @@ prompt tokens and time are bounded. Every fault is a MeasurementError or InputEr
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +15,14 @@ from threading import Barrier, Lock
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+from httpx_sse import EventSource, SSEError
+
 from costmodel.errors import InputError, MeasurementError, RooftreeError, reason_of, shown
 from costmodel.io import NotJson, parse_json
 
 MOST_ANSWER_BYTES = 8_000_000
-MOST_LINES = 10_000  # of one stream
+MOST_EVENTS = 10_000  # of one stream
 # Where servers tell their version, by the owner that they give their models.
 VERSIONS = {
     "vllm": ("vllm", "/version", "version"),
@@ -102,9 +102,20 @@ class ServerClient:
         api_key: str | None = None,
         limits: RequestLimits = RequestLimits(),
         now_s: Callable[[], float] = time.perf_counter,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
+        """transport: in place of a network, for tests"""
         self.address, self.model = address, ""
-        self._api_key, self._limits, self._now_s = api_key, limits, now_s
+        self._limits, self._now_s = limits, now_s
+        # No proxies, no .netrc, no redirects; open connections are kept.
+        self._http = httpx.Client(
+            base_url=str(address),
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            timeout=limits.silence_s,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+            transport=transport,
+        )
         self._lock = Lock()
         self._requests = self._prompt_tokens = 0
         self._end_s = now_s() + limits.seconds
@@ -127,12 +138,11 @@ class ServerClient:
     def complete(self, prompt: Sequence[int], tokens: int = 1) -> Completion:
         """So many tokens after a prompt of token ids."""
         body = self._body(prompt, tokens)
-        with self._connection() as connection:
-            start_s = self._now_s()
-            response = self._send(connection, "POST", "/v1/completions", body)
-            content = response.read(MOST_ANSWER_BYTES)
+        start_s = self._now_s()
+        with self._answer("POST", "/v1/completions", body) as response:
+            content = self._content(response)
             seconds = self._now_s() - start_s
-        answer = self._json(response, content)
+        answer = self._parsed(content)
         usage = answer.get("usage") if isinstance(answer, dict) else None
         self._check_usage(usage, len(prompt), tokens)
         details = usage.get("prompt_tokens_details")
@@ -160,40 +170,41 @@ class ServerClient:
     def _stream(self, prompt: Sequence[int], tokens: int, together: Barrier) -> list[float]:
         options = {"stream": True, "stream_options": {"include_usage": True}}
         body = self._body(prompt, tokens, options)
-        arrivals: list[float] = []
+        arrivals: list[tuple[float, bool]] = []  # and whether there is text
         usage = None
-        with self._connection() as connection:
-            together.wait(self._limits.silence_s)
-            response = self._send(connection, "POST", "/v1/completions", body)
-            if response.status != http.client.OK:
-                self._json(response, response.read(MOST_ANSWER_BYTES))
+        together.wait(self._limits.silence_s)
+        with self._answer("POST", "/v1/completions", body) as response:
             for event in self._events(response):
-                if event.get("choices"):
-                    arrivals.append(self._now_s())
+                if choices := event.get("choices"):
+                    arrivals.append((self._now_s(), any(one.get("text") for one in choices)))
                 usage = event.get("usage") or usage
         self._check_usage(usage, len(prompt), tokens)
-        return arrivals[:tokens]  # some servers end with an empty one
+        # A token may have no text of its own; chunks beyond the tokens open or end the stream.
+        while len(arrivals) > tokens and not arrivals[0][1]:
+            del arrivals[0]
+        return [time_s for time_s, _ in arrivals[:tokens]]
 
-    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """The objects of a stream of server-sent events."""
-        for _ in range(MOST_LINES):
-            line = response.readline(MOST_ANSWER_BYTES)
-            data = line.removeprefix(b"data:").strip()
-            if not line or data == b"[DONE]":
+    def _events(self, response: httpx.Response) -> Iterator[dict[str, Any]]:
+        """The objects of a stream of server-sent events. Raises MeasurementError for an error."""
+        if "text/event-stream" not in response.headers.get("content-type", ""):
+            response.headers["content-type"] = "text/event-stream"  # some servers name none
+        for number, sent in enumerate(EventSource(response).iter_sse()):
+            if sent.data.strip() == "[DONE]":
                 return
-            if line.startswith(b"data:") and isinstance(event := self._parsed(data), dict):
-                if event.get("error"):
-                    raise MeasurementError(f"{self.address} answers {shown(event['error'])}")
+            if number >= MOST_EVENTS:
+                raise MeasurementError(f"{self.address} sends a stream without an end")
+            event = self._parsed(sent.data)
+            if isinstance(event, dict):
+                if sent.event == "error" or event.get("error"):
+                    raise MeasurementError(f"{self.address} answers: {_said(sent.data)}")
                 yield event
-        raise MeasurementError(f"{self.address} sends a stream without an end")
 
     def _body(
         self, prompt: Sequence[int], tokens: int, options: Mapping[str, Any] | None = None
-    ) -> bytes:
+    ) -> dict[str, Any]:
         self._count(len(prompt))
         fields = {"model": self.model, "prompt": list(prompt), "max_tokens": tokens}
-        fields |= {"temperature": 0, "ignore_eos": True} | dict(options or {})
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return fields | {"temperature": 0, "ignore_eos": True} | dict(options or {})
 
     def _count(self, prompt_tokens: int = 0) -> None:
         """Count a request. Raises MeasurementError at a limit."""
@@ -225,80 +236,76 @@ class ServerClient:
 
     def _get(self, path: str) -> Any:
         self._count()
-        with self._connection() as connection:
-            response = self._send(connection, "GET", path, None)
-            return self._json(response, response.read(MOST_ANSWER_BYTES))
+        with self._answer("GET", path) as response:
+            return self._parsed(self._content(response))
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[http.client.HTTPConnection]:
-        """An open connection, so that its set-up is in no time."""
-        kind = http.client.HTTPConnection
-        if self.address.scheme == "https":
-            kind = http.client.HTTPSConnection
-        connection = kind(self.address.host, self.address.port, timeout=self._limits.silence_s)
+    def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> Iterator[httpx.Response]:
+        """A good answer, which is read in the body; the error that any other means."""
         try:
-            connection.connect()
-            yield connection
-        except TimeoutError:
+            with self._http.stream(method, path, json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    self._refuse(response, self._content(response))
+                yield response
+        except httpx.TimeoutException:
             raise MeasurementError(
                 f"{self.address} did not answer for {self._limits.silence_s:.0f} s",
                 hint="Is it overloaded? The samples so far are kept.",
             ) from None
-        except ConnectionRefusedError:
+        except httpx.ConnectError as error:
+            if "SSL" in str(error):
+                raise InputError(
+                    f"no secure connection to {self.address}: {reason_of(error)}",
+                    hint="Is it http:// instead of https://?",
+                ) from None
             raise InputError(
-                f"nothing listens at {self.address}", hint="Start the server, or correct it."
+                f"nothing listens at {self.address}: {reason_of(error)}",
+                hint="Start the server, or correct it.",
             ) from None
-        except ssl.SSLError as error:
-            raise InputError(
-                f"no secure connection to {self.address}: {reason_of(error)}",
-                hint="Is it http:// instead of https://?",
-            ) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (httpx.HTTPError, SSEError) as error:
             raise MeasurementError(
                 f"the connection to {self.address} failed: {reason_of(error)}",
                 hint="Is it an HTTP server, and does it still run?",
             ) from None
-        finally:
-            connection.close()
 
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
-    ) -> http.client.HTTPResponse:
-        headers = {"Content-Type": "application/json"}
-        if self._api_key is not None:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        connection.request(method, path, body, headers)
-        return connection.getresponse()
+    def _content(self, response: httpx.Response) -> bytes:
+        content = b""
+        for part in response.iter_bytes():
+            content += part
+            if len(content) > MOST_ANSWER_BYTES:
+                raise MeasurementError(f"{self.address} sends an answer without an end")
+        return content
 
-    def _json(self, response: http.client.HTTPResponse, content: bytes) -> Any:
-        """The object in a good answer; the error that the status of any other means."""
-        status = response.status
-        if status == http.client.OK:
-            return self._parsed(content)
-        said = shown(content[:300].decode("utf-8", "replace"))
-        if status in (401, 403):
-            raise InputError(
-                f"{self.address} wants an API key, or another one",
-                hint="Put it into the environment variable ROOFTREE_API_KEY.",
-            )
+    def _refuse(self, response: httpx.Response, content: bytes) -> None:
+        """Raise the error that the status means, with the server's own words."""
+        status, said = response.status_code, _said(content.decode("utf-8", "replace"))
         if 300 <= status < 400:
-            place = shown(response.getheader("Location", ""))
+            place = shown(response.headers.get("location", ""))
             raise InputError(
                 f"{self.address} redirects to {place}, which is not followed",
                 hint="Give that address if it is the right one.",
             )
+        if status in (401, 403):
+            raise InputError(
+                f"{self.address} wants an API key, or another one: {said}",
+                hint="Put it into the environment variable ROOFTREE_API_KEY.",
+            )
         if status in (429, 503):
+            wait = response.headers.get("retry-after", "")
+            when = f"in {wait} s" if wait.isdecimal() else "when it is idle"
             raise MeasurementError(
                 f"{self.address} is too busy ({status}): {said}",
-                hint="Run again when it is idle; the samples so far are kept.",
+                hint=f"Run again {when}; the samples so far are kept.",
             )
-        if status == 404 and self.model:
-            raise InputError(f"{self.address} has no model {self.model!r}, or no completions")
         if status == 404:
-            raise InputError(f"{self.address} does not speak the OpenAI API", hint=NO_API)
+            what = f"has no model {self.model!r}, or no completions" if self.model else ""
+            what = what or "does not speak the OpenAI API"
+            raise InputError(f"{self.address} {what}: {said}", hint=NO_API)
         raise MeasurementError(f"{self.address} answers {status}: {said}")
 
-    def _parsed(self, content: bytes) -> Any:
+    def _parsed(self, content: bytes | str) -> Any:
         try:
             return parse_json(content)
         except NotJson:
@@ -331,3 +338,13 @@ def _model(entry: dict[str, Any]) -> ServedModel:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _said(text: str) -> str:
+    """The message in an error's text, of whatever form; the text itself where there is none."""
+    with contextlib.suppress(NotJson):
+        found = parse_json(text)
+        for name in ("error", "message", "detail"):  # OpenAI's, SGLang's, FastAPI's
+            found = found.get(name, found) if isinstance(found, dict) else found
+        text = found if isinstance(found, str) else text
+    return shown(text[:300])
