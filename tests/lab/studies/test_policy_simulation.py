@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from costmodel.acceptance import AcceptanceProcess, published
+from costmodel.acceptance import published
 from costmodel.io import shipped_directory
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
-from decoder.policies.base import Chain, Fixed, Plain
+from decoder.policies.base import Chain, Plain
 from decoder.policies.bastion import Bastion
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
 from lab.studies.controller_simulated import CostAt, Setting, compare
@@ -82,32 +82,3 @@ class TestPublishedAcceptance:
         policies = {"bastion": Bastion(cost, MOST)}
         played, hindsight = play(published("bastion", "gsm8k"), policies, cost, rounds=1000)
         assert played["bastion"].rate > 1.01 * hindsight.best_fixed()[1]
-
-
-class TestSimulation:
-    def test_fixed_policies_are_the_sizes_of_hindsight(self):
-        cost = straight(0.05)
-        policies = {str(nodes): Fixed(nodes) for nodes in (1, 7, 40)}
-        played, hindsight = play(published("ddtree", "alpaca"), policies, cost, rounds=60)
-        rates = hindsight.fixed_rates()
-        for nodes in (1, 7, 40):
-            assert played[str(nodes)].rate == pytest.approx(rates[nodes])
-        assert rates[0] == pytest.approx(1.0)
-
-    def test_a_drafter_that_is_always_equally_sure_has_one_best_size(self):
-        """Nothing to adapt to: the controller finds the size and gains nothing more."""
-        process = AcceptanceProcess(
-            label="flat", kind="given", rank1=(0.8,) * 15, concentration=np.inf, tail=0.5
-        )
-        cost = straight(0.05)
-        policies = {"bastion": Bastion(cost, MOST)}
-        played, hindsight = play(process, policies, cost, rounds=1500)
-        ratio = played["bastion"].rate / hindsight.best_fixed()[1]
-        assert 0.985 < ratio < 1.005
-
-    def test_a_cost_that_is_wrong_by_a_factor_changes_nothing(self):
-        process, cost = published("bastion", "mbpp"), straight(0.03, draft=0.1)
-        double = CostAt(cost.cycles_s * 2, cost.draft * 2, cost.plain * 2)
-        policies = {"right": Bastion(cost, MOST), "double": Bastion(double, MOST)}
-        played, _ = play(process, policies, cost, rounds=300)
-        np.testing.assert_array_equal(played["right"].rounds, played["double"].rounds)

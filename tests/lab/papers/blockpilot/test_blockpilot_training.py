@@ -22,13 +22,7 @@ from lab.papers.blockpilot.recipe import (
     train_blockpilot,
     train_predictor,
 )
-from lab.papers.blockpilot.sweeps import (
-    BlockSizeSample,
-    Sweep,
-    Sweeper,
-    best_candidates,
-    by_block_size,
-)
+from lab.papers.blockpilot.sweeps import BlockSizeSample, Sweep, Sweeper, best_candidates
 from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.drafters.test_dflash import reference
@@ -164,26 +158,6 @@ class TestLabels:
         costs = torch.tensor([1.0, 2.0, 4.0])
         assert best_candidates(samples, costs).tolist() == [0, 1, 2]
 
-    def test_figure_3(self):
-        """Equations 1 to 3: tau = tokens / rounds, L = T / tau, eta = L_AR / L, B* = argmax tau."""
-        rounds = ([6, 4, 3], [3, 4, 4], [12, 12, 12], [4, 4, 6])
-        plain_s, cycles_s = 0.5, (1.0, 1.25, 2.0)
-        rows = by_block_size(
-            [*map(sample_of, rounds), sample_of([0, 0, 0])],
-            CANDIDATES,
-            torch.tensor([plain_s, *cycles_s], dtype=torch.float64),
-        )
-        taus = [[12 / (12 if b == 1 else one[b - 4]) for b in (1, *CANDIDATES)] for one in rounds]
-        best = [(1, *CANDIDATES)[tau.index(max(tau))] for tau in taus]
-        assert best == [6, 4, 1, 4]
-        assert [row["block_size"] for row in rows] == [1, 4, 5, 6]
-        for i, row in enumerate(rows):
-            tau = sum(one[i] for one in taus) / len(taus)
-            assert row["length"] == pytest.approx(tau)
-            latency_s = (plain_s, *cycles_s)[i] / tau
-            assert row["over_plain"] == pytest.approx(plain_s / latency_s)
-            assert row["best_for"] == best.count(row["block_size"]) / 4
-
 
 def made_up(count, seed=0):
     """The best block follows from which of three tokens the target finds likeliest."""
@@ -219,25 +193,6 @@ class TestTraining:
         assert max(found.fixed) < 3.0
         assert (result.trained.samples, result.held_out.samples) == (150, 50)
         assert result.predictor.config.candidates == CANDIDATES
-
-    def test_figures_by_hand(self):
-        samples = [sample_of([6, 4, 3]), sample_of([3, 4, 6]), sample_of([4, 3, 6])]
-
-        class Second(torch.nn.Module):
-            """Chooses the second block for all."""
-
-            def __init__(self):
-                super().__init__()
-                self.scores = torch.nn.Linear(1, 1)
-
-            def forward(self, logits):
-                return torch.tensor([[0.0, 1.0, 0.5]]).expand(len(logits), -1)
-
-        found = measure(Second(), samples, best_candidates(samples))
-        assert found.chosen == pytest.approx((3 + 3 + 4) / 3)
-        assert found.fixed == pytest.approx(((2 + 4 + 3) / 3, (3 + 3 + 4) / 3, (4 + 2 + 2) / 3))
-        assert found.hindsight == pytest.approx(4.0)
-        assert found.right == pytest.approx(1 / 3)
 
     def test_the_best_epoch_on_held_out_prompts_is_kept(self):
         """Labels without a rule: what is kept is no worse there than the last epoch."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from decoder.tree.growth import NO_CHILD, SinglePath, TopPaths, grow
+from decoder.tree.growth import SinglePath, TopPaths, grow
 from lab.papers.dynatree.baselines import Beam, FixedTree, source_of
 from tests.decoder.models import as_paths
 
@@ -139,21 +139,6 @@ def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
     assert list(found) == [path[: i + 1] for i in range(len(path))]
 
 
-@given(sources, few, few, few, st.integers(1, 40))
-@settings(max_examples=200)
-def test_growing_again_from_the_grown_tree_changes_nothing(candidates, width, frontier, depth, n):
-    for rule in (
-        Beam(width=width, max_depth=depth),
-        TopPaths(width=width, frontier=frontier, max_depth=depth, max_nodes=n),
-        FixedTree(width=width, levels=depth, max_nodes=n, least_score=0.02),
-    ):
-        once = grow(source_of(candidates), rule, DEEP)
-        again = grow(source_of(once), rule, DEEP)
-        np.testing.assert_array_equal(again.tokens, once.tokens)
-        np.testing.assert_array_equal(again.parents, once.parents)
-        np.testing.assert_array_equal(again.probabilities, once.probabilities)
-
-
 @pytest.mark.parametrize("nodes", [1, 4, 9, 16])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_frontier_of_n_paths_holds_the_best_tree_of_n_nodes(seed, nodes):
@@ -163,23 +148,3 @@ def test_a_frontier_of_n_paths_holds_the_best_tree_of_n_nodes(seed, nodes):
     found = best_first(grown, nodes)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-12)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
-
-
-def test_what_is_no_probability_is_no_child():
-    class Gaps:
-        def __init__(self):
-            self.frontiers = []
-
-        def root(self, width):
-            return np.array([[5, 6, 7]]), np.array([[0.6, np.nan, NO_CHILD]])
-
-        def expand(self, frontier, width):
-            self.frontiers.append(frontier)
-            shape = (len(frontier.rows), 3)
-            return np.full(shape, 9), np.full(shape, np.nan)
-
-    for rule in (TopPaths(), Beam(width=3, max_depth=3), FixedTree(width=3, levels=3)):
-        source = Gaps()
-        tree = grow(source, rule, DEEP)
-        assert tree.tokens.tolist() == [5]
-        assert [frontier.tokens.tolist() for frontier in source.frontiers] == [[5]]

@@ -9,55 +9,14 @@ from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from lab.commands.train_drafter import with_settings
-from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.model import save_specblock
 from lab.papers.specblock.training.objective import SpecBlockSettings
 from lab.papers.specblock.training.recipe import RUN, train_specblock
 from lab.training.corpus import Collecting
 from lab.training.loop import TrainingSettings, learning_rate, train
 from lab.training.recipe import Recipe
 from profiler.commands.options import NamedValue
-from tests.decoder.draft_models import draft_target
 from tests.decoder.models import greedy, target_of
-from tests.lab.papers.specblock.specblock_models import example_of, seeded, specblock_objective
 from tests.tiny_folder import write_tokenizer, write_weights
-
-
-class TestLearning:
-    @pytest.mark.slow
-    def test_a_tiny_drafter_learns_and_then_saves_rounds(self, tmp_path):
-        """Its losses fall, its chain and rank head get better, and decoding stays exact."""
-        target = draft_target(runtime="eager")
-        with torch.no_grad():
-            target.model.lm_head.weight.mul_(12.0)  # a target that is sure of its tokens
-        prompts = [[5, 17, 3, 88], [9, 9, 41], [60, 2, 7, 7]]
-        texts = [[*prompt, *greedy(target.model, prompt, 28)] for prompt in prompts]
-        wanted = SpecBlockSettings(feature_layers=(2, 3, 5), rank_from_step=20)
-        objective = specblock_objective(target.loaded, wanted, seeded())
-        examples = [
-            example_of(target, text, len(prompt), objective.layers)
-            for text, prompt in zip(texts, prompts, strict=True)
-        ]
-        before = objective.validate(examples)
-        run = TrainingSettings(
-            steps=90, batch=2, learning_rate=5e-3, warmup=5, clip=0.5, autocast=False, save_every=30
-        )
-        history = train(objective, examples, examples, run, tmp_path)
-        after = history[-1]
-        assert after["first_loss_1"] < 0.5 * history[0]["first_loss_1"]
-        assert after["first_loss_2"] < 0.5 * history[0]["first_loss_2"]
-        assert after["rank_loss"] < history[1]["rank_loss"]
-        assert after["alpha_1_1"] > before["alpha_1_1"] + 0.3
-        assert after["chain"] > before["chain"] + 1
-        assert after["tree"] > before["tree"] + 1.5
-        assert after["rank_accuracy"] > 0.6
-        save_specblock(tmp_path / "draft", objective.model)
-        drafter = SpecBlockDrafter(target, tmp_path / "draft")
-        assert drafter.growth.branching == (2, 4, 10, 0)
-        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:60")
-        result = decoder.generate(prompts[0], max_new_tokens=28)
-        assert result.token_ids == texts[0][4:]
-        assert result.stats.rounds < 14
 
 
 class Slope:
