@@ -24,6 +24,7 @@ from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
 PREFILL_CHUNK = 512
+GPU_PREFILL_CHUNK = 2048  # fewer rows leave a GPU waiting for weights
 CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
 
 
@@ -91,6 +92,11 @@ class Target:
     def max_context(self) -> int:
         """Tokens that the model can attend over: its positions."""
         return self._step.positions
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Rows of a prompt that one forward processes."""
+        return GPU_PREFILL_CHUNK if self.device.type == "cuda" else PREFILL_CHUNK
 
     def check_length(self, prompt_tokens: int, new_tokens: int) -> None:
         """Raise InputError for a text that the model's rotary factors do not allow."""
@@ -206,8 +212,8 @@ class Target:
             raise InputError("the prompt is empty", hint="Give at least one token.")
         self._choose_rope(len(token_ids), sequence)
         ids, features = token_ids.cpu().numpy(), []
-        for first in range(0, len(ids), PREFILL_CHUNK):
-            chunk = ids[first : first + PREFILL_CHUNK]
+        for first in range(0, len(ids), self.prefill_chunk):
+            chunk = ids[first : first + self.prefill_chunk]
             rows = len(chunk)
             visible = CausalVisible(rows) if rows > 1 else None
             block = RowBlock(sequence, chunk, np.arange(rows), visible)

@@ -73,7 +73,7 @@ GENERATION_OPTIONS = (
     show_default=True,
     callback=checked_by("check_policy"),
     help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and dynatree; "
-    "package:Class, your own. Trees that a policy sizes end at 256 nodes.",
+    "package:Class, your own. Trees that a policy sizes end at 256 nodes (255 under graphs).",
 )
 @execution_options
 @profile_option

@@ -17,7 +17,7 @@ from decoder.device import free_gpu_bytes
 from decoder.drafters.base import Drafter
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.eager import greedy_tokens
-from decoder.model.target import PREFILL_CHUNK, Step, Target
+from decoder.model.target import Step, Target
 from decoder.profiling.probe import steady_draft
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.calibrate.sweep import OutOfMemory, Task
@@ -106,7 +106,8 @@ class Workload:
         capacity = self._use_cache(task.batch).capacity
         if tokens > capacity:
             return f"{tokens} tokens x batch {task.batch}; memory is left for {capacity}"
-        rows = min(task.size, PREFILL_CHUNK) if task.kind == "prefill" else task.size * task.batch
+        chunk = self._target.prefill_chunk
+        rows = min(task.size, chunk) if task.kind == "prefill" else task.size * task.batch
         work_bytes = forward_bytes(self._target.architecture, rows, self._element_bytes)
         free_bytes = self._free_bytes()
         if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -120,8 +121,9 @@ def test_two_threads_capture_one_after_the_other(cuda):
     started, done, seen = Event(), Event(), []
 
     def first():
-        started.set()
-        done.wait(0.2)  # while the other thread asks for a capture of its own
+        if cuda.inside:
+            started.set()
+            done.wait(0.2)  # while the other thread asks for a capture of its own
 
     def other():
         started.wait()
@@ -143,6 +145,7 @@ def test_a_batch_of_unequal_texts_captures_the_ladder_at_most():
     results = decoder.generate_batch(prompts, max_new_tokens=12)
     assert results[3].token_ids == greedy(model, prompts[3], 12)
     prepared = capture.recorded
+    assert TreeDecoder(target, policy="chain").policy.max_nodes == 255  # 256 rows: a full bucket
     decoder.generate_batch(prompts, max_new_tokens=18)
     assert prepared == capture.recorded <= len(LADDER)
 
@@ -158,7 +161,7 @@ def test_a_growing_chat_captures_anew_only_where_its_cache_doubles(monkeypatch):
         caches.append(target.cache.capacity)
         recorded.append(capture.recorded)
     sizes = sorted(set(caches))
-    assert len(sizes) <= 5 and all(b >= 2 * a for a, b in zip(sizes, sizes[1:], strict=False))
+    assert len(sizes) <= 5 and all(b >= 2 * a for a, b in pairwise(sizes))
     assert len(set(recorded)) == len(sizes)
 
 
