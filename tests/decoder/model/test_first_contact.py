@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, RooftreeError
 from decoder.device import failed_device, free_gpu_bytes, select_device
 from decoder.drafters.ngram import NgramDrafter
@@ -18,6 +19,7 @@ from decoder.model.runtime import fused
 from decoder.model.runtime.capture import LADDER, CaptureError, CudaCapture
 from decoder.profiling import measured_profile
 from lab.studies.gpu_checks import KERNEL_TOLERANCES, relative_error
+from profiler import checks
 from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import OutOfMemory, Task
 from tests.decoder.model.test_graphs import graph_target
@@ -265,3 +267,39 @@ def test_the_bound_of_a_kernel_is_above_its_roundings_and_below_a_fault(seed):
     assert relative_error(ours, truth) < KERNEL_TOLERANCES["bfloat16"] / 3
     ours[100, :64] = 0.0  # one tile of one row
     assert relative_error(ours, truth) > KERNEL_TOLERANCES["bfloat16"]
+
+
+CU126, CU130 = ["sm_60", "sm_70", "sm_80", "sm_90"], ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]
+CARDS = {  # capability, GB, the wheel's architectures; what runs
+    "T4": ((7, 5), 16, CU130, "float16, PyTorch", "Qwen/Qwen3-4B"),
+    "V100": ((7, 0), 32, CU126, "float16, PyTorch", "Qwen/Qwen3-8B"),
+    "RTX 3090": ((8, 6), 24, CU130, "bfloat16, our", "Qwen/Qwen3-8B"),
+    "RTX 4090": ((8, 9), 24, CU126, "bfloat16, our", "Qwen/Qwen3-8B"),
+    "RTX 5090": ((12, 0), 32, CU130, "bfloat16, our", "Qwen/Qwen3-8B"),
+    "GB10": ((12, 1), 128, CU130, "bfloat16, our", "Qwen/Qwen3-8B"),
+    "A100": ((8, 0), 80, CU126, "bfloat16, our", "Qwen/Qwen3-8B"),
+    "H100": ((9, 0), 80, CU130, "bfloat16, our", "Qwen/Qwen3-8B"),
+    "B200": ((10, 0), 180, CU130, "bfloat16, our", "Qwen/Qwen3-8B"),
+    "V100 under cu130": ((7, 0), 32, CU130, None, ""),
+    "RTX 5090 under cu126": ((12, 0), 32, CU126, None, ""),
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_doctor_says_what_runs_on_a_card(cuda, monkeypatch, card):
+    cuda.capability, gigabytes, cuda.built, runs, model = CARDS[card]
+    cuda.free = gigabytes * GB
+    if runs is None:
+        with pytest.raises(DeviceError, match="this torch is built for"):
+            select_device()
+        return
+    here = DeviceFingerprint(kind="cuda", name=card, memory_bytes=gigabytes * GB)
+    monkeypatch.setattr(checks, "fingerprint", lambda device: here)
+    monkeypatch.setattr(checks, "device_by_name", lambda name: name)
+    monkeypatch.setattr(fused, "triton_installed", lambda: True)
+    kernels = SimpleNamespace(swiglu=lambda gate_up: None)
+    monkeypatch.setitem(sys.modules, "decoder.model.runtime.kernels", kernels)
+    monkeypatch.setattr(runtime, "kernels", kernels, raising=False)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    assert runs in checks._device(select_device()).found
+    assert loading.default_target(select_device()) == model
