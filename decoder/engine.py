@@ -38,7 +38,7 @@ from decoder.model.loading import LoadedModel, Weights, borrow_model, default_ta
 from decoder.model.making import Quantization, make_target, quantised, runtime_kind
 from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.target import Target
-from decoder.policies.base import DEFAULT_MAX_NODES, Fit, Policy
+from decoder.policies.base import DEFAULT_MAX_NODES, GRAPHS_MAX_NODES, Fit, Policy
 from decoder.policies.parse import parse_policy
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
@@ -143,11 +143,10 @@ class TreeDecoder:
             )
         self._profile_choice = profile or ProfileChoice()
         target.capture(self.drafter.feature_layers)
-        most = (
-            min(DEFAULT_MAX_NODES, target.max_context - 1)
-            if max_nodes is None
-            else whole("max_nodes", max_nodes)
-        )
+        usual = GRAPHS_MAX_NODES if target.runtime.kind == "graphs" else DEFAULT_MAX_NODES
+        most = min(usual, target.max_context - 1)
+        if max_nodes is not None:
+            most = whole("max_nodes", max_nodes)
         self._check_size(most)  # before a probe that it would waste
         self.policy: Policy = (
             parse_policy(policy, self._find_cost, most) if isinstance(policy, str) else policy

@@ -18,6 +18,7 @@ from decoder.device import default_dtype, dtype_name, fingerprint, select_device
 from decoder.model.demo_model import demo_model_folder, has_demo_model
 from decoder.model.loading import default_target
 from decoder.model.making import runtime_kind
+from decoder.model.runtime.fused import kernels_refused
 from decoder.model.runtime.linear import packing_refused
 from decoder.nvml import Gpu
 from decoder.profiling.measured_profile import ATTENTION
@@ -74,6 +75,8 @@ def _device(device: torch.device) -> DoctorCheck:
     if device.type == "cuda":
         if device_by_name(here.name) is None:
             text += ", not in devices.yaml: its peaks are measured"
+        refused = kernels_refused(device)
+        text += f", PyTorch's own kernels ({refused})" if refused else ", our kernels"
         return DoctorCheck("device", "ok", text)
     text += f", {here.threads} threads, {here.instruction_set}"
     gpu = _unused_gpu()

@@ -27,6 +27,7 @@ from costmodel.errors import InputError, RooftreeError, shown
 from costmodel.io import folder_of, read_json
 from costmodel.weights import method_of, quantization_of
 from decoder.configs import BROKEN_FILES, first_reason, quiet, sizes_of
+from decoder.device import DEVICE_ERRORS, failed_device, free_gpu_bytes
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.quantization import OWN_DTYPE, UNPACKED, check_loadable, stored_bytes
 from decoder.model.runtime.linear import read_bytes
@@ -223,6 +224,8 @@ def _pretrained(
         else:
             model, report = _read_weights(source, config, dtype)
             model = model.to(device)
+    except DEVICE_ERRORS as error:
+        raise failed_device(error, device) from error
     except BROKEN_FILES as error:
         if method is not None:
             raise InputError(
@@ -295,6 +298,8 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
     _check_memory(architecture, dtype, device)
     try:
         model = _initialised(config, dtype, device)
+    except DEVICE_ERRORS as error:
+        raise failed_device(error, device) from error
     except BROKEN_FILES as error:
         raise InputError(
             f"no model can be built from the config of {name}: {first_reason(error)}",
@@ -343,7 +348,7 @@ def _check_memory(
     if needed_bytes is None:
         needed_bytes = architecture.parameters * dtype.itemsize
     if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
+        free_bytes = free_gpu_bytes(device)
     else:
         free_bytes = psutil.virtual_memory().available
     if needed_bytes > free_bytes:

@@ -8,11 +8,12 @@ from typing import Literal, get_args
 import torch
 
 from costmodel.errors import DeviceError, InputError
+from decoder.device import check_current
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.base import RuntimeChoice, RuntimeKind
 from decoder.model.runtime.capture import CudaCapture
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.fused import fuse
+from decoder.model.runtime.fused import fuse, kernels_refused
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.runtime.linear import packing_refused
 from decoder.model.runtime.packed import PackedRuntime, PackedStep, packed_of
@@ -55,6 +56,7 @@ def make_target(
     Raises InputError for an unknown runtime, DeviceError for one that the device has not.
     """
     step = ModelStep(loaded.model, owned=owned)
+    check_current(step.device)
     refused = _packing_refused(loaded, step, owned=owned)
     capturable = owned and step.rope is None
     if loaded.architecture.experts:
@@ -73,12 +75,16 @@ def make_target(
         )
     if owned and fused and kind != "packed" and loaded.quantization is None:
         fuse(loaded.model)
+        if step.device.type == "cuda":
+            torch.cuda.empty_cache()  # the weights before they were joined
     structure = checked_structure(step, loaded.name)
     step.plain_head = structure.plain_head
     notes: tuple[str, ...] = ()
     plain_cpu = owned and step.device.type == "cpu" and loaded.quantization is None
     if refused is not None and (runtime == "packed" or (runtime == "auto" and plain_cpu)):
         notes = (f"runs eagerly: {refused}",)
+    if step.device.type == "cuda" and kernels_refused(step.device):
+        notes = (f"runs on PyTorch's own kernels: {kernels_refused(step.device)}",)
     kept, said = structure.token_values, loaded.architecture.token_values
     if kept != said and structure.latent == bool(loaded.architecture.latent_rank):
         notes += (f"its layers keep {kept} values of a token, and its config says {said}",)

@@ -26,11 +26,13 @@ import transformers
 from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
+from decoder.device import DEVICE_ERRORS, failed_device
 from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.masks import MaskFunction
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.fused import triton_version
 from decoder.model.structure import Structure, UnsupportedModelError, read_masks, read_structure
 
 PROMPT_ROWS = 7
@@ -74,6 +76,8 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
         if structure is None:
             try:
                 structure, exact = _try(step)
+            except DEVICE_ERRORS as error:
+                raise failed_device(error, step.device) from error
             except UnsupportedModelError as error:
                 raise _refused(name, step, error.problem) from error
             except FAILURES as error:
@@ -242,6 +246,8 @@ def _key(step: ModelStep) -> str:
     classes = Counter(f"{type(m).__module__}.{type(m).__qualname__}" for m in step.model.modules())
     versions = (tool_version(), torch.__version__, transformers.__version__)
     whole = [NOTES, ROUNDS, config, classes, versions, step.device.type, str(step.dtype)]
+    if step.device.type == "cuda":  # other kernels run there
+        whole += [torch.cuda.get_device_capability(step.device), triton_version()]
     text = json.dumps(whole, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 

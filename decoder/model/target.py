@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock, RLock
 from typing import Any
@@ -23,6 +24,7 @@ from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
 PREFILL_CHUNK = 512
+GPU_PREFILL_CHUNK = 2048  # fewer rows leave a GPU waiting for weights
 CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
 
 
@@ -91,6 +93,11 @@ class Target:
         """Tokens that the model can attend over: its positions."""
         return self._step.positions
 
+    @property
+    def prefill_chunk(self) -> int:
+        """Rows of a prompt that one forward processes."""
+        return GPU_PREFILL_CHUNK if self.device.type == "cuda" else PREFILL_CHUNK
+
     def check_length(self, prompt_tokens: int, new_tokens: int) -> None:
         """Raise InputError for a text that the model's rotary factors do not allow."""
         if self._step.rope is not None:
@@ -99,22 +106,31 @@ class Target:
     def reserve(self, tokens: int, sequences: int = 1) -> KVCache:
         """An empty cache for `tokens` tokens, which ends any earlier use of the target.
 
-        A target has one cache. It is emptied and reused where it is large enough.
+        A target has one cache. It is emptied and reused where it is large enough. One that graphs
+        belong to then doubles, where memory allows, so that a growing chat seldom captures anew.
         """
         cache = self.cache
         if cache is None or cache.capacity < tokens or cache.sequences != sequences:
-            graphs = self.runtime.kind == "graphs"
-            cache = KVCache(
-                self.structure,
-                capacity=-(-tokens // CAPACITY_STEP) * CAPACITY_STEP if graphs else tokens,
-                sequences=sequences,
-                dtype=self.dtype,
-                device=self.device,
-            )
-            self.cache = cache
+            doubled = 2 * cache.capacity if cache and cache.sequences == sequences else 0
+            cache = self.cache = None  # first, so that its memory and its graphs' are free
+            if self.runtime.kind == "graphs":
+                tokens = -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
+                with suppress(torch.OutOfMemoryError):
+                    cache = self.new_cache(max(tokens, min(doubled, self.max_context)), sequences)
+            self.cache = cache = cache or self.new_cache(tokens, sequences)
         cache.truncate(0)
         self.reservations += 1
         return cache
+
+    def new_cache(self, tokens: int, sequences: int = 1) -> KVCache:
+        """A cache for just so many tokens, which the target does not use yet."""
+        return KVCache(
+            self.structure,
+            capacity=tokens,
+            sequences=sequences,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     def prepare(self, rows: int) -> None:
         """Capture the forwards of up to `rows` rows a sequence for the reserved cache.
@@ -196,8 +212,8 @@ class Target:
             raise InputError("the prompt is empty", hint="Give at least one token.")
         self._choose_rope(len(token_ids), sequence)
         ids, features = token_ids.cpu().numpy(), []
-        for first in range(0, len(ids), PREFILL_CHUNK):
-            chunk = ids[first : first + PREFILL_CHUNK]
+        for first in range(0, len(ids), self.prefill_chunk):
+            chunk = ids[first : first + self.prefill_chunk]
             rows = len(chunk)
             visible = CausalVisible(rows) if rows > 1 else None
             block = RowBlock(sequence, chunk, np.arange(rows), visible)

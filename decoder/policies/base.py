@@ -19,6 +19,7 @@ from decoder.tree.growth import Growth, SinglePath, TopPaths
 Fit = Callable[[Profile], Calibration]
 
 DEFAULT_MAX_NODES = 256
+GRAPHS_MAX_NODES = 255  # 256 rows fill a bucket, and 257 are padded to 384
 
 
 class Cost(Protocol):

@@ -29,7 +29,7 @@ from costmodel.profile.schema import (
     TargetSection,
 )
 from costmodel.roofline import Roofline
-from decoder.device import dtype_name, fingerprint, synchronise
+from decoder.device import dtype_name, fingerprint, free_gpu_bytes, synchronise
 from decoder.model.runtime.linear import pack, packing_refused
 from decoder.model.target import Target
 
@@ -199,6 +199,7 @@ MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 REPEATS, LEAST_S = 5, {"cpu": 0.2, "cuda": 0.0}  # a CPU is noisier
 # Calls between two readings of the clock; one launch and one wait cost a GPU 1 % of a call.
 CALLS = {"cpu": 1, "cuda": 10}
+CACHES = 4  # times a GPU's last cache, which a buffer has at least
 MEMORY_PARTS = 8  # at most one of these parts of a GPU's free memory is read
 
 
@@ -233,11 +234,16 @@ def measure_copy_bytes_per_s(device: torch.device) -> float:
 
 def _buffer(device: torch.device) -> torch.Tensor:
     """An even number of float32 ones; their sum is torch's fastest plain read on a CPU."""
-    wanted_bytes = READ_BYTES[device.type]
-    if device.type == "cuda":  # a model may have left little memory
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        wanted_bytes = min(wanted_bytes, free_bytes // MEMORY_PARTS)
-    return torch.ones(wanted_bytes // 8 * 2, dtype=torch.float32, device=device)
+    return torch.ones(_buffer_bytes(device) // 8 * 2, dtype=torch.float32, device=device)
+
+
+def _buffer_bytes(device: torch.device) -> int:
+    """A usual size; where a model has left a GPU little memory less, but not what its L2 holds."""
+    if device.type == "cpu":
+        return READ_BYTES["cpu"]
+    cache_bytes = int(torch.cuda.get_device_properties(device).L2_cache_size)
+    spare_bytes = max(free_gpu_bytes(device) // MEMORY_PARTS, CACHES * cache_bytes)
+    return min(READ_BYTES[device.type], spare_bytes)
 
 
 def _best_s(function: Callable[[], object], device: torch.device) -> float:

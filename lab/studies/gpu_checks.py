@@ -35,8 +35,8 @@ from lab.studies.gpu_parts import SEED, Part, Scale, dtype_of, load, open_target
 # Root mean square difference of logits over their standard deviation; bfloat16 keeps 8 bits a
 # number, and differences of the layers add up. The largest of millions says less.
 LOGIT_TOLERANCES = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-4}
-# Largest difference of one kernel's results over their standard deviation.
-KERNEL_TOLERANCES = {"bfloat16": 0.06, "float16": 0.01, "float32": 1e-4}
+# The same of the worst row of one kernel's results: some roundings, whatever the largest number is.
+KERNEL_TOLERANCES = {"bfloat16": 0.02, "float16": 0.003, "float32": 1e-4}
 # A layer of Qwen3-8B.
 HIDDEN, FFN, HEADS, KV_HEADS, WIDTH = 4096, 12288, 32, 8, 128
 EPSILON = 1e-6
@@ -222,9 +222,9 @@ def rotation_case(kernels: Any, noise: Noise, rows: int, layer: LayerCache) -> K
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Largest difference over the spread of the true values."""
-    ours, theirs = ours.double(), theirs.double()
-    return float((ours - theirs).abs().max() / theirs.std())
+    """The norm of a row's difference over the norm of its true values, of the worst row."""
+    ours, theirs = ours.double().flatten(1), theirs.double().flatten(1)
+    return float(((ours - theirs).norm(dim=1) / theirs.norm(dim=1)).max())
 
 
 def median_s(call: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -129,7 +129,7 @@ def calibrate(
         path=path,
         picture=picture,
         aside=aside,
-        warnings=notes + ready.warnings + profile.calibration.warnings,
+        warnings=notes + ready.warnings + added.warnings + profile.calibration.warnings,
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,
         skipped=swept.skipped,

@@ -95,11 +95,13 @@ class Additions:
     sections    parts of the profile, by their field
     provenance  fields of its provenance
     error_bar   from the mean held-out error, where that is not all of the error
+    warnings    what went wrong while it was measured
     """
 
     subject: MeasuredSubject
     sections: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     error_bar: Callable[[float], float] | None = None
 
 

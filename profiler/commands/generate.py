@@ -73,7 +73,7 @@ GENERATION_OPTIONS = (
     show_default=True,
     callback=checked_by("check_policy"),
     help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and dynatree; "
-    "package:Class, your own. Trees that a policy sizes end at 256 nodes.",
+    "package:Class, your own. Trees that a policy sizes end at 256 nodes (255 under graphs).",
 )
 @execution_options
 @profile_option
@@ -82,8 +82,9 @@ GENERATION_OPTIONS = (
 def command(**options: Any) -> None:
     """Generate text with a target model and draft trees sized by the profile.
 
-    The text is the same as that of plain decoding. A line on stderr names the
-    profile that gives the tree sizes.
+    The text is the same as that of plain decoding; in bfloat16 and float16 two
+    almost equal tokens may change places. A line on stderr names the profile
+    that gives the tree sizes.
     """
     from profiler.measure.machine import disturbances
 

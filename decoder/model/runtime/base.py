@@ -83,6 +83,9 @@ class Runtime(Protocol):
     def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> ForwardOutputs:
         """One forward over the blocks, each behind its sequence's committed and pending rows."""
 
+    def refusal(self, cache: KVCache, rows: int) -> str:
+        """The reason why a forward of so many rows runs uncaptured; empty where it does not."""
+
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
         """Capture the forwards of up to `rows` rows a sequence; nothing where none is captured."""
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
@@ -18,6 +20,7 @@ from costmodel.errors import InputError
 
 WARM_UP_CALLS = 2  # before a capture: compile and choose kernels, allocate workspaces
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
+LADDER = (*BUCKETS, 1536, 2048)  # of all rows of a batch
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -63,6 +66,11 @@ class BudgetedCapture:
         """Memory of the recordings that are still held."""
         return sum(recording.memory_bytes for recording in self._live)
 
+    @property
+    def unused_bytes(self) -> int:
+        """Memory that further recordings may take."""
+        return max(self._budget_bytes - self.memory_bytes, 0)
+
     def used_bytes(self) -> int:
         return self._capture.used_bytes()
 
@@ -88,6 +96,9 @@ class _Recording:
         self._replay()
 
 
+_ONE_CAPTURE = Lock()  # of the process: captures share the allocator
+
+
 class CudaCapture:
     """CUDA graphs of one device in one memory pool.
 
@@ -101,14 +112,25 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        try:
-            return self._recorded(function)
-        except Exception as error:  # Triton's errors, too, derive from Exception alone
-            torch.cuda.empty_cache()  # frees what the failed capture still holds
-            raise CaptureError(first_line(error)) from error
+        with _ONE_CAPTURE:
+            current = torch.cuda.current_stream(self._device)
+            try:
+                return self._recorded(function, current)
+            except Exception as error:  # Triton's errors, too, derive from Exception alone
+                self._abandon(current)
+                raise CaptureError(first_line(error)) from error
 
-    def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
-        current = torch.cuda.current_stream(self._device)
+    def _abandon(self, current: torch.cuda.Stream) -> None:
+        """Leave a failed capture, whose end may itself have failed before it put things back."""
+        torch.cuda.set_stream(current)
+        with suppress(RuntimeError):  # where the capture's end did this
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()  # frees what the failed capture still holds
+
+    def _recorded(
+        self, function: Callable[[], None], current: torch.cuda.Stream
+    ) -> Callable[[], None]:
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UP_CALLS):
@@ -116,7 +138,9 @@ class CudaCapture:
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):  # what other threads allocate meanwhile does not invalidate it
             function()
         return graph.replay
 
@@ -130,20 +154,23 @@ def bucket(rows: int) -> int | None:
 
     Raises InputError for less than one row.
     """
-    if rows < 1:
-        raise InputError(f"a forward needs one row or more, not {rows}")
-    index = bisect_left(BUCKETS, rows)
-    return BUCKETS[index] if index < len(BUCKETS) else None
+    return _step(BUCKETS, rows)
 
 
 def padded_rows(rows: int, sequences: int) -> int | None:
     """The padded row count of a forward of `rows` rows over several sequences.
 
-    The sequences' rows lie end to end and are padded together: to the bucket of the mean
-    rows of a sequence, times the sequences. None where the mean exceeds the largest bucket.
+    The sequences' rows lie end to end and are padded together, whatever each has, so that few
+    shapes serve a batch whose texts end one by one. None beyond the ladder.
     """
-    mean = bucket(-(-rows // sequences))
-    return None if mean is None else mean * sequences
+    return _step(BUCKETS if sequences == 1 else LADDER, rows)
+
+
+def _step(steps: tuple[int, ...], rows: int) -> int | None:
+    if rows < 1:
+        raise InputError(f"a forward needs one row or more, not {rows}")
+    index = bisect_left(steps, rows)
+    return steps[index] if index < len(steps) else None
 
 
 _Key = tuple[tuple[torch.Size, torch.dtype], ...]

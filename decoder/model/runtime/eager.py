@@ -245,6 +245,10 @@ class EagerRuntime:
             tokens, positions, plan = self._with_segments(cache, blocks)
         return self._step.run(tokens, positions, plan)
 
+    def refusal(self, cache: KVCache, rows: int) -> str:
+        """Nothing is captured, and so nothing refused."""
+        return ""
+
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
         """Does nothing: no work is captured."""
 

@@ -13,10 +13,17 @@ import torch
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, first_line, padded_rows
+from decoder.model.runtime.capture import (
+    BUCKETS,
+    LADDER,
+    BudgetedCapture,
+    Capture,
+    first_line,
+    padded_rows,
+)
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
-from decoder.model.runtime.tables import RowTables, needed_words
+from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,7 @@ class GraphRuntime:
         self.capture = BudgetedCapture(capture, budget_bytes)
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
-        self._refused: dict[GraphShape, str] = {}
+        self._refused: WeakKeyDictionary[KVCache, dict[GraphShape, str]] = WeakKeyDictionary()
         self._outputs: dict[str, torch.Tensor] = {}
         self._hidden: tuple[str, ...] = ()
 
@@ -72,7 +79,8 @@ class GraphRuntime:
     def warnings(self) -> tuple[str, ...]:
         refusals = [
             f"a forward of {shape.rows} rows runs eagerly: {reason}"
-            for shape, reason in self._refused.items()
+            for refused in self._refused.values()
+            for shape, reason in refused.items()
         ]
         return (*self._hidden, *refusals, *self.capture.notes)
 
@@ -99,19 +107,23 @@ class GraphRuntime:
         features = None if step.features is None else step.features[:rows]
         return ForwardOutputs(step.logits[:rows], features, step.chosen)
 
+    def refusal(self, cache: KVCache, rows: int) -> str:
+        padded, refused = padded_rows(rows, cache.sequences), self._refused.get(cache, {})
+        return next((why for shape, why in refused.items() if shape.rows == padded), "")
+
     @torch.inference_mode()
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
-        """Capture the buckets of up to `rows` rows a sequence, largest first.
+        """Capture the forwards of up to `rows` rows a sequence, largest first.
 
-        Smaller buckets then fit into the memory of the largest. Buckets for which the cache
-        has no room are left out. The rows written meanwhile do not become pending.
+        Smaller ones then fit into the memory of the largest. Those for which the cache has no
+        room are left out. The rows written meanwhile do not become pending.
         """
-        largest = padded_rows(rows, 1) or BUCKETS[-1]
-        for size in sorted((size for size in BUCKETS if size <= largest), reverse=True):
-            room = all(cache.end(s) + size <= cache.capacity for s in range(sequences))
-            if room:
-                blocks = [_chain_block(sequence, size) for sequence in range(sequences)]
-                self._captured_step(cache, blocks)
+        steps = BUCKETS if sequences == 1 else LADDER
+        largest = padded_rows(rows * sequences, sequences) or steps[-1]
+        for size in sorted((size for size in steps if size <= largest), reverse=True):
+            shares = [len(range(s, size, sequences)) for s in range(min(size, sequences))]
+            if all(cache.end(s) + share <= cache.capacity for s, share in enumerate(shares)):
+                self._captured_step(cache, [_chain_block(*share) for share in enumerate(shares)])
 
     def forget(self) -> None:
         self._captured.clear()
@@ -119,16 +131,18 @@ class GraphRuntime:
         self._outputs.clear()
 
     def _captured_step(self, cache: KVCache, blocks: Sequence[RowBlock]) -> CapturedStep | None:
-        rows = padded_rows(sum(block.rows for block in blocks), len(blocks))
+        rows = padded_rows(sum(block.rows for block in blocks), cache.sequences)
         if rows is None:
             return None
-        shape = GraphShape(rows=rows, words=needed_words(cache, blocks))
+        words = max(needed_words(cache, blocks), whole_words(rows))  # whoever has the rows
+        shape = GraphShape(rows=rows, words=words)
         captured = self._captured.setdefault(cache, {})
-        if shape not in captured and shape not in self._refused:
+        refused = self._refused.setdefault(cache, {})
+        if shape not in captured and shape not in refused:
             try:
                 captured[shape] = self._record(cache, blocks, shape)
             except RuntimeError as error:  # out of memory, or of the budget
-                self._refused[shape] = first_line(error)
+                refused[shape] = first_line(error)
                 message = "cannot capture a forward of %d rows, running it eagerly: %s"
                 logging.getLogger(__name__).warning(message, rows, first_line(error))
         return captured.get(shape)

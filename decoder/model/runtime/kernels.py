@@ -28,7 +28,7 @@ MOST_ROWS = 64
 KEYS = 64  # keys that a program reads at a time
 # float32 products at full accuracy need more registers and shared memory.
 EXACT_MOST_ROWS = 16
-EXACT_KEYS = 32
+EXACT_KEYS = 16
 WIDE = 128  # lanes of a head beyond which blocks are halved, to fit the shared memory
 WIDEST = 256  # lanes of a head for which the kernel is compiled and checked
 MOST_PARTS = 64
@@ -89,7 +89,7 @@ def tile(packed: int, width: int, *, exact: bool) -> tuple[int, int, int]:
     """
     most, keys = (EXACT_MOST_ROWS, EXACT_KEYS) if exact else (MOST_ROWS, KEYS)
     if width > WIDE:
-        most, keys = max(most // 2, LEAST_ROWS), keys // 2
+        most, keys = max(most // 2, LEAST_ROWS), max(keys // 2, EXACT_KEYS)
     block_rows = min(max(triton.next_power_of_2(packed), LEAST_ROWS), most)
     return block_rows, keys, 2 if exact or block_rows >= MOST_ROWS or width > WIDE else 3
 

@@ -24,9 +24,12 @@ def needed_words(cache: KVCache, blocks: Sequence[RowBlock]) -> int:
 
     A power of two, so that few graphs are captured for one bucket of rows.
     """
-    longest = max(cache.pending[block.sequence] + block.rows for block in blocks)
-    words = -(-longest // WORD)
-    return 1 << (words - 1).bit_length()
+    return whole_words(max(cache.pending[block.sequence] + block.rows for block in blocks))
+
+
+def whole_words(bits: int) -> int:
+    """The words of so many bits, as a power of two."""
+    return 1 << (-(-bits // WORD) - 1).bit_length()
 
 
 class RowTables:

@@ -218,6 +218,8 @@ def _devices_here(kind: str) -> list[tuple[str, DeviceFingerprint]]:
 def _calibrate_here(settings: CalibrationSettings, board: Any, node: str) -> dict[str, Any]:
     """Runs on a node: calibrates, stores the profile there, and returns it as text."""
     reported_s = 0.0
+    if settings.device.startswith("cuda"):
+        torch.cuda.set_device(settings.device)
 
     def report(progress: SweepProgress) -> None:
         nonlocal reported_s

@@ -89,7 +89,6 @@ class DecoderSource:
             },
             limit_s=LIMITS_S[device.type],
             loaded_s=loaded_s,
-            warnings=target.runtime.warnings,
         )
 
     def forwards(self, swept: SweepResult) -> SweepResult:
@@ -97,7 +96,11 @@ class DecoderSource:
 
     def additions(self, swept: SweepResult) -> Additions:
         drafters = drafter_sections(swept, self._drafter)
-        return Additions(subject=subject_of(self._target), sections={"drafters": drafters})
+        return Additions(
+            subject=subject_of(self._target),
+            sections={"drafters": drafters},
+            warnings=self._target.runtime.warnings,
+        )
 
     def _plan(self, target: Target) -> SweepPlan:
         """The points for the device, at the runtime's buckets and within the target's positions.

@@ -13,10 +13,11 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from decoder.acceptance.rules import AcceptanceRule, accept_together
 from decoder.acceptance.sampling import Sampling
+from decoder.device import free_gpu_bytes
 from decoder.drafters.base import Drafter
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.eager import greedy_tokens
-from decoder.model.target import PREFILL_CHUNK, Step, Target
+from decoder.model.target import Step, Target
 from decoder.profiling.probe import steady_draft
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.calibrate.sweep import OutOfMemory, Task
@@ -27,7 +28,7 @@ TIMED_SAMPLING = Sampling(temperature=1.0, top_p=0.9)  # top-p is what costs
 CERTAIN = 100.0  # a logit above zeros whose token is drawn at temperature 1 too
 ACCEPTED_DEPTH = 3  # rows that a timed acceptance walks: a typical acceptance length
 # The share of free memory that a KV cache may take. Activations, captured forwards and the
-# allocator's fragmentation need the rest.
+# allocator's fragmentation need the rest; what graphs may still take is not counted as free.
 CACHE_SHARE = 0.8
 SPLIT_PARTS = 9  # float32 outputs of key ranges that tree attention merges at many rows
 
@@ -105,7 +106,8 @@ class Workload:
         capacity = self._use_cache(task.batch).capacity
         if tokens > capacity:
             return f"{tokens} tokens x batch {task.batch}; memory is left for {capacity}"
-        rows = min(task.size, PREFILL_CHUNK) if task.kind == "prefill" else task.size * task.batch
+        chunk = self._target.prefill_chunk
+        rows = min(task.size, chunk) if task.kind == "prefill" else task.size * task.batch
         work_bytes = forward_bytes(self._target.architecture, rows, self._element_bytes)
         free_bytes = self._free_bytes()
         if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:
@@ -120,8 +122,13 @@ class Workload:
         steps = [Step(1, tree, sequence) for sequence in range(task.batch)]
 
         def run() -> object:
-            self._use_cache(task.batch).truncate(task.context)
-            return target.verify(steps)
+            cache = self._use_cache(task.batch)
+            cache.truncate(task.context)
+            done = target.verify(steps)
+            refused = target.runtime.refusal(cache, task.size * task.batch)
+            if refused:  # another forward than the one that is asked for
+                raise OutOfMemory(f"not captured: {refused}")
+            return done
 
         return run
 
@@ -194,7 +201,7 @@ class Workload:
         cache = self._caches.get(batch)
         if cache is None:
             self._target.cache = None
-            cache = self._target.reserve(self._room(batch), batch)
+            cache = self._target.new_cache(self._room(batch), batch)
             cache.fill_with_noise()
             self._caches[batch] = cache
         self._target.cache = cache
@@ -208,7 +215,10 @@ class Workload:
         """Tokens of this batch's cache: the planned capacity, or fewer where memory is short."""
         planned = self._capacities.get(batch, self._capacity)
         each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
-        return max(min(planned, int(CACHE_SHARE * self._free_bytes()) // each_bytes), 1)
+        capture = self._target.runtime.capture
+        graphs_bytes = 0 if capture is None else capture.unused_bytes
+        spare_bytes = int(CACHE_SHARE * (self._free_bytes() - graphs_bytes))
+        return max(min(planned, spare_bytes // each_bytes), 1)
 
     def _lattice(self, nodes: int) -> Lattice:
         """Marginals of a typical drafter: 0.7, 0.23, 0.08, ... and 5 % less at each depth."""
@@ -227,13 +237,7 @@ def free_memory(device: torch.device) -> Callable[[], int]:
     """A function that returns the free bytes of a device, the allocator's reserve included."""
     if device.type == "cpu":
         return lambda: int(psutil.virtual_memory().available)
-
-    def free_bytes() -> int:
-        driver_bytes, _ = torch.cuda.mem_get_info(device)
-        unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(driver_bytes + unused_bytes)
-
-    return free_bytes
+    return partial(free_gpu_bytes, device)
 
 
 def slot_bytes(architecture: ModelArchitecture, sequences: int, element_bytes: int) -> int:

@@ -4,11 +4,12 @@
 
 The launches of a forward are recorded on CPU tensors, so that each kernel is compiled with the
 argument types, divisibility hints and constants that a real launch passes. The table holds the
-registers, spilled bytes and shared memory that the assembler reports, and is stored as
-lab/studies/results/compiled_kernels.json.
+registers, spilled bytes and shared memory that the assembler reports, and is stored by Triton's
+version in lab/studies/results/compiled_kernels.json, beside those of other versions.
 """
 
 import argparse
+import json
 import re
 import subprocess
 import tempfile
@@ -43,6 +44,7 @@ SHARED_BYTES = {
     100: 227 << 10,
     120: 99 << 10,
 }
+STORED = Path(__file__).parents[3] / "lab/studies/results/compiled_kernels.json"
 KERNELS = ("_attend_part", "_merge_parts", "_rms_norm", "_swiglu", "_rotate_and_store")
 POINTERS = {
     torch.bfloat16: "*bf16",
@@ -218,15 +220,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = table(options.capabilities)
     over = [row for row in rows if row["shared_bytes"] > row["shared_limit_bytes"]]
-    store(
-        "compiled_kernels",
-        {
-            "environment": environment("cpu"),
-            "triton": triton.__version__,
-            "kernels": rows,
-            "over_the_limit": len(over),
-        },
-    )
+    made = {"environment": environment("cpu"), "kernels": rows, "over_the_limit": len(over)}
+    others = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
+    store("compiled_kernels", others | {f"triton {triton.__version__}": made})
 
 
 if __name__ == "__main__":

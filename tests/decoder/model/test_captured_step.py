@@ -1,11 +1,6 @@
-"""The captured step on tensors without numbers, of real size: its launches, nothing of the host.
-
-They lie on PyTorch's `meta` device, since a CPU build has no other that holds none; what asks
-for a number fails there.
-"""
+"""The captured step on a pretended GPU, at real size: its launches, and no question to the host."""
 
 from collections import Counter
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -22,26 +17,35 @@ from transformers import (
 
 from decoder.model.runtime.eager import ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan, fuse, triton_installed
+from tests.decoder.model.pretended_device import pretended_device
 
 pytestmark = pytest.mark.skipif(
     not triton_installed(), reason="triton is not installed (the dev extra brings it)"
 )
 
-DEVICE = "meta"
+DEVICE = "cuda"
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias"}
 SIZES = {
     "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
 }  # fmt: skip
-FAMILIES = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+MIXTURE = {
+    "hidden_size": 2048, "num_key_value_heads": 4, "moe_intermediate_size": 768,
+    "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
+}  # fmt: skip
+MODELS = {  # layers, the kind, and sizes unlike `SIZES`
+    "Qwen3-8B": (36, Qwen3Config, Qwen3ForCausalLM, {}),
+    "Llama-3.1-8B": (32, LlamaConfig, LlamaForCausalLM, {"vocab_size": 128256}),
+    "Qwen3-30B-A3B": (48, Qwen3MoeConfig, Qwen3MoeForCausalLM, MIXTURE),
+}
 
 
 class Launches(TorchDispatchMode):
-    """Names each operation that starts a kernel, and copies from the CPU."""
+    """Names each operation that starts a kernel."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.from_cpu = [], []
+        self.names = []
 
     def __torch_dispatch__(self, operation, types, arguments=(), named=None):
         result = operation(*arguments, **(named or {}))
@@ -49,8 +53,6 @@ class Launches(TorchDispatchMode):
         sources = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         there = any(tensor.device.type == DEVICE for tensor in made)
-        if there and any(tensor.device.type == "cpu" and tensor.ndim for tensor in sources):
-            self.from_cpu.append(name)
         if there and not operation.is_view and name not in ALLOCATES:
             # `addmm` of a matrix copies it to the result first.
             self.names += ["copy_", name] if name == "addmm" and sources[0].ndim > 1 else [name]
@@ -61,87 +63,89 @@ class EmptyTables:
     """The tensors of row tables for some rows of one sequence, on the device."""
 
     def __init__(self, rows):
-        self.tokens, self.positions, self.slots, self.owners = torch.zeros(
-            4, rows, dtype=torch.int64, device=DEVICE
-        )
-        self.starts, self.counts, self.prefixes, self.tails = torch.zeros(
-            4, 1, dtype=torch.int32, device=DEVICE
-        )
+        wide = torch.zeros(4, rows, dtype=torch.int64, device=DEVICE)
+        few = torch.zeros(4, 1, dtype=torch.int32, device=DEVICE)
+        self.tokens, self.positions, self.slots, self.owners = wide.unbind()
+        self.starts, self.counts, self.prefixes, self.tails = few.unbind()
         self.bits = torch.zeros(rows, 2, dtype=torch.int32, device=DEVICE)
+        self.rows = rows
 
 
-@contextmanager
-def recording(monkeypatch):
-    """Our kernels recorded instead of run, as on a GPU."""
-    from tests.decoder.model.compiled_kernels import recorded
-
-    monkeypatch.setattr("decoder.model.runtime.fused.kernels_usable", lambda device: True)
-    with torch.no_grad(), recorded() as launched:
-        yield launched
-
-
-def emptied(model):
-    """The model in bfloat16 on the device."""
+def made(name, layers):
+    """A fused model in bfloat16 on the pretended device."""
+    _, configuration, kind, sizes = MODELS[name]
+    with torch.device("meta"):
+        model = kind(configuration(**SIZES | sizes, num_hidden_layers=layers))
     for module in model.modules():
-        for name, weight in module._parameters.items():
+        for key, weight in module._parameters.items():
             if weight is not None:
                 empty = torch.empty(weight.shape, dtype=torch.bfloat16, device=DEVICE)
-                module._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = torch.empty_like(buffer, device=DEVICE)
-    return model
+                module._parameters[key] = torch.nn.Parameter(empty, requires_grad=False)
+        for key, buffer in module._buffers.items():
+            module._buffers[key] = torch.empty_like(buffer, device=DEVICE)
+    if hasattr(model.config, "num_experts"):
+        model.set_experts_implementation("grouped_mm")
+    fuse(model)
+    return ModelStep(model, owned=True)
 
 
-def launches_of_a_step(monkeypatch, family, rows, layers):
-    """The names of all launches of a captured step, ours and PyTorch's."""
-    configuration, kind = FAMILIES[family]
-    with recording(monkeypatch) as launched:
-        with torch.device(DEVICE):
-            model = emptied(kind(configuration(**SIZES, num_hidden_layers=layers)))
-        assert fuse(model) == layers
-        step = ModelStep(model, owned=True)
-        cache = torch.empty(layers, 2, 1, 8, 2048, 128, dtype=torch.bfloat16, device=DEVICE)
-        tables = EmptyTables(rows)
-        logits = torch.empty(rows, step.vocab, dtype=torch.bfloat16, device=DEVICE)
-        chosen = torch.empty(rows, dtype=torch.int64, device=DEVICE)
-        with Launches() as torch_launches:
-            hidden, _ = step.run(tables.tokens, tables.positions, TablePlan(cache, tables))
-            step.logits_into(hidden, logits)
-            chosen.copy_(greedy_tokens(logits))
-    assert torch_launches.from_cpu == []
-    return [one.kernel.__name__ for one in launched], torch_launches.names
+def run(step, rows):
+    """What a capture records: a forward, its logits, the features and the greedy tokens."""
+    config = step.model.config
+    shape = (config.num_hidden_layers, 2, 1, config.num_key_value_heads, 2048, 128)
+    cache = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
+    tables = EmptyTables(rows)
+    logits = torch.empty(rows, step.vocab, dtype=torch.bfloat16, device=DEVICE)
+    chosen = torch.empty(rows, dtype=torch.int64, device=DEVICE)
+    with Launches() as seen:
+        hidden, features = step.run(tables.tokens, tables.positions, TablePlan(cache, tables))
+        step.logits_into(hidden, logits)
+        chosen.copy_(greedy_tokens(logits))
+    return seen.names, features
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Llama-3.1-8B"])
 @pytest.mark.parametrize("rows", [1, 64])
-def test_a_layer_is_ten_launches(monkeypatch, family, rows):
+def test_a_layer_is_ten_launches(name, rows):
     """Four products and six kernels; PyTorch starts nothing else within a layer."""
-    (few, few_torch), (many, many_torch) = (
-        launches_of_a_step(monkeypatch, family, rows, layers) for layers in (1, 3)
-    )
-    assert len(many) - len(few) == 2 * 6
-    assert few[:6] == [
+    ours, torchs = [], []
+    for layers in (1, 3):
+        with pretended_device() as launched:
+            torchs.append(Counter(run(made(name, layers), rows)[0]))
+        ours.append([one.kernel.__name__ for one in launched])
+    assert len(ours[1]) - len(ours[0]) == 2 * 6
+    assert ours[0][:6] == [
         "_rms_norm", "_rotate_and_store", "_attend_part", "_merge_parts", "_rms_norm", "_swiglu",
     ]  # fmt: skip
-    layers = Counter(many_torch) - Counter(few_torch)
-    assert layers == {"mm": 2 * 3, "addmm_": 2}
+    assert torchs[1] - torchs[0] == {"mm": 2 * 3, "addmm_": 2}
 
 
-def test_grouped_experts_ask_the_host_for_nothing(monkeypatch):
-    """As transformers computes them by default; `eager` ones loop over the experts in use."""
-    sizes = SIZES | {"hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 1}
-    experts = {"num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
-    tables, outcomes = EmptyTables(16), {}
-    for way in ("grouped_mm", "eager"):
-        with torch.device(DEVICE):
-            model = emptied(Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts)))
-        model.set_experts_implementation(way)
-        cache = torch.empty(1, 2, 1, 8, 2048, 128, dtype=torch.bfloat16, device=DEVICE)
-        with recording(monkeypatch), Launches() as seen:
-            try:
-                step = ModelStep(model, owned=True)
-                step.run(tables.tokens, tables.positions, TablePlan(cache, tables))
-                outcomes[way] = list(seen.from_cpu)
-            except (RuntimeError, NotImplementedError):
-                outcomes[way] = ["asked"]
-    assert outcomes == {"grouped_mm": [], "eager": ["asked"]}
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("rows", [1, 256])
+def test_a_whole_captured_step_asks_the_host_for_nothing(name, rows):
+    layers = MODELS[name][0]
+    with pretended_device() as launched:
+        step = made(name, layers)
+        step.captured = (0, layers // 2, layers)
+        _, features = run(step, rows)
+        assert features.shape == (rows, 3 * step.model.config.hidden_size)
+    assert sum(one.kernel.__name__ == "_attend_part" for one in launched) == layers
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("question", "_local_scalar_dense"), ("mixed devices", "same device")]
+)
+def test_the_pretended_device_finds_a_fault(fault, said, monkeypatch):
+    with pretended_device():
+        step = made("Qwen3-30B-A3B", 1)
+        layer, forward = step.model.model.layers[0], step.model.model.layers[0].forward
+
+        def faulty(hidden, **named):
+            hidden = forward(hidden, **named)
+            if fault == "question" and bool(hidden.sum() > 0):
+                return hidden
+            return hidden + torch.ones(2048)
+
+        monkeypatch.setattr(layer, "forward", faulty)
+        with pytest.raises(RuntimeError, match=said):
+            run(step, 16)

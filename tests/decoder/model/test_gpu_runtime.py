@@ -10,6 +10,7 @@ from decoder.decode_loop import run_round
 from decoder.engine import TreeDecoder
 from decoder.model.making import make_target
 from decoder.model.runtime.capture import CudaCapture, GraphedFunction
+from decoder.model.runtime.fused import unfuse
 from decoder.model.target import Step, Target
 from tests.decoder.draft_models import PUBLISHED, draft_target, published, rounds
 from tests.decoder.drafters.test_graphed_drafters import assert_same
@@ -28,15 +29,14 @@ pytestmark = pytest.mark.gpu
 
 def targets(family="qwen3", dtype=torch.bfloat16) -> tuple[Target, Target]:
     """The same random model under graphs and eagerly."""
-    model = random_model(family, dtype=dtype).cuda()
-    return make_target(target_of(model).loaded, runtime="graphs"), make_target(
-        target_of(model).loaded, runtime="eager"
-    )
+    loaded = target_of(random_model(family, dtype=dtype).cuda(), "eager").loaded
+    return make_target(loaded, runtime="graphs"), make_target(loaded, runtime="eager")
 
 
 def drafting(folder, kind, runtime):
     """A float32 target on the GPU under this runtime, and a drafter of this kind for it."""
-    loaded = draft_target().loaded
+    loaded = draft_target(runtime="eager").loaded
+    unfuse(loaded.model)  # joined weights would stay on the CPU
     loaded.model.cuda()
     target = make_target(loaded, runtime=runtime)
     return target, published(kind, target, folder)
@@ -75,7 +75,7 @@ def test_a_padded_batch_gives_plain_decoding():
     model = random_model("llama-gqa", dtype=torch.float32)
     prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
     truths = [greedy(model, prompt, 20) for prompt in prompts]
-    target = make_target(target_of(model.cuda()).loaded, runtime="graphs")
+    target = make_target(target_of(model.cuda(), "eager").loaded, runtime="graphs")
     decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97))
     results = decoder.generate_batch(prompts, max_new_tokens=20)
     assert [result.token_ids for result in results] == truths

@@ -58,8 +58,7 @@ def test_buckets():
     assert [bucket(rows) for rows in (1, 2, 3, 17, 1024, 1025, 1026)] == [
         1, 2, 4, 24, 1024, 1025, None,
     ]  # fmt: skip
-    assert padded_rows(35, 4) == 64  # a mean of 9 rows, padded to 16 in each of 4 sequences
-    assert padded_rows(5000, 4) is None
+    assert [padded_rows(rows, 4) for rows in (35, 1026, 2049)] == [48, 1536, None]
     with pytest.raises(InputError, match="one row or more"):
         bucket(0)
 
