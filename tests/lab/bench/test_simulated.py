@@ -101,29 +101,6 @@ class TestCalibration:
         assert table[0, at] == pytest.approx(by_hand, abs=1e-9)
 
 
-class TestTruth:
-    """An always right process, so that drafted first tokens are the known text."""
-
-    SURE = given_process((1.0,) * 4)
-
-    def first_tokens(self, session, context):
-        return session.draft(np.asarray(context), request(4, 3)).tokens[:, 0].tolist()
-
-    def session(self, texts, prompt):
-        drafter = SimulatedDrafter(Truth(texts), self.SURE, vocab=VOCAB)
-        return drafter.start(np.asarray(prompt), None)
-
-    def test_a_text_that_leaves_the_truth_goes_on_with_another(self):
-        texts = [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9, 30, 31, 32, 33]]
-        session = self.session(texts[:1], [1, 2])
-        assert self.first_tokens(session, [1, 2, 3]) == [4, 5, 6, 7]
-        lost = self.first_tokens(session, [1, 2, 3, 9])
-        assert lost != [30, 31, 32, 33]
-        session = self.session(texts, [1, 2])
-        assert self.first_tokens(session, [1, 2, 3, 9]) == [30, 31, 32, 33]
-        assert self.first_tokens(session, [1, 2, 3, 4]) == [5, 6, 7, 8]
-
-
 @pytest.mark.parametrize("policy", ["bastion", "bastion:paper", "fixed:20", "chain"])
 def test_decoding_with_it_gives_the_plain_text(policy, tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))

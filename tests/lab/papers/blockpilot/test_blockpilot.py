@@ -218,11 +218,3 @@ class TestFiles:
         change(folder, **fields)
         with pytest.raises(InputError, match=problem):
             load_drafter(str(folder), target)
-
-    def test_a_predictor_of_another_target(self, tmp_path):
-        target = draft_target()
-        folder = dflash_folder(tmp_path / "draft")[0]
-        drafter = DFlashDrafter(target, folder)
-        config = config_of(target, folder, vocab=VOCAB + 1)
-        with pytest.raises(InputError, match="its vocabulary is 98 and the drafter's 97"):
-            BlockPilotDrafter(drafter, predictor_of(config))

@@ -194,20 +194,6 @@ class TestTraining:
         assert (result.trained.samples, result.held_out.samples) == (150, 50)
         assert result.predictor.config.candidates == CANDIDATES
 
-    def test_the_best_epoch_on_held_out_prompts_is_kept(self):
-        """Labels without a rule: what is kept is no worse there than the last epoch."""
-        noise = torch.Generator().manual_seed(9)
-        random = [
-            sample_of(torch.randint(3, 9, (3,), generator=noise).tolist(), logits=sample.input)
-            for sample in made_up(60)
-        ]
-        kept = train(random)
-        ends = [train(random, epochs=epoch) for epoch in (1, kept.epoch)]
-        assert kept.held_out.chosen >= ends[0].held_out.chosen
-        assert kept.held_out == ends[1].held_out and kept.epoch < SETTINGS.epochs
-        last = train(random, held_out=0)
-        assert (last.epoch, last.held_out, last.trained.samples) == (SETTINGS.epochs, None, 60)
-
 
 class TestRecipe:
     def test_from_collected_texts_to_a_drafter(self, tmp_path):

@@ -1,14 +1,9 @@
-"""Beam and static-tree policies and their names."""
+"""Names of beam and static-tree policies."""
 
-import numpy as np
 import pytest
 
 from costmodel.errors import InputError
-from decoder.policies.base import Limits
 from decoder.policies.parse import parse_policy
-from decoder.tree.draft_tree import Lattice
-
-FREE = Limits(nodes=10_000, depth=64)
 
 
 def no_cost(fit=None):
@@ -17,41 +12,6 @@ def no_cost(fit=None):
 
 def parsed(text, max_nodes=256):
     return parse_policy(text, no_cost, max_nodes)
-
-
-def paths(tree):
-    found = {0: ()}
-    for node in range(tree.nodes):
-        found[node + 1] = (*found[int(tree.parents[node])], int(tree.tokens[node]))
-    return {found[row]: float(tree.scores[row - 1]) for row in range(1, len(found))}
-
-
-LATTICE = Lattice(
-    np.array([[1, 2], [3, 4], [5, 6]]), np.array([[0.6, 0.3], [0.9, 0.1], [0.5, 0.4]])
-)
-
-
-def test_a_beam_by_hand():
-    """Level 2: 0.54, 0.27 before 0.06; level 3: 0.27, 0.216 before 0.135."""
-    assert paths(parsed("beam:2x3").choose(LATTICE, 5, FREE)) == pytest.approx(
-        {(1,): 0.6, (2,): 0.3, (1, 3): 0.54, (2, 3): 0.27, (1, 3, 5): 0.27, (1, 3, 6): 0.216}
-    )
-
-
-def test_a_static_tree_by_hand():
-    """One drafted token and its levels; below tau = 0.1 nodes are kept but not expanded."""
-    found = paths(parsed("static-tree:2x2").choose(LATTICE, 5, FREE))
-    below = {(1, 3, 5): 0.27, (1, 3, 6): 0.216, (1, 4, 5): 0.03, (1, 4, 6): 0.024}
-    assert found == pytest.approx({(1,): 0.6, (1, 3): 0.54, (1, 4): 0.06} | below)
-    pruned = paths(parsed("static-tree:2x2:0.1").choose(LATTICE, 5, FREE))
-    assert set(pruned) == {(1,), (1, 3), (1, 4), (1, 3, 5), (1, 3, 6)}
-
-
-def test_room_and_depth_bound_the_tree():
-    for text, level in (("beam:2x3", [1, 2]), ("static-tree:3x2", [1])):
-        policy = parsed(text)
-        assert policy.choose(LATTICE, 5, Limits(nodes=1, depth=3)).tokens.tolist() == [1]
-        assert policy.choose(LATTICE, 5, Limits(nodes=99, depth=1)).tokens.tolist() == level
 
 
 @pytest.mark.parametrize(

@@ -184,22 +184,6 @@ def test_twenty_texts_of_constant_acceptance_end_where_the_authors_end(tokens, e
     assert end == moved(policy)
 
 
-def test_the_printed_history_by_hand():
-    """Shares of 1, 0, 0: means of two of 1, 0.5, 0 exceed 0.7 by 0.3, -0.2, -0.7."""
-    policy = parse_policy("dynatree:printed,window=2", None, 256)
-    assert policy.name == "dynatree:printed,window=2"
-    for accepted, depth, sure in ((5, 5.3, 0.885), (0, 5.1, 0.895), (0, 4.4, 0.93)):
-        policy.observe(round_of(chain_of(5), list(range(1, accepted + 1)), 100))
-        policy.observe(round_of(EMPTY, [], 100))
-        assert policy._depth == pytest.approx(depth)
-        assert (np.ceil(depth), sure, 0.5) == moved(policy)
-    for accepted, end in ((0, (1, 1.0, 0.5)), (5, (7, 0.0, 0.5))):
-        for _ in range(100):
-            policy.observe(round_of(chain_of(5), list(range(1, accepted + 1)), 100))
-        policy.ended(0)
-        assert end == moved(policy)
-
-
 def test_a_name_sets_growth_and_history():
     policy = parse_policy("dynatree:window=3,deep_score=0.4,base_depth=4", None, 100)
     assert policy.name == "dynatree:window=3,deep_score=0.4,base_depth=4"

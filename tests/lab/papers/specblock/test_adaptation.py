@@ -8,7 +8,7 @@ from torch import nn
 from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.vocabulary import most_probable
 from decoder.engine import TreeDecoder
-from decoder.tree.draft_tree import CandidateTree, Lattice
+from decoder.tree.draft_tree import Lattice
 from lab.papers.specblock.updates.adaptation import (
     AdaptiveDrafter,
     RecordingSession,
@@ -16,7 +16,6 @@ from lab.papers.specblock.updates.adaptation import (
     TargetResponse,
     Trainer,
     UpdateSettings,
-    rejected_probability,
 )
 from lab.papers.specblock.updates.bandit import AlwaysUpdate, Decision
 from tests.decoder.draft_models import plain_states
@@ -139,28 +138,6 @@ class TestRecording:
             torch.testing.assert_close(logits, plain[place - 1], atol=1e-5, rtol=0)
         features = plain_states(own, text[: length - 1])[1]
         torch.testing.assert_close(response.features, features, atol=1e-5, rtol=0)
-
-    def test_r_in_a_lattice(self):
-        lattice = Lattice(np.array([[4, 5], [6, 7]]), np.array([[0.6, 0.3], [0.5, 0.1]]))
-        assert rejected_probability(lattice, [5]) == 0.3
-        assert rejected_probability(lattice, [9]) == 0.0
-        assert rejected_probability(lattice, [4, 7]) == 0.1
-        assert rejected_probability(lattice, [4, 6, 1]) is None
-        whole = torch.full((2, 10), 0.1)
-        assert rejected_probability(
-            Lattice(lattice.tokens, lattice.probabilities, whole), [9]
-        ) == pytest.approx(0.1)
-
-    def test_r_in_a_tree(self):
-        tree = CandidateTree(
-            np.array([4, 5, 6, 7]), np.array([0, 0, 1, 1]), np.array([0.6, 0.3, 0.5, 0.2])
-        )
-        assert rejected_probability(tree, [5]) == 0.3
-        assert rejected_probability(tree, [8]) == 0.0
-        assert rejected_probability(tree, [4, 7]) == 0.2
-        assert rejected_probability(tree, [4, 9]) == 0.0
-        assert rejected_probability(tree, [5, 7]) is None  # no candidates there
-        assert rejected_probability(tree, [4, 6, 1]) is None
 
 
 def response_of(seed=0, count=4):

@@ -11,8 +11,8 @@ from costmodel.errors import InputError
 from decoder.drafters.factory import load_drafter
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
-from lab.papers.specblock.tree import PUBLISHED, REPOSITORY, BlockGrowth
-from tests.decoder.draft_models import EAGLE3, LLAMA3_ROPE, draft_target
+from lab.papers.specblock.tree import PUBLISHED, REPOSITORY
+from tests.decoder.draft_models import EAGLE3, draft_target
 from tests.lab.papers.specblock.specblock_models import QWEN, SPECBLOCK, specblock_folder
 
 
@@ -41,26 +41,6 @@ class TestCheckpoints:
         (folder / "config.json").write_text(json.dumps({"architectures": ["SpecBlockDraftModel"]}))
         with pytest.raises(InputError, match="is of SpecBlockDraftModel, not of"):
             load_drafter(str(folder), draft_target())
-
-    def test_the_hash_is_of_what_costs(self, tmp_path):
-        target = draft_target()
-
-        def hash_of(name, seed=1, growth=None, **changed):
-            folder = specblock_folder(tmp_path / name, seed, **changed)[0]
-            return SpecBlockDrafter(target, folder, growth).architecture_hash
-
-        first = hash_of("first")
-        assert len(first) == 12
-        assert first == hash_of("weights", seed=9) == hash_of("rope", rope_scaling=LLAMA3_ROPE)
-        assert first == hash_of("mask", valid_prefix_mask=False)
-        different = [
-            hash_of("ffn", intermediate_size=48),
-            hash_of("head", draft_vocab_size=31),
-            hash_of("length", diffspec_draft_token_num=3),
-            hash_of("shift", layer_shift=False),
-            hash_of("blocks", growth=BlockGrowth(blocks=3)),
-        ]
-        assert len({first, *different}) == 6
 
 
 BAD_CONFIGS = {

@@ -7,17 +7,10 @@ import pytest
 import torch
 
 from decoder.drafters.blocks import Rotary
-from decoder.tree.draft_tree import CandidateTree
 from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.figures import lines, measure, rank_quality
+from lab.papers.specblock.figures import lines, measure
 from lab.papers.specblock.model import SpecBlockConfig, SpecBlockModel, save_specblock
-from lab.papers.specblock.training.objective import (
-    Scored,
-    Trees,
-    draft_losses,
-    rank_labels,
-    valid_prefix,
-)
+from lab.papers.specblock.training.objective import Scored, draft_losses, rank_labels, valid_prefix
 from lab.papers.specblock.training.rows import Passage, run_blocks
 from tests.decoder.draft_models import draft_target, mapping, random_tensors
 from tests.lab.papers.specblock.specblock_models import (
@@ -77,17 +70,6 @@ class TestRows:
 
 
 class TestValidPrefix:
-    def test_by_hand(self):
-        hits = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 0, 0]]).bool()
-        inside = torch.ones_like(hits)
-        inside[3, 2:] = False
-        assert valid_prefix(hits, inside).int().tolist() == [
-            [1, 1, 1, 1],
-            [1, 1, 0, 0],
-            [1, 0, 0, 0],
-            [1, 1, 0, 0],
-        ]
-
     def test_losses_as_loops(self):
         """Equations (5) and (6) and the labels, written out."""
         generator = seeded(3)
@@ -191,26 +173,6 @@ class TestObjective:
 
 
 class TestFigures:
-    def test_rank_quality_by_hand(self):
-        ranks = torch.tensor([[6, 2, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 4]])
-        assert rank_quality(ranks) == [
-            pytest.approx([8 / 15, 6 / 8, 6 / 8, 6 / 8]),
-            pytest.approx([2 / 15, 1 / 3, 1 / 2, 2 / 5]),
-            [0, None, None, None],
-            pytest.approx([5 / 15, 1, 4 / 5, 8 / 9]),
-        ]
-
-    def test_the_greedy_chain_by_hand(self):
-        """Root: 7 or 5; behind 7: 1; behind 1: 2. Truth is 7, 1, 9."""
-        tree = CandidateTree(np.array([5, 7, 1, 2]), np.array([0, 0, 2, 3]),
-                             np.array([0.3, 0.6, 0.5, 0.5]))  # fmt: skip
-        trees = Trees(*np.zeros((2, 8), np.int64))
-        trees.follow(tree, [7, 1, 9])
-        trees.follow(tree, [5])
-        trees.follow(tree, [7, 1, 2, 4])  # the tree ends before its fourth token
-        assert trees.reached.tolist() == [3, 2, 2, 0, 0, 0, 0, 0]
-        assert trees.matched.tolist() == [2, 2, 1, 0, 0, 0, 0, 0]
-
     def test_a_drafters_tables_count_every_token_behind_a_prompt(self, tmp_path):
         target = draft_target(runtime="eager")
         drafter = SpecBlockDrafter(target, specblock_folder(tmp_path / "draft")[0])
