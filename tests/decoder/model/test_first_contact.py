@@ -11,12 +11,13 @@ import torch
 
 from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, RooftreeError
-from decoder.device import failed_device, free_gpu_bytes, select_device
+from decoder.device import select_device
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model import loading, making, runtime, selfcheck
 from decoder.model.runtime import fused
 from decoder.model.runtime.capture import LADDER, CaptureError, CudaCapture
+from decoder.nvml import failed_device, free_gpu_bytes
 from decoder.profiling import measured_profile
 from lab.studies.gpu_checks import KERNEL_TOLERANCES, relative_error
 from profiler import checks
