@@ -31,7 +31,7 @@ from decoder.model.kv_cache import KVCache
 from decoder.model.masks import MaskFunction
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.fused import triton_version
+from decoder.model.runtime.trial import triton_version
 from decoder.model.structure import Structure, UnsupportedModelError, read_masks, read_structure
 from decoder.nvml import DEVICE_ERRORS, failed_device
 

@@ -124,13 +124,8 @@ class Target:
 
     def new_cache(self, tokens: int, sequences: int = 1) -> KVCache:
         """A cache for just so many tokens, which the target does not use yet."""
-        return KVCache(
-            self.structure,
-            capacity=tokens,
-            sequences=sequences,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        form = {"dtype": self.dtype, "device": self.device}
+        return KVCache(self.structure, capacity=tokens, sequences=sequences, **form)
 
     def prepare(self, rows: int) -> None:
         """Capture the forwards of up to `rows` rows a sequence for the reserved cache.
