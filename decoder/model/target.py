@@ -27,7 +27,6 @@ PREFILL_CHUNK = 512
 GPU_PREFILL_CHUNK = 2048  # fewer rows leave a GPU waiting for weights
 CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
 
-
 _LOCKS: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = Lock()
 
@@ -106,8 +105,7 @@ class Target:
     def reserve(self, tokens: int, sequences: int = 1) -> KVCache:
         """An empty cache for `tokens` tokens, which ends any earlier use of the target.
 
-        A target has one cache. It is emptied and reused where it is large enough. One that graphs
-        belong to then doubles, where memory allows, so that a growing chat seldom captures anew.
+        A target has one cache, which is reused where it is large enough. Under graphs it doubles.
         """
         cache = self.cache
         if cache is None or cache.capacity < tokens or cache.sequences != sequences:
@@ -124,8 +122,8 @@ class Target:
 
     def new_cache(self, tokens: int, sequences: int = 1) -> KVCache:
         """A cache for just so many tokens, which the target does not use yet."""
-        form = {"dtype": self.dtype, "device": self.device}
-        return KVCache(self.structure, capacity=tokens, sequences=sequences, **form)
+        where = {"sequences": sequences, "dtype": self.dtype, "device": self.device}
+        return KVCache(self.structure, capacity=tokens, **where)
 
     def prepare(self, rows: int) -> None:
         """Capture the forwards of up to `rows` rows a sequence for the reserved cache.
