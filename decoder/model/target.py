@@ -94,7 +94,6 @@ class Target:
 
     @property
     def prefill_chunk(self) -> int:
-        """Rows of a prompt that one forward processes."""
         return GPU_PREFILL_CHUNK if self.device.type == "cuda" else PREFILL_CHUNK
 
     def check_length(self, prompt_tokens: int, new_tokens: int) -> None:
@@ -121,9 +120,8 @@ class Target:
         return cache
 
     def new_cache(self, tokens: int, sequences: int = 1) -> KVCache:
-        """A cache for just so many tokens, which the target does not use yet."""
-        where = {"sequences": sequences, "dtype": self.dtype, "device": self.device}
-        return KVCache(self.structure, capacity=tokens, **where)
+        where = {"capacity": tokens, "dtype": self.dtype, "device": self.device}
+        return KVCache(self.structure, sequences=sequences, **where)
 
     def prepare(self, rows: int) -> None:
         """Capture the forwards of up to `rows` rows a sequence for the reserved cache.
