@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -227,3 +228,54 @@ def _process_name(pid: int) -> str | None:
         return str(psutil.Process(pid).name())
     except psutil.Error:
         return None
+
+
+def check_built(device: torch.device) -> None:
+    """Raise DeviceError for a GPU for which this torch has no kernels."""
+    major, minor = torch.cuda.get_device_capability(device)
+    built = torch.cuda.get_arch_list()
+    if built and not any(_runs_on(one, 10 * major + minor) for one in built):
+        raise DeviceError(
+            f"this torch is built for {', '.join(built)}, and {device} is sm_{major}{minor}",
+            hint="Install a build of torch for this GPU: pytorch.org lists them.",
+        )
+
+
+def check_current(device: torch.device) -> None:
+    """Raise DeviceError for a GPU that is not the current one: kernels and events go to that."""
+    if device.type != "cuda" or device.index is None or not torch.cuda.is_available():
+        return
+    if device.index != torch.cuda.current_device():
+        raise DeviceError(
+            f"{device} is not the current GPU of this process",
+            hint=f"Start it with CUDA_VISIBLE_DEVICES={device.index}, and use the device cuda.",
+        )
+
+
+def _runs_on(built: str, architecture: int) -> bool:
+    """Whether code for `sm_86` (this generation) or `compute_86` (later ones, too) runs there."""
+    found = re.fullmatch(r"(sm|compute)_(\d+)", built)
+    if found is None or int(found[2]) > architecture:
+        return built == f"sm_{architecture}a"
+    return found[1] == "compute" or int(found[2]) // 10 == architecture // 10
+
+
+def free_gpu_bytes(device: torch.device) -> int:
+    """Free bytes of a GPU, with what torch's allocator holds and does not use."""
+    driver_bytes, _ = torch.cuda.mem_get_info(device)
+    unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(driver_bytes + unused_bytes)
+
+
+# Subclasses of RuntimeError that say nothing about a model's files.
+DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+
+
+def failed_device(error: BaseException, device: torch.device) -> DeviceError:
+    """What a failed operation on a device means, with what to do."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return DeviceError(
+            f"{device} has too little free memory", hint="Choose a smaller target, or free some."
+        )
+    reason = str(error).partition("\n")[0]
+    return DeviceError(f"{device} failed: {reason}", hint="Look at nvidia-smi, and start again.")

@@ -27,11 +27,11 @@ from costmodel.errors import InputError, RooftreeError, shown
 from costmodel.io import folder_of, read_json
 from costmodel.weights import method_of, quantization_of
 from decoder.configs import BROKEN_FILES, first_reason, quiet, sizes_of
-from decoder.device import DEVICE_ERRORS, failed_device, free_gpu_bytes
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.quantization import OWN_DTYPE, UNPACKED, check_loadable, stored_bytes
 from decoder.model.runtime.linear import read_bytes
 from decoder.names import check_path, check_target
+from decoder.nvml import DEVICE_ERRORS, failed_device, free_gpu_bytes
 
 Weights = Literal["auto", "random", "pretrained"]
 

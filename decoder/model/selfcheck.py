@@ -26,14 +26,14 @@ import transformers
 from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
-from decoder.device import DEVICE_ERRORS, failed_device
 from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.masks import MaskFunction
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.fused import triton_version
+from decoder.model.runtime.trial import triton_version
 from decoder.model.structure import Structure, UnsupportedModelError, read_masks, read_structure
+from decoder.nvml import DEVICE_ERRORS, failed_device
 
 PROMPT_ROWS = 7
 PARENTS = np.array([0, 0, 1, 2, 3, 4], dtype=np.int64)  # two branches of three nodes, interleaved

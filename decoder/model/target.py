@@ -27,7 +27,6 @@ PREFILL_CHUNK = 512
 GPU_PREFILL_CHUNK = 2048  # fewer rows leave a GPU waiting for weights
 CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
 
-
 _LOCKS: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = Lock()
 
@@ -95,7 +94,6 @@ class Target:
 
     @property
     def prefill_chunk(self) -> int:
-        """Rows of a prompt that one forward processes."""
         return GPU_PREFILL_CHUNK if self.device.type == "cuda" else PREFILL_CHUNK
 
     def check_length(self, prompt_tokens: int, new_tokens: int) -> None:
@@ -106,8 +104,7 @@ class Target:
     def reserve(self, tokens: int, sequences: int = 1) -> KVCache:
         """An empty cache for `tokens` tokens, which ends any earlier use of the target.
 
-        A target has one cache. It is emptied and reused where it is large enough. One that graphs
-        belong to then doubles, where memory allows, so that a growing chat seldom captures anew.
+        A target has one cache, which is reused where it is large enough. Under graphs it doubles.
         """
         cache = self.cache
         if cache is None or cache.capacity < tokens or cache.sequences != sequences:
@@ -123,14 +120,8 @@ class Target:
         return cache
 
     def new_cache(self, tokens: int, sequences: int = 1) -> KVCache:
-        """A cache for just so many tokens, which the target does not use yet."""
-        return KVCache(
-            self.structure,
-            capacity=tokens,
-            sequences=sequences,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        where = {"capacity": tokens, "dtype": self.dtype, "device": self.device}
+        return KVCache(self.structure, sequences=sequences, **where)
 
     def prepare(self, rows: int) -> None:
         """Capture the forwards of up to `rows` rows a sequence for the reserved cache.

@@ -29,9 +29,10 @@ from costmodel.profile.schema import (
     TargetSection,
 )
 from costmodel.roofline import Roofline
-from decoder.device import dtype_name, fingerprint, free_gpu_bytes, synchronise
+from decoder.device import dtype_name, fingerprint, synchronise
 from decoder.model.runtime.linear import pack, packing_refused
 from decoder.model.target import Target
+from decoder.nvml import free_gpu_bytes
 
 ATTENTION = "split"
 

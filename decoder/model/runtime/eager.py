@@ -246,8 +246,7 @@ class EagerRuntime:
         return self._step.run(tokens, positions, plan)
 
     def refusal(self, cache: KVCache, rows: int) -> str:
-        """Nothing is captured, and so nothing refused."""
-        return ""
+        return ""  # nothing is captured, and so nothing refused
 
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
         """Does nothing: no work is captured."""

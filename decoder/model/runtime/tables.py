@@ -20,15 +20,12 @@ from decoder.tree.draft_tree import WORD
 
 
 def needed_words(cache: KVCache, blocks: Sequence[RowBlock]) -> int:
-    """Words of ancestor bits for the longest tail (pending and new rows).
-
-    A power of two, so that few graphs are captured for one bucket of rows.
-    """
+    """Words of ancestor bits for the longest tail (pending and new rows)."""
     return whole_words(max(cache.pending[block.sequence] + block.rows for block in blocks))
 
 
 def whole_words(bits: int) -> int:
-    """The words of so many bits, as a power of two."""
+    """The words of so many bits: a power of two, so that few graphs are captured."""
     return 1 << (-(-bits // WORD) - 1).bit_length()
 
 

@@ -13,11 +13,11 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from decoder.acceptance.rules import AcceptanceRule, accept_together
 from decoder.acceptance.sampling import Sampling
-from decoder.device import free_gpu_bytes
 from decoder.drafters.base import Drafter
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.eager import greedy_tokens
 from decoder.model.target import Step, Target
+from decoder.nvml import free_gpu_bytes
 from decoder.profiling.probe import steady_draft
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.calibrate.sweep import OutOfMemory, Task

@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from decoder.model.runtime.eager import ModelStep, greedy_tokens
-from decoder.model.runtime.fused import TablePlan, fuse, triton_installed
+from decoder.model.runtime.fused import TablePlan, fuse
+from decoder.model.runtime.trial import triton_installed
 from tests.decoder.model.pretended_device import pretended_device
 
 pytestmark = pytest.mark.skipif(
