@@ -270,9 +270,7 @@ class StopStrings:
         ]
         if hits:
             self.hit = True
-            text = self._take(min(hits)[1])
-            self._held = ""
-            return text
+            return self._take(min(hits)[1])
         return self._take(len(self._held) - self._possible_start())
 
     def finish(self) -> str:

@@ -167,9 +167,8 @@ def test_the_profile_says_where_it_is_from(lawful):
 def test_weights_are_those_of_the_targets_name_and_not_of_this_cpu(monkeypatch):
     monkeypatch.setattr(module, "ServerClient", lambda *given, **named: LawfulServer(tells=True))
     settings = CalibrationSettings(device="h100-sxm", target="Qwen/Qwen3-8B-FP8")
-    runtime = UrlSource(settings, URL).prepare(print).subject.runtime
-    assert (runtime.dtype, runtime.quantization) == ("bfloat16", "fp8_block")
-    assert runtime.weight_bytes == 1.0
+    it = UrlSource(settings, URL).prepare(print).subject.runtime
+    assert (it.dtype, it.quantization, it.weight_bytes) == ("bfloat16", "fp8_block", 1.0)
 
 
 def test_the_most_requests_that_run_at_once():
