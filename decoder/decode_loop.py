@@ -130,11 +130,10 @@ class TextSequence:
 
     def _text(self, token: int) -> str:
         """The text that `token` completes; a stop string ends the text."""
-        if self._request.stream is None:
+        if (stream := self._request.stream) is None:
             return ""
-        stream, stops = self._request.stream, self._request.stops
-        piece = stops.add(stream.add(token), stream.hidden(token) if stops else "")
-        if stops.hit:
+        piece = self._request.stops.add(stream.add(token), stream.hidden(token))
+        if self._request.stops.hit:
             self.stats.finish = "stop"
         return piece
 

@@ -253,9 +253,6 @@ class StopStrings:
         self._visible: list[bool] = []  # of each held character
         self.hit = False
 
-    def __bool__(self) -> bool:
-        return bool(self._stops)
-
     def add(self, piece: str, hidden: str = "") -> str:
         """Add a piece; returns the text that is certainly before any stop string.
 
