@@ -117,6 +117,7 @@ def checkpoint_settings(
     ids = torch.tensor([list(prompt)], device=device_of(model))
     try:
         _check(config, sampling)
+        config.do_sample = False  # no warpers
         model._prepare_special_tokens(config, True, device=ids.device)
         processors = model._get_logits_processor(
             generation_config=config,
@@ -156,7 +157,6 @@ def _check(config: GenerationConfig, sampling: Sampling) -> None:
             "does not do",
             hint="Change model.generation_config, or the checkpoint's generation_config.json.",
         )
-    config.do_sample = False  # no warpers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

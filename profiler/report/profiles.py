@@ -175,8 +175,7 @@ def plot_profile(profile: Profile, path: Path) -> Path:
 
     It shows the points with their MAD, named after the profile's provenance, the bare roofline,
     the linear calibration and the selected calibration, and marks the tree that pays at the usual
-    acceptance. Raises InputError where the file cannot
-    be written, or is no .png, .svg or .pdf.
+    acceptance. Raises InputError where the file cannot be written, or is no .png, .svg or .pdf.
     """
     check_picture(path)
     contexts = _contexts(profile, MOST_PANELS)

@@ -186,8 +186,7 @@ class ServerClient:
 
     def _events(self, response: httpx.Response) -> Iterator[dict[str, Any]]:
         """The objects of a stream of server-sent events. Raises MeasurementError for an error."""
-        if "text/event-stream" not in response.headers.get("content-type", ""):
-            response.headers["content-type"] = "text/event-stream"  # some servers name none
+        response.headers["content-type"] = "text/event-stream"  # some servers name none
         for number, sent in enumerate(EventSource(response).iter_sse()):
             if sent.data.strip() == "[DONE]":
                 return
