@@ -7,10 +7,11 @@ import pytest
 
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import Points
-from costmodel.catalog import LinkProtocol, all_reduce_s, find_device, find_target, protocols_of
+from costmodel.catalog import LinkProtocol, all_reduce_s, find_device, protocols_of
 from costmodel.roofline import Roofline
+from tests.costmodel.calibration.test_physical import truth
+from tests.costmodel.conftest import LLAMA, grid
 
-LLAMA = find_target("Llama-3.1-8B-Instruct").architecture
 RTX = find_device("rtx-pro-6000-server")
 
 
@@ -37,23 +38,11 @@ def test_one_device_and_unknown_ones_have_no_protocols():
 def tensor_parallel(**changes) -> tuple[Roofline, PhysicalCalibration]:
     """A roofline of two devices, and a physical calibration without communication."""
     roofline = Roofline(architecture=LLAMA, peaks=RTX.peaks, tensor_parallel=2, **changes)
-    truth = PhysicalCalibration(
-        floor=0.3,
-        weights=1.1,
-        matrix_flops=1.4,
-        kv_read=2.0,
-        attention_flops=1.5,
-        activations=3.0,
-        tile_rows=64,
-        attention_rows=128,
-        noise=0.0,
-        points=24,
-    )
-    return roofline, truth.over(roofline)
+    return roofline, truth(points=24).over(roofline)
 
 
 def sample(truth: PhysicalCalibration, reduced_s, rows, contexts) -> Points:
-    r, c = (x.ravel() for x in np.meshgrid(rows, contexts))
+    r, c = grid(rows, contexts)
     return Points(rows=r, context=c, seconds=truth.predict_s(r, c) + reduced_s(r))
 
 
