@@ -20,19 +20,11 @@ from tests.fake_timing import CountRule, FakeTimer
 
 POSITIONS = 256
 CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": POSITIONS,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": 256,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 260,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": POSITIONS, "tie_word_embeddings": False,
+    "bos_token_id": None, "eos_token_id": 256,
+}  # fmt: skip
 END, MARK = "<|end|>", "<|mark|>"
 
 

@@ -10,15 +10,10 @@ from costmodel.hf_kinds import KINDS
 from decoder.configs import read_model
 
 LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 QWEN3_MOE = LLAMA | {
     "model_type": "qwen3_moe",
     "num_experts": 8,

@@ -129,17 +129,11 @@ def test_a_pipe_or_a_folder_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("NaN", "not finite"),
-        ("[1, -Infinity]", "not finite"),
-        ("1e999", "not finite"),
-        ("1" + "0" * 5000, "too many digits"),
-        ("[" * 100_000, "too deeply"),
-        ("{'a': 1}", "in line 1"),
-        ("[1,\n2", "in line 2"),
-        ("", "line 1"),
-        (b"\xff[]", "UTF-8"),
+        ("NaN", "not finite"), ("[1, -Infinity]", "not finite"), ("1e999", "not finite"),
+        ("1" + "0" * 5000, "too many digits"), ("[" * 100_000, "too deeply"),
+        ("{'a': 1}", "in line 1"), ("[1,\n2", "in line 2"), ("", "line 1"), (b"\xff[]", "UTF-8"),
     ],
-)
+)  # fmt: skip
 def test_json_that_nothing_can_use_is_refused(text: str | bytes, reason: str) -> None:
     with pytest.raises(NotJson, match=reason) as caught:
         parse_json(text)

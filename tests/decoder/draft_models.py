@@ -16,22 +16,14 @@ from tests.decoder.models import SIZES, target_of
 
 VOCAB, HIDDEN, LAYERS = SIZES["vocab_size"], SIZES["hidden_size"], 6
 LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
-}
+}  # fmt: skip
 COMMON = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "vocab_size": VOCAB,
-}
+    "hidden_size": HIDDEN, "intermediate_size": 40, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "vocab_size": VOCAB,
+}  # fmt: skip
 DFLASH = COMMON | {
     "architectures": ["DFlashDraftModel"],
     "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
@@ -57,12 +49,9 @@ CONDITIONAL = {
     | {"markov_rank": 8, "markov_head_type": "vanilla"},
 }
 EAGLE3 = COMMON | {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "rope_theta": 500000.0,
-    "draft_vocab_size": VOCAB,
-}
+    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+    "rope_theta": 500000.0, "draft_vocab_size": VOCAB,
+}  # fmt: skip
 
 
 def draft_target(family="qwen3", dtype=torch.float32, seed=0, runtime="auto"):
@@ -96,16 +85,12 @@ def plain_states(target, ids):
 def layer_shapes(number, hidden, ffn, queries, keys):
     """Those of one layer without biases and norms of heads."""
     shapes = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
-        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn), "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
-    }
+    }  # fmt: skip
     return {f"layers.{number}.{name}.weight": shape for name, shape in shapes.items()}
 
 

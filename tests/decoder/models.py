@@ -34,15 +34,10 @@ from decoder.tree.growth import TopPaths
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "eos_token_id": None,
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 512, "eos_token_id": None,
     "bos_token_id": None,
-}
+}  # fmt: skip
 KV1, KV2, KV4 = ({"num_key_value_heads": heads} for heads in (1, 2, 4))
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.5}  # smaller would repeat its input
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}

@@ -112,15 +112,12 @@ class CountingCost(StairCost):
 
 requests = st.lists(
     st.builds(
-        lattice_of,
-        first=st.floats(0.05, 0.6),
-        fading=st.floats(0.4, 1.0),
-        depth=st.integers(1, 3),
+        lattice_of, first=st.floats(0.05, 0.6), fading=st.floats(0.4, 1.0), depth=st.integers(1, 3),
         width=st.integers(1, 3),
     ),
     min_size=2,
     max_size=3,
-)
+)  # fmt: skip
 
 
 @settings(max_examples=60)

@@ -35,25 +35,17 @@ def make_engine_profile(draft_s: float = 0.001, a_token_s: float = 0.0) -> Profi
     grid = np.array(list(product(BATCHES, CONTEXTS, ROWS)))
     batch, context, rows = grid.T
     points = Points(
-        rows=rows,
-        context=context,
-        batch=batch,
-        seconds=step_s(rows, context, batch),
-        mad_s=np.full(len(grid), 1e-5),
-        n=np.full(len(grid), 10),
-    )
+        rows=rows, context=context, batch=batch, seconds=step_s(rows, context, batch),
+        mad_s=np.full(len(grid), 1e-5), n=np.full(len(grid), 10),
+    )  # fmt: skip
     drafts = np.array(list(product((1, 8), (0, 1, 15), (64, 2048))))
     median_s = draft_s + a_token_s * drafts[:, 1] * drafts[:, 0]
     base = make_profile()
     section = EngineDrafterSection(
-        name="ngram",
-        batch=drafts[:, 0].tolist(),
-        tokens=drafts[:, 1].tolist(),
-        context=drafts[:, 2].tolist(),
-        median_s=median_s.tolist(),
-        mad_s=[None] * len(drafts),
+        name="ngram", batch=drafts[:, 0].tolist(), tokens=drafts[:, 1].tolist(),
+        context=drafts[:, 2].tolist(), median_s=median_s.tolist(), mad_s=[None] * len(drafts),
         n=[1] * len(drafts),
-    )
+    )  # fmt: skip
     linear = base.calibration.linear
     physical = fit_physical(points, base.roofline())
     scales = fit_stairs(points, physical, exact=True).scales

@@ -18,15 +18,9 @@ TARGET = "Qwen/Qwen3-8B"
 def make_profile(device: str = "Test GPU", dtype: str = "bfloat16") -> Profile:
     """A profile whose calibration says 5 ms for every verification."""
     flat = LinearCalibration(
-        slope=0.0,
-        intercept_s=0.005,
-        slope_se=0.0,
-        intercept_se_s=0.0,
-        rmse_before_s=0.002,
-        rmse_after_s=0.0,
-        mape_before=0.4,
-        mape_after=0.0,
-    )
+        slope=0.0, intercept_s=0.005, slope_se=0.0, intercept_se_s=0.0, rmse_before_s=0.002,
+        rmse_after_s=0.0, mape_before=0.4, mape_after=0.0,
+    )  # fmt: skip
     count = 4
     return Profile(
         provenance=ProvenanceSection(
@@ -38,11 +32,7 @@ def make_profile(device: str = "Test GPU", dtype: str = "bfloat16") -> Profile:
         peaks=PeaksSection(source="measured", flops_per_s=1e15, bytes_per_s=4e12),
         calibration=CalibrationSection(selected="linear", linear=flat),
         surface=SurfaceSection(
-            rows=(1, 16, 1, 16),
-            context=(256, 256, 2048, 2048),
-            batch=(1,) * count,
-            median_s=(0.005,) * count,
-            mad_s=(0.0,) * count,
-            n=(5,) * count,
+            rows=(1, 16, 1, 16), context=(256, 256, 2048, 2048), batch=(1,) * count,
+            median_s=(0.005,) * count, mad_s=(0.0,) * count, n=(5,) * count,
         ),
-    )
+    )  # fmt: skip

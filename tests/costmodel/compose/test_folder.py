@@ -5,13 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from costmodel.catalog import find_target
 from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
-from tests.costmodel.conftest import measured_forwards
+from tests.costmodel.conftest import LLAMA, measured_forwards
 
-LLAMA = find_target("llama-3.1-8b-instruct").architecture
 OPERATORS = "rtx-pro-6000-server_llama-3.1-8b_tp1"
 
 

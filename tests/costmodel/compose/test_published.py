@@ -16,12 +16,20 @@ from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_b
 from costmodel.errors import DeviceError, InputError
 from costmodel.planning.forwards import TargetForward
 from costmodel.roofline import distinct_experts
-from tests.costmodel.conftest import measured_forwards
+from tests.costmodel.conftest import LLAMA, measured_forwards
 
-LLAMA = find_target("llama-3.1-8b-instruct").architecture
 MOE = find_target("Qwen/Qwen3-30B-A3B").architecture
 H100 = find_device("h100-sxm")
 PRO = find_device("rtx-pro-6000-server")
+
+
+def needs_operators() -> None:
+    for package in ("aiconfigurator_core", "pyarrow"):
+        pytest.importorskip(package, reason="the extra 'operators' is not installed")
+
+
+def forward_of(tables, architecture=LLAMA, **split) -> ComposedForward:
+    return ComposedForward(architecture=architecture, tables=tables, **split)
 
 
 def gemm_table():
@@ -106,7 +114,7 @@ def test_unsound_versions_are_never_used(package):
 
 
 def test_forward_is_the_sum_of_its_operators(package):
-    forward = ComposedForward(architecture=LLAMA, tables=load_published(H100))
+    forward = forward_of(load_published(H100))
     total = forward.seconds([1, 64], [1024])
     rows = np.array([1.0, 64.0])
     parts = forward.linear_s(rows) + forward.lm_head_s(rows)
@@ -121,7 +129,7 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
     tokens = np.array([1.0, 4.0, 16.0, 64.0])
     seconds = tables.expert_table(MOE).seconds(MOE, tokens)
     assert seconds == pytest.approx(4e-6 * distinct_experts(MOE, tokens), rel=0.02)
-    ComposedForward(architecture=MOE, tables=tables).seconds([1], [256])
+    forward_of(tables, MOE).seconds([1], [256])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,7 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     size = np.array([1.0, 1e9])
     tables = dataclasses.replace(tables, all_reduce={2: (size, np.array([0.0, 1.0]))})
     split = {"tensor_parallel": tp, "data_parallel": dp, "expert_parallel": whole}
-    forward = ComposedForward(architecture=MOE, tables=tables, **split)
+    forward = forward_of(tables, MOE, **split)
     rows = np.array([16.0, 64.0])
     experts = us * 1e-6 * distinct_experts(MOE, dp * rows)
     moved = forward._ffn_s(rows) - forward._products_s(rows, ("router",))
@@ -171,16 +179,16 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
 def test_what_cannot_be_split_so_is_refused(package):
     tables = load_published(H100, experts=True)
     with pytest.raises(InputError, match="data_parallel 3 does not divide 128 experts"):
-        ComposedForward(architecture=MOE, tables=tables, data_parallel=3)
+        forward_of(tables, MOE, data_parallel=3)
     with pytest.raises(InputError, match="has no experts to share"):
-        ComposedForward(architecture=LLAMA, tables=tables, data_parallel=2)
+        forward_of(tables, data_parallel=2)
 
 
 def test_windows_in_some_layers_are_the_sum_of_both_kinds_of_layer(package):
     tables = load_published(H100)
     windowed = dataclasses.replace(LLAMA, sliding_window=2048)
     mixed = dataclasses.replace(windowed, full_layers=8)
-    forwards = [ComposedForward(architecture=a, tables=tables) for a in (LLAMA, windowed, mixed)]
+    forwards = [forward_of(tables, a) for a in (LLAMA, windowed, mixed)]
     context = np.array([128.0, 4096.0])
     full, narrow, both = (forward.attention_s(4, context) for forward in forwards)
     assert both == pytest.approx(full * 8 / 32 + narrow * 24 / 32)
@@ -192,17 +200,15 @@ def test_windows_in_some_layers_are_the_sum_of_both_kinds_of_layer(package):
 def test_shared_experts_and_dense_layers_are_products_beside_the_experts(package):
     tables = load_published(H100, experts=True)
     rows = np.array([4.0])
-    plain = ComposedForward(architecture=MOE, tables=tables)
+    plain = forward_of(tables, MOE)
     shared = dataclasses.replace(MOE, shared_ffn=1024)
-    extra = ComposedForward(architecture=shared, tables=tables).linear_s(rows)
+    extra = forward_of(tables, shared).linear_s(rows)
     product = tables.matmul.seconds(rows, 2 * 1024, MOE.hidden)
     product = product + tables.matmul.seconds(rows, MOE.hidden, 1024)
     product = product + tables.small.seconds("activation", rows, 1024)
     assert extra == pytest.approx(plain.linear_s(rows) + MOE.layers * product)
-    dense = ComposedForward(
-        architecture=dataclasses.replace(shared, ffn=1024, dense_layers=MOE.layers - 1),
-        tables=tables,
-    )
+    dense = dataclasses.replace(shared, ffn=1024, dense_layers=MOE.layers - 1)
+    dense = forward_of(tables, dense)
     # all but one layer have the dense FFN instead of router, experts and shared one
     layer = (plain.linear_s(rows) - dense.linear_s(rows)) / (MOE.layers - 1)
     expected = tables.expert_table(MOE).seconds(MOE, rows)
@@ -237,7 +243,7 @@ def hybrid(package):
     folder = package / "h100_sxm" / "linear_attention" / "vllm" / "0.24.0"
     folder.mkdir(parents=True)
     (folder / "gdn_perf.parquet").touch()
-    return ComposedForward(architecture=HYBRID, tables=load_published(H100))
+    return forward_of(load_published(H100), HYBRID)
 
 
 def test_recurrent_layers_are_summed_beside_those_with_attention(hybrid):
@@ -246,7 +252,7 @@ def test_recurrent_layers_are_summed_beside_those_with_attention(hybrid):
     assert hybrid.recurrent_s(rows) == pytest.approx([168e-6, 336e-6, 24 * 26e-6])
     assert hybrid.recurrent_s(rows[:1], 2)[0] == pytest.approx(24 * 12e-6)  # 7 and 22 us, a third
     assert hybrid.recurrent_s(rows[:1], 8)[0] == pytest.approx(24 * 44e-6)
-    plain = ComposedForward(architecture=LLAMA, tables=hybrid.tables)
+    plain = forward_of(hybrid.tables)
     context = np.array([1024.0])
     assert hybrid.attention_s(8, context) == pytest.approx(plain.attention_s(8, context) / 4)
     matmul, small = hybrid.tables.matmul, hybrid.tables.small
@@ -280,21 +286,19 @@ def test_parts_without_tables_are_estimated_and_widen_the_bar(package, hybrid):
     tables = load_published(H100)
     tables = dataclasses.replace(tables, matmul=dataclasses.replace(tables.matmul))
     object.__setattr__(tables.matmul, "read_bytes_per_s", 3.35e12)
-    latent = ComposedForward(architecture=dataclasses.replace(LLAMA, **LATENT), tables=tables)
-    mamba = ComposedForward(
-        architecture=dataclasses.replace(HYBRID, recurrent="mamba2"), tables=tables
-    )
+    latent = forward_of(tables, dataclasses.replace(LLAMA, **LATENT))
+    mamba = forward_of(tables, dataclasses.replace(HYBRID, recurrent="mamba2"))
     context = np.array([4096.0])
     assert latent.attention_s(8, context, 4) == pytest.approx(32 * by_hand("latent", 8, 4096, 4))
     states_s = 24 * by_hand("states", 8, 0, 4)
     assert mamba.recurrent_s(np.array([8.0]), 4) == pytest.approx(states_s)
     assert dataclasses.replace(hybrid, tensor_parallel=2).estimated == ("recurrent layers",)
     coder = dataclasses.replace(MOE, expert_ffn=512)
-    mixture = ComposedForward(architecture=coder, tables=tables)
+    mixture = forward_of(tables, coder)
     moved, flops = 8 * 2 * 3 * 2048 * 512, 2 * 8 * 3 * 2048 * 512
     one_s = 20e-6 + moved / (0.6 * 3.35e12) + flops / (0.4 * 989.4e12)
     assert mixture.experts_s(np.ones(1)) == pytest.approx(48 * one_s)
-    plain = error_bar(ComposedForward(architecture=LLAMA, tables=tables))
+    plain = error_bar(forward_of(tables))
     assert plain.estimated == 0
     for forward, part in ((latent, "latent attention"), (mamba, "recurrent layers"),
                           (mixture, "experts")):  # fmt: skip
@@ -321,14 +325,11 @@ def test_other_sequences_pay_for_their_states(hybrid):
 
 def test_two_devices_share_the_work_and_pay_for_two_all_reduces_a_layer(package):
     tables = load_published(H100)
-    alone = ComposedForward(architecture=LLAMA, tables=tables)
-    silent = ComposedForward(architecture=LLAMA, tables=tables, tensor_parallel=2)
+    alone = forward_of(tables)
+    silent = forward_of(tables, tensor_parallel=2)
     curve = (np.array([1.0, 1e9]), np.array([5e-6, 5e-6]))
-    talking = ComposedForward(
-        architecture=LLAMA,
-        tables=dataclasses.replace(tables, all_reduce={2: curve}),
-        tensor_parallel=2,
-    )
+    reducing = dataclasses.replace(tables, all_reduce={2: curve})
+    talking = forward_of(reducing, tensor_parallel=2)
     one, two, paid = (forward.seconds([16], [1024])[0, 0] for forward in (alone, silent, talking))
     assert 0.5 * one < two < 0.7 * one
     assert paid - two == pytest.approx(2 * LLAMA.layers * 5e-6)
@@ -340,14 +341,9 @@ def test_half_of_what_split_keys_save_is_doubted(package, splits):
     tables = load_published(H100)
     unsplit = TileForm(tile_rows=128)
     form = dataclasses.replace(unsplit, splits_keys=splits, packs_groups=splits)
+    kernels = [dataclasses.replace(tables.attention, form=each) for each in (unsplit, form)]
     walking, forward = (
-        ComposedForward(
-            architecture=LLAMA,
-            tables=dataclasses.replace(
-                tables, attention=dataclasses.replace(tables.attention, form=each)
-            ),
-        )
-        for each in (unsplit, form)
+        forward_of(dataclasses.replace(tables, attention=kernel)) for kernel in kernels
     )
     rows = [count for count in ROWS if 1 < count <= 256]
     saved = 1 - forward.verifying().seconds(rows, CONTEXTS) / walking.seconds(rows, CONTEXTS)
@@ -364,14 +360,12 @@ def test_an_all_reduce_is_looked_up_by_its_values(package):
     """16 rows of 4096 values are 65,536 values: the knee of this curve."""
     tables = load_published(H100)
     curve = (np.array([1.0, 65536.0, 131072.0]), np.array([4e-6, 4e-6, 8e-6]))
-    flat, rising = (
-        ComposedForward(
-            architecture=LLAMA,
-            tables=dataclasses.replace(tables, all_reduce={2: measured}),
-            tensor_parallel=2,
-        ).linear_s(np.array([16.0, 32.0]))
+    reducing = [
+        dataclasses.replace(tables, all_reduce={2: measured})
         for measured in ((curve[0], np.full(3, 4e-6)), curve)
-    )
+    ]
+    rows = np.array([16.0, 32.0])
+    flat, rising = (forward_of(one, tensor_parallel=2).linear_s(rows) for one in reducing)
     assert rising - flat == pytest.approx([0.0, 2 * LLAMA.layers * 4e-6])
 
 
@@ -383,10 +377,10 @@ def test_bad_requests(package):
     assert "`rooftree transfer` scales a profile, from" in missing.value.hint
     tables = load_published(H100)
     with pytest.raises(InputError, match="tensor_parallel 3 does not divide 32 heads"):
-        ComposedForward(architecture=LLAMA, tables=tables, tensor_parallel=3)
+        forward_of(tables, tensor_parallel=3)
     small = find_target("Llama-3.2-1B-Instruct").architecture
     with pytest.raises(InputError, match="heads of size 128"):
-        ComposedForward(architecture=small, tables=tables)
+        forward_of(tables, small)
     with pytest.raises(InputError, match="no heads of size 64"):
         load_published(H100, head_dim=64)
 
@@ -400,9 +394,8 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
 
 def test_composed_against_measured(measured):
     """RTX PRO 6000 Server, Llama-3.1-8B, up to 256 rows on at most 4096 tokens."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
-    forward = ComposedForward(architecture=LLAMA, tables=load_published(PRO))
+    needs_operators()
+    forward = forward_of(load_published(PRO))
     shapes = zip(*measured_forwards(measured, "rtxpro6000-server_llama-3.1-8b_tp1"), strict=True)
     errors = [
         abs(forward.seconds([rows], [context])[0, 0] / seconds - 1)
@@ -418,8 +411,7 @@ def test_composed_against_measured(measured):
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_rows_of_a_verification_cost_what_as_many_query_heads_do(device, engine):
     """16 rows of 4 query heads on one key-value head are one row of 64 heads: the same work."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    needs_operators()
     attention = load_published(find_device(device), engine).attention.splitting_keys()
     assert proxy_error(attention, 16, 4, (1,)) < 0.1
     # 64 rows on a single key-value head take 4 us of 10 to 20 longer on B200 and GB300.
@@ -431,8 +423,7 @@ def test_rows_of_a_verification_cost_what_as_many_query_heads_do(device, engine)
 @pytest.mark.parametrize("cache", ["bfloat16", "fp8"])
 def test_so_do_those_of_many_sequences(device, cache):
     """Two and four rows of 32 heads' groups of 4, of 16 to 128 sequences at once."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    needs_operators()
     attention = load_published(find_device(device), cache=cache).attention.splitting_keys()
     for heads, rows in ((16, 4), (16, 2), (32, 2)):
         assert proxy_error(attention, heads, rows, (16, 32, 64, 128)) < 0.1

@@ -8,7 +8,7 @@ from costmodel.online.cycle import CycleCost
 from costmodel.online.estimator import AffineCorrection, DriftMonitor, OnlineEstimator
 from costmodel.profile.profile import Profile
 from costmodel.speculation import AcceptanceCurve, standard_curves
-from tests.costmodel.conftest import ROOFLINE
+from tests.costmodel.conftest import ROOFLINE, altered
 
 # Matrix products of Qwen3-8B on an H100 in ms, published (docs/method.md, calibrations).
 KERNEL_ROWS = (1, 16, 64, 128, 256, 512, 1024)
@@ -78,9 +78,7 @@ def test_a_composed_profile_learns_the_added_host_floor(device, mean, worst):
         return HOST_S + composed.predict_s(rows, context)
 
     def lost(mode):
-        return 1 - np.array(
-            [simulate(mode, curve, true_s, composed) for curve in standard_curves()]
-        )
+        return 1 - np.array([simulate(mode, one, true_s, composed) for one in standard_curves()])
 
     factor = lost("ema+calib")
     assert np.max(lost("affine")) < 0.01
@@ -199,6 +197,5 @@ def test_a_change_within_the_profiles_uncertainty_is_no_drift(factor, is_drift):
 def test_the_uncertainty_is_the_largest_that_a_profile_states():
     profile = Profile.from_yaml(shipped_directory() / "b200/qwen3-8b.bfloat16.kernels.tp1.yaml")
     assert CycleCost.from_profile(profile).uncertainty == profile.provenance.error_bar > 0
-    provenance = profile.provenance.model_copy(update={"pace_spread": 0.4})
-    unsteady = profile.model_copy(update={"provenance": provenance})
+    unsteady = altered(profile, provenance={"pace_spread": 0.4})
     assert CycleCost.from_profile(unsteady).uncertainty == pytest.approx(0.8)

@@ -19,14 +19,14 @@ from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
     CalibrationSection,
-    DrafterSection,
     EngineDrafterSection,
     RuntimeSection,
     SurfaceSection,
 )
 from costmodel.profile.store import profile_file_name
 from costmodel.profile.text import dump_yaml, float_text
-from tests.costmodel.conftest import ROOFLINE, cpu_seconds, usual_selection
+from tests.costmodel.conftest import ROOFLINE, altered, cpu_seconds
+from tests.costmodel.profile.test_store import TIMED
 from tests.integrations.made_engine_profile import ENGINE, make_engine_profile
 
 STORED = Path(__file__).parents[1] / "data/profile.yaml"
@@ -117,30 +117,12 @@ def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile)
     assert loaded.verify_calibration().predict_s(rows, 500) == pytest.approx(before, rel=1e-3)
 
 
-def selecting(profile, name) -> Profile:
-    """The same profile with another calibration selected."""
-    calibration = profile.calibration.model_dump() | {"selected": name}
-    fields = profile.model_dump() | {"target": profile.target, "calibration": calibration}
-    return Profile.model_validate(fields)
-
-
-@pytest.mark.parametrize("name", ["physical", "stairs"])
-def test_a_stored_calibration_predicts_what_the_fitted_one_did(profile, tmp_path, name):
-    fitted = getattr(usual_selection(), name)
-    selecting(profile, name).to_yaml(tmp_path / "profile.yaml")
-    rows, context = np.arange(1, 300), 700
-    again = Profile.from_yaml(tmp_path / "profile.yaml").verify_calibration()
-    assert again.predict_s(rows, context) == pytest.approx(
-        fitted.predict_s(rows, context), rel=1e-4
-    )
-
-
 def test_the_selected_calibration_predicts(profile):
-    calibration = selecting(profile, "stairs").verify_calibration()
+    calibration = altered(profile, calibration={"selected": "stairs"}).verify_calibration()
     assert isinstance(calibration, StairsCalibration)
     rows = np.array([3, 50, 200])
     assert calibration.predict_s(rows, 500) == pytest.approx(cpu_seconds(rows, 500), rel=0.03)
-    linear = selecting(profile, "linear")
+    linear = altered(profile, calibration={"selected": "linear"})
     calibration = linear.verify_calibration()
     assert isinstance(calibration, LinearCalibration)
     paper_s = linear.roofline("paper").seconds(rows, 500)
@@ -159,31 +141,19 @@ def test_the_roofline_uses_the_profile_s_own_figures():
 
 
 def test_a_drafter_is_added_without_touching_the_rest(profile):
-    drafter = DrafterSection(
-        name="other", context=[0, 10], median_s=[1e-3, 2e-3], mad_s=[None, None], n=[1, 1]
-    )
-    changed = profile.with_drafter("abc123", drafter)
+    changed = profile.with_drafter("abc123", TIMED)
     assert set(changed.drafters) == {"ngram-1", "abc123"}
     assert set(profile.drafters) == {"ngram-1"}
     assert changed.surface == profile.surface
     with pytest.raises(ProfileError, match="drafters"):
-        profile.with_drafter("not a hash!", drafter)
+        profile.with_drafter("not a hash!", TIMED)
 
 
 def test_a_draft_cost_may_be_of_another_time_than_the_rest(profile, tmp_path):
-    own = DrafterSection(
-        name="other",
-        kind="quick",
-        created_utc="2026-05-01T08:00:00Z",
-        context=[10],
-        median_s=[2e-3],
-        mad_s=[None],
-        n=[1],
-    )
     path = tmp_path / "profile.yaml"
-    profile.with_drafter("abc123", own).to_yaml(path)
+    profile.with_drafter("abc123", TIMED).to_yaml(path)
     stored = Profile.from_yaml(path)
-    assert stored.drafters["abc123"] == own
+    assert stored.drafters["abc123"] == TIMED
     assert stored.drafter_origin("abc123") == ("quick", "2026-05-01T08:00:00Z")
     assert stored.drafter_origin("ngram-1") == ("measured", profile.provenance.created_utc)
     assert path.read_text().count("created_utc") == 2
@@ -223,14 +193,9 @@ def test_every_shipped_profile_is_written_as_it_was_read(path):
 
 RUNTIME = {"kind": "vllm", "dtype": "bfloat16", "attention": "CPU_ATTN"}
 GRID = {
-    "name": "ngram",
-    "batch": [1, 1, 2, 2],
-    "tokens": [0, 4, 0, 4],
-    "context": [64, 64, 64, 64],
-    "median_s": [0.001, 0.005, 0.002, 0.010],
-    "mad_s": [None] * 4,
-    "n": [1] * 4,
-}
+    "name": "ngram", "batch": [1, 1, 2, 2], "tokens": [0, 4, 0, 4], "context": [64, 64, 64, 64],
+    "median_s": [0.001, 0.005, 0.002, 0.010], "mad_s": [None] * 4, "n": [1] * 4,
+}  # fmt: skip
 
 
 def test_written_and_read_again(tmp_path) -> None:

@@ -32,13 +32,10 @@ def test_unknown_rules_are_refused():
 @pytest.mark.parametrize(
     ("policy", "rule", "temperature"),
     [
-        ("fixed:4", "walk", 1.0),
-        ("chain", "walk", 0.7),
-        ("static-tree:2x2", "walk", 0.7),
-        ("dynatree", "walk", 0.7),
-        ("package", "auto", 0.7),
+        ("fixed:4", "walk", 1.0), ("chain", "walk", 0.7), ("static-tree:2x2", "walk", 0.7),
+        ("dynatree", "walk", 0.7), ("package", "auto", 0.7),
     ],
-)
+)  # fmt: skip
 def test_the_papers_policies_walk_and_ddtree_does_not_temper(policy, rule, temperature):
     """Whoever asks for another rule gets it, with trees drawn from the tempered q."""
     seen = []

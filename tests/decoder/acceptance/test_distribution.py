@@ -40,16 +40,10 @@ PROMPT = [1, 3, 0]
 def model():
     torch.manual_seed(11)
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        eos_token_id=None,
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, eos_token_id=None,
         bos_token_id=None,
-    )
+    )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(20.0)

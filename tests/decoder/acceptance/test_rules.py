@@ -16,13 +16,9 @@ ORACLE_CASES = 7
 # Parents' rows, node by node: unequal numbers of children, three levels, a chain, siblings
 # whose subtrees are interleaved in row order.
 SHAPES = {
-    "chain": [0, 1, 2],
-    "wide": [0, 0, 0],
-    "unequal": [0, 0, 1, 1, 2],
-    "deep-left": [0, 0, 1, 3, 3],
-    "deep-right": [0, 0, 2, 2, 3],
-    "interleaved": [0, 1, 0, 3, 1],
-}
+    "chain": [0, 1, 2], "wide": [0, 0, 0], "unequal": [0, 0, 1, 1, 2], "deep-left": [0, 0, 1, 3, 3],
+    "deep-right": [0, 0, 2, 2, 3], "interleaved": [0, 1, 0, 3, 1],
+}  # fmt: skip
 
 
 def random_target(vocab, seed, spread=1.5):

@@ -162,14 +162,11 @@ VARIANTS = {
     "one-layer": (
         "qwen3",
         {
-            "num_hidden_layers": 1,
-            "layer_types": ["full_attention"],
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "block_size": 2,
+            "num_hidden_layers": 1, "layer_types": ["full_attention"], "num_attention_heads": 2,
+            "num_key_value_heads": 1, "block_size": 2,
         },
     ),
-}
+}  # fmt: skip
 
 
 class TestAgainstTheReference:

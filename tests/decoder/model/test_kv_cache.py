@@ -21,12 +21,9 @@ ARCHITECTURE = ModelArchitecture(
 
 def make(capacity=32, sequences=1):
     return KVCache(
-        ARCHITECTURE,
-        capacity=capacity,
-        sequences=sequences,
-        dtype=torch.float32,
+        ARCHITECTURE, capacity=capacity, sequences=sequences, dtype=torch.float32,
         device=torch.device("cpu"),
-    )
+    )  # fmt: skip
 
 
 def rows_of(names, layer, kind):

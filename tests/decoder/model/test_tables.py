@@ -122,14 +122,11 @@ def full_masked_attention(query, key, value, visible):
 
 shapes = st.fixed_dictionaries(
     {
-        "rows": st.integers(1, 40),
-        "context": st.integers(0, 200),
-        "kv_heads": st.integers(1, 3),
-        "group": st.integers(1, 4),
-        "width": st.sampled_from([8, 64, 80]),
+        "rows": st.integers(1, 40), "context": st.integers(0, 200), "kv_heads": st.integers(1, 3),
+        "group": st.integers(1, 4), "width": st.sampled_from([8, 64, 80]),
         "padding": st.integers(0, 9),
     }
-)
+)  # fmt: skip
 
 
 @given(shape=shapes, seed=st.integers(0, 2**31))

@@ -64,12 +64,9 @@ def best_by_hand(candidates, cost, most):
 
 
 costs = st.builds(
-    Stairs,
-    step_s=st.floats(0.0, 1.0),
-    node_s=st.floats(0.0, 0.1),
-    drafting_s=st.floats(0.0, 0.5),
+    Stairs, step_s=st.floats(0.0, 1.0), node_s=st.floats(0.0, 0.1), drafting_s=st.floats(0.0, 0.5),
     every=st.integers(1, 16),
-)
+)  # fmt: skip
 
 
 class TestBastion:

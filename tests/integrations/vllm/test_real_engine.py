@@ -35,12 +35,9 @@ def run(*arguments: object, **environment: object) -> subprocess.CompletedProces
     usual = {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
     given = {name: str(value) for name, value in environment.items()}
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=os.environ | usual | given,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+        [sys.executable, *map(str, arguments)], env=os.environ | usual | given, capture_output=True,
+        text=True, timeout=600,
+    )  # fmt: skip
     assert done.returncode in (CALIBRATED if "calibrate" in arguments else (0,)), done.stderr[
         -3000:
     ]

@@ -251,13 +251,9 @@ class TestArms:
         policies = ("chain", "fixed:59@ngram", "fixed:7@x@block=4", "fixed:3@a/x")
         arms = plan_arms(ArmChoice(policies=policies, drafters=drafters, peers=()))
         assert [(arm.policy, arm.drafter) for arm in arms[1:]] == [
-            ("chain", "x"),
-            ("fixed:3", "x"),
-            ("chain", "x@block=4"),
-            ("fixed:7", "x@block=4"),
-            ("chain", "ngram"),
-            ("fixed:59", "ngram"),
-        ]
+            ("chain", "x"), ("fixed:3", "x"), ("chain", "x@block=4"), ("fixed:7", "x@block=4"),
+            ("chain", "ngram"), ("fixed:59", "ngram"),
+        ]  # fmt: skip
 
     @pytest.mark.parametrize(
         ("changed", "message"),

@@ -44,13 +44,8 @@ class Place:
     def bench(self, *more: str) -> int:
         words = ["bench", "--target", self.target, "--device", "cpu", "--dtype", "float32"]
         words += [
-            "--prompts",
-            str(self.prompts),
-            "--policy",
-            "chain",
-            "--policy",
-            "transformers:none",
-        ]
+            "--prompts", str(self.prompts), "--policy", "chain", "--policy", "transformers:none",
+        ]  # fmt: skip
         words += ["--engine", f"llama.cpp={self.stub}", "--new-tokens", "8"]
         words += ["--engine-option", f"llama.cpp:model={self.gguf}", "--output", str(self.output)]
         return cli.run([*words, *more])

@@ -15,13 +15,9 @@ from profiler import cli
 from tests.tiny_folder import isolate, listing, write_all
 
 ARMS = {
-    "plain",
-    "chain+ngram",
-    "fixed:3+ngram",
-    "fixed:6+ngram",
-    "transformers:plain",
+    "plain", "chain+ngram", "fixed:3+ngram", "fixed:6+ngram", "transformers:plain",
     "transformers:prompt-lookup",
-}
+}  # fmt: skip
 NEW_TOKENS = 12
 
 

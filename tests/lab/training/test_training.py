@@ -36,15 +36,9 @@ from tests.tiny_folder import write_tokenizer, write_weights
 
 CPU, VOCAB = torch.device("cpu"), 260
 WANTED = DFlashTraining(
-    layers=2,
-    block_size=4,
-    target_layers=(0, 2),
-    anchors=6,
-    vocabulary=64,
-    decay=2.0,
-    likeness=0.5,
+    layers=2, block_size=4, target_layers=(0, 2), anchors=6, vocabulary=64, decay=2.0, likeness=0.5,
     soft=0.25,
-)
+)  # fmt: skip
 COLLECTING = Collecting(batches=2, batch_texts=4, prompt_tokens=6, answer_tokens=24)
 SETTINGS = TrainingSettings(
     steps=12, batch=2, learning_rate=3e-3, warmup=2, autocast=False, save_every=4, seed=5

@@ -32,13 +32,9 @@ CONTEXTS = (32, 128)
 
 def settings(folder: Path, **changed) -> CalibrationSettings:
     fields = {
-        "target": str(folder / "tiny"),
-        "device": "cpu",
-        "dtype": "float32",
-        "contexts": CONTEXTS,
-        "max_nodes": 15,
-        "time_budget_s": 30.0,
-    }
+        "target": str(folder / "tiny"), "device": "cpu", "dtype": "float32", "contexts": CONTEXTS,
+        "max_nodes": 15, "time_budget_s": 30.0,
+    }  # fmt: skip
     return CalibrationSettings(**(fields | changed))
 
 

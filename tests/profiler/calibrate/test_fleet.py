@@ -158,13 +158,10 @@ def test_a_cluster_without_devices():
 @pytest.mark.parametrize(
     ("changed", "same"),
     [
-        ({"driver": "other"}, True),
-        ({"memory_bytes": int(80 * 2**30 * 0.95)}, True),
-        ({"memory_bytes": 40 * 2**30}, False),
-        ({"name": "NVIDIA H200"}, False),
-        ({"mig": "1g.10gb"}, False),
-        ({"threads": 4}, False),
+        ({"driver": "other"}, True), ({"memory_bytes": int(80 * 2**30 * 0.95)}, True),
+        ({"memory_bytes": 40 * 2**30}, False), ({"name": "NVIDIA H200"}, False),
+        ({"mig": "1g.10gb"}, False), ({"threads": 4}, False),
     ],
-)
+)  # fmt: skip
 def test_kinds_are_told_apart_as_profiles_are(changed, same):
     assert same_kind(H100, H100.model_copy(update=changed)) is same

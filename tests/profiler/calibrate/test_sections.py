@@ -53,18 +53,13 @@ def test_points_of_one_kind():
 def test_stages_are_sorted_along_their_axes():
     stages = stages_section(
         swept(
-            (task("build", 7), (3e-6, 5e-6, 4e-6)),
-            (task("build", 1), (1e-6,)),
-            (task("accept", 3), (2e-6,)),
-            (task("accept_sampled", 3), (7e-6,)),
-            (task("commit", 2, 99), (6e-6,)),
-            (task("prefill", 128), (0.5,)),
-            (task("verify", 1, 512), (2.0,)),
-            (task("verify", 1, 64), (1.0,)),
-            (task("verify", 1, 64, 2), (1.5,)),
-            (task("verify", 2, 64), (9.0,)),
+            (task("build", 7), (3e-6, 5e-6, 4e-6)), (task("build", 1), (1e-6,)),
+            (task("accept", 3), (2e-6,)), (task("accept_sampled", 3), (7e-6,)),
+            (task("commit", 2, 99), (6e-6,)), (task("prefill", 128), (0.5,)),
+            (task("verify", 1, 512), (2.0,)), (task("verify", 1, 64), (1.0,)),
+            (task("verify", 1, 64, 2), (1.5,)), (task("verify", 2, 64), (9.0,)),
         )
-    )
+    )  # fmt: skip
     assert (stages.build.nodes, stages.build.median_s) == ((1, 7), (1e-6, 4e-6))
     assert stages.build.mad_s == (None, pytest.approx(1e-6))
     assert stages.accept_sampled.median_s == (7e-6,)
@@ -96,18 +91,10 @@ def test_provenance():
         Activity(processes=(busy, nameless), steal_share=0.0),
     )
     assert fields == {
-        "samples": 3,
-        "discarded_samples": 4,
-        "pace_spread": None,
-        "duration_s": 12.35,
-        "sm_clock_hz": None,
-        "memory_clock_hz": None,
-        "temperature_c": 50,
-        "power_w": None,
-        "clock_reasons": ["power cap"],
-        "ecc": True,
-        "busy_processes": ["miner"],
-    }
+        "samples": 3, "discarded_samples": 4, "pace_spread": None, "duration_s": 12.35,
+        "sm_clock_hz": None, "memory_clock_hz": None, "temperature_c": 50, "power_w": None,
+        "clock_reasons": ["power cap"], "ecc": True, "busy_processes": ["miner"],
+    }  # fmt: skip
 
 
 def held_out(seconds: list[list[float]], rows=(1, 4, 9, 16)) -> Points:

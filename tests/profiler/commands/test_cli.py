@@ -91,13 +91,10 @@ def test_wrong_usage_is_one_line(arguments, message):
 @pytest.mark.parametrize(
     ("kind", "exit_code"),
     [
-        (RooftreeError, 1),
-        (InputError, 2),
-        (ProfileError, 3),
-        (DeviceError, 4),
+        (RooftreeError, 1), (InputError, 2), (ProfileError, 3), (DeviceError, 4),
         (MeasurementError, 5),
     ],
-)
+)  # fmt: skip
 def test_each_error_is_one_line_with_its_exit_code(raising, capsys, kind, exit_code):
     raising(kind("the file\nis missing", hint="Give another."))
     assert cli.run(["fail"]) == exit_code
@@ -158,13 +155,9 @@ def test_a_closed_pipe_is_quiet(arguments):
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         result = subprocess.run(
-            [*PROGRAM, *arguments],
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            [*PROGRAM, *arguments], stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
             cwd=ROOT,
-        )
+        )  # fmt: skip
     assert result.stderr == ""
     assert result.returncode == cli.EXIT_BROKEN_PIPE == 141
 

@@ -47,12 +47,9 @@ def row(name: str, same: bool, **arms: dict[str, Any]) -> dict[str, Any]:
     named = {"fixed" if policy.startswith("fixed") else policy: policy for policy in demo.POLICIES}
     own = {named[short]: one for short, one in arms.items()}
     return {
-        "name": name,
-        "prompt": f"Prompt of {name}.",
-        "text": f"Text of {name}.",
-        "same_tokens": same,
-        "arms": demo._rates(own),
-    }
+        "name": name, "prompt": f"Prompt of {name}.", "text": f"Text of {name}.",
+        "same_tokens": same, "arms": demo._rates(own),
+    }  # fmt: skip
 
 
 ROWS = [

@@ -193,16 +193,10 @@ def test_without_nvml_the_reason_is_one_error(monkeypatch, failing):
 def test_reading_leaves_out_what_the_gpu_cannot_tell():
     fields = Gpu(FakeNvml(reasons=0x04), 0).read()
     assert fields == {
-        "gpu_name": "NVIDIA H200",
-        "gpu_uuid": "GPU-1111-aaaa",
-        "gpu_sm_clock_hz": 1.98e9,
-        "gpu_memory_clock_hz": 3.201e9,
-        "gpu_temperature_c": 79,
-        "gpu_power_limit_w": 700.0,
-        "driver": "570.86",
-        "gpu_ecc": True,
-        "gpu_clock_reasons": ["power cap"],
-    }
+        "gpu_name": "NVIDIA H200", "gpu_uuid": "GPU-1111-aaaa", "gpu_sm_clock_hz": 1.98e9,
+        "gpu_memory_clock_hz": 3.201e9, "gpu_temperature_c": 79, "gpu_power_limit_w": 700.0,
+        "driver": "570.86", "gpu_ecc": True, "gpu_clock_reasons": ["power cap"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,9 @@ def test_each_trouble_has_its_warning(fields, expected):
 
 def test_a_quiet_machine_has_no_warning():
     quiet = metadata(
-        cpu_governor="performance",
-        cpu_quota_cores=8.0,
-        torch_threads=8,
-        memory_free_bytes=1 << 34,
-        gpu_other_processes=[],
-        gpu_temperature_c=50,
-        gpu_clock_reasons=["power cap"],
-    )
+        cpu_governor="performance", cpu_quota_cores=8.0, torch_threads=8, memory_free_bytes=1 << 34,
+        gpu_other_processes=[], gpu_temperature_c=50, gpu_clock_reasons=["power cap"],
+    )  # fmt: skip
     assert warnings(quiet, Activity(processes=(), steal_share=0.0)) == ()
 
 

@@ -74,19 +74,12 @@ def confident_tree(rng, depth, width):
 
 
 rules = st.builds(
-    ConfidentGrowth,
-    base_depth=st.integers(1, 4),
-    max_depth=st.integers(1, 6),
-    few=st.just(1),
-    some=st.integers(1, 2),
-    many=st.integers(2, 4),
-    sure=st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]),
-    unsure=st.sampled_from([0.2, 0.4]),
-    stop_score=st.sampled_from([0.0, 0.05, 0.2]),
-    deep_score=st.sampled_from([0.1, 0.3]),
-    least_score=st.sampled_from([0.0, 0.03, 0.1]),
+    ConfidentGrowth, base_depth=st.integers(1, 4), max_depth=st.integers(1, 6), few=st.just(1),
+    some=st.integers(1, 2), many=st.integers(2, 4), sure=st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]),
+    unsure=st.sampled_from([0.2, 0.4]), stop_score=st.sampled_from([0.0, 0.05, 0.2]),
+    deep_score=st.sampled_from([0.1, 0.3]), least_score=st.sampled_from([0.0, 0.03, 0.1]),
     max_nodes=st.sampled_from([1, 7, 40, 256]),
-)
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -167,14 +160,10 @@ def test_the_updates_by_hand():
 @pytest.mark.parametrize(
     ("tokens", "end"),
     [
-        (29, (2, 0.95, 0.8)),
-        (35, (2, 0.95, 0.8)),
-        (41, (2, 0.95, 0.8)),
-        (45, (5, 0.9, 0.5)),
-        (55, (5, 0.9, 0.5)),
-        (60, (7, 0.5, 0.3)),
+        (29, (2, 0.95, 0.8)), (35, (2, 0.95, 0.8)), (41, (2, 0.95, 0.8)), (45, (5, 0.9, 0.5)),
+        (55, (5, 0.9, 0.5)), (60, (7, 0.5, 0.3)),
     ],
-)
+)  # fmt: skip
 def test_twenty_texts_of_constant_acceptance_end_where_the_authors_end(tokens, end):
     """Tokens of ten rounds; the ends are those of a replay of the authors' code."""
     policy = DynaTree(256)

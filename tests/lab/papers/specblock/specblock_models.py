@@ -24,20 +24,13 @@ LENGTH = 4  # K
 # As the authors' two configs: that of Llama 3.1 has no rotary fields, that of Qwen 3 a head_dim
 # which their model does not read.
 SPECBLOCK = COMMON | {
-    "architectures": ["LlamaForCausalLMSpecBlock"],
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "draft_vocab_size": 41,
-    "diffspec_draft_token_num": LENGTH,
-    "rank_classes": 4,
-}
+    "architectures": ["LlamaForCausalLMSpecBlock"], "model_type": "llama", "num_hidden_layers": 2,
+    "draft_vocab_size": 41, "diffspec_draft_token_num": LENGTH, "rank_classes": 4,
+}  # fmt: skip
 QWEN = SPECBLOCK | {
-    "architectures": ["LlamaForCausalLMSpecBlockShift"],
-    "head_dim": 16,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "num_ttt_blocks": 3,
-}
+    "architectures": ["LlamaForCausalLMSpecBlockShift"], "head_dim": 16, "rope_scaling": None,
+    "rope_theta": 1000000, "num_ttt_blocks": 3,
+}  # fmt: skip
 FEATURES = (2, 3, 3)  # low, mid and top of a target of six layers
 BRANCHING = (2, 4, 10, 0)
 SUMMARY, BUCKETS, RANK_HIDDEN = 15, 4, 256
