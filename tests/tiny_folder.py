@@ -35,6 +35,13 @@ def write_config(folder: Path, **changed: Any) -> Path:
     return folder
 
 
+def change_config(folder: Path, **changed: Any) -> Path:
+    """The folder, whose config.json has these fields too."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    return folder
+
+
 def write_weights(folder: Path, **changed: Any) -> Path:
     """The folder with a config and random float32 weights that repeat themselves soon."""
     write_config(folder, **changed)
@@ -73,15 +80,10 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     patch.setenv("ROOFTREE_HOME", str(folder / "home"))
     (folder / "locks").mkdir(mode=0o700, parents=True, exist_ok=True)
     patch.setattr(tempfile, "tempdir", str(folder / "locks"))
-    patch.setattr(
-        "decoder.profiling.measured_profile.measure_peaks",
-        lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
-    )
-    patch.setattr(
-        "profiler.calibrate.run.observe",
-        lambda: Activity(processes=(), steal_share=0.0),
-        raising=True,
-    )
+    peaks = Peaks(flops_per_s=1e11, bytes_per_s=1e10)
+    patch.setattr("decoder.profiling.measured_profile.measure_peaks", lambda *_: peaks)
+    quiet = Activity(processes=(), steal_share=0.0)
+    patch.setattr("profiler.calibrate.run.observe", lambda: quiet)
     return folder / "home"
 
 
@@ -103,9 +105,8 @@ def fake_clock(
                 raise KeyboardInterrupt
             return 1e-3 * (1.0 + spread * random.random())
 
-        return Instruments(
-            timer=FakeTimer(duration_s), guard=Guard(), rule=CountRule(samples=samples)
-        )
+        rule = CountRule(samples=samples)
+        return Instruments(timer=FakeTimer(duration_s), guard=Guard(), rule=rule)
 
     patch.setattr("profiler.calibrate.sources.decoder.instruments", instruments)
 

@@ -103,17 +103,14 @@ def test_outputs_follow_the_target(model, policy, sampling):
 HOT, COOL = {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.9, "top_k": 4}
 
 
-@pytest.mark.parametrize(
-    ("rule", "policy", "sampling"),
-    [
-        ("recursive", "fixed:6", HOT),
-        ("recursive", "chain", COOL),
-        ("traversal", "fixed:6", COOL),
-        ("traversal", "chain", HOT),
-        ("auto", "fixed:6", HOT),  # by traversal, once its entropy is known
-        (None, "fixed:6", HOT),  # the policy's: a walk, scored by q at temperature 1
-    ],
-)
+@pytest.mark.parametrize(("rule", "policy", "sampling"), [
+    ("recursive", "fixed:6", HOT),
+    ("recursive", "chain", COOL),
+    ("traversal", "fixed:6", COOL),
+    ("traversal", "chain", HOT),
+    ("auto", "fixed:6", HOT),  # by traversal, once its entropy is known
+    (None, "fixed:6", HOT),  # the policy's: a walk, scored by q at temperature 1
+])  # fmt: skip
 def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
     exact = exact_probabilities(model, Sampling(**sampling))
     decoder = drawing_decoder(model, policy, rule)
