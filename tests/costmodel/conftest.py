@@ -12,22 +12,9 @@ from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import DeviceFingerprint, Peaks, find_device, find_target
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    CalibrationSection,
-    DrafterSection,
-    HeldOutSection,
-    NodesSection,
-    PeaksSection,
-    PlainSection,
-    ProvenanceSection,
-    RegretSection,
-    RuntimeSection,
-    StagesSection,
-    SurfaceSection,
-    TargetSection,
-    TokensSection,
-)
+from costmodel.profile.schema import CalibrationSection, DrafterSection, NodesSection, TokensSection
 from costmodel.roofline import Roofline
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -91,27 +78,27 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
     three = {"mad_s": [1e-6] * 3, "n": [5] * 3}
     four = {"nodes": [1, 15, 63, 255], "mad_s": [2e-6, None, 3e-6, 1e-6], "n": [5, 1, 5, 5]}
     sections = {
-        "provenance": ProvenanceSection(
+        "provenance": schema.ProvenanceSection(
             kind="measured", created_utc="2026-03-01T12:00:00Z", tool_version="0.1.0",
             points=len(points), samples=5 * len(points), duration_s=28.25,
         ),
         "device": FINGERPRINT,
-        "target": TargetSection.of(SMOLLM),
-        "runtime": RuntimeSection(
+        "target": schema.TargetSection.of(SMOLLM),
+        "runtime": schema.RuntimeSection(
             kind="eager", dtype="bfloat16", attention="ancestor", torch="2.13.0",
             transformers="5.17.0",
         ),
-        "peaks": PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
+        "peaks": schema.PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
         "calibration": CalibrationSection.of(selection),
-        "surface": SurfaceSection.of(points),
-        "held_out": HeldOutSection(
+        "surface": schema.SurfaceSection.of(points),
+        "held_out": schema.HeldOutSection(
             error=ErrorSummary(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),
             repeat_noise=0.015, rows=(3, 100), context=(100, 1500), batch=(1, 1),
             measured_s=(0.055, 0.19), predicted_s=(0.0555, 0.191),
         ),
-        "regret": RegretSection(mean=0.001, worst=0.01, curves=18, contexts=CONTEXTS),
-        "stages": StagesSection(
-            plain=PlainSection(
+        "regret": schema.RegretSection(mean=0.001, worst=0.01, curves=18, contexts=CONTEXTS),
+        "stages": schema.StagesSection(
+            plain=schema.PlainSection(
                 context=(64, 1024), batch=(1, 1), median_s=(0.049, 0.056), mad_s=(0.0004, None),
                 n=(9, 1),
             ),

@@ -15,16 +15,13 @@ from tests.costmodel.conftest import LLAMA, grid
 RTX = find_device("rtx-pro-6000-server")
 
 
-@pytest.mark.parametrize(
-    ("slug", "devices", "message_bytes", "seconds"),
-    [
-        ("l40s", 2, 262144, 18.1e-6),
-        ("rtx-pro-6000-server", 2, 2097152, 55.7e-6),
-        ("rtx-pro-6000-server", 4, 131072, 24.8e-6),
-        ("h100-sxm", 8, 2097152, 19.4e-6),
-        ("a100-sxm-80gb", 4, 8388608, 71.4e-6),
-    ],
-)
+@pytest.mark.parametrize(("slug", "devices", "message_bytes", "seconds"), [
+    ("l40s", 2, 262144, 18.1e-6),
+    ("rtx-pro-6000-server", 2, 2097152, 55.7e-6),
+    ("rtx-pro-6000-server", 4, 131072, 24.8e-6),
+    ("h100-sxm", 8, 2097152, 19.4e-6),
+    ("a100-sxm-80gb", 4, 8388608, 71.4e-6),
+])  # fmt: skip
 def test_shipped_protocols_are_near_published_times(slug, devices, message_bytes, seconds):
     """Single measurements of aiconfigurator-core 0.12.0, of the fastest engine."""
     found = float(all_reduce_s(protocols_of(slug, devices), message_bytes))
@@ -93,15 +90,12 @@ def test_one_device_has_no_communication():
     assert fit_physical(points, alone).communication is None
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"communication": 1.0},
-        {"communication": 1.0, "communication_form": "step"},
-        {"communication": 1.0, "communication_form": "curve", "switch_tokens": 4},
-        {"communication_form": "curve"},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"communication": 1.0},
+    {"communication": 1.0, "communication_form": "step"},
+    {"communication": 1.0, "communication_form": "curve", "switch_tokens": 4},
+    {"communication_form": "curve"},
+])  # fmt: skip
 def test_half_a_term_is_refused(fields):
     _, truth = tensor_parallel()
     with pytest.raises(ValueError, match="communication"):

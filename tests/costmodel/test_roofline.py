@@ -114,10 +114,8 @@ def test_weights_that_the_paper_counts_twice():
     for name, excess in (("Qwen3-8B", 0.08), ("Qwen3-0.6B", 0.26)):
         a = find_target(name).architecture
         paper, physical = (count(a, 1, 0) for count in (paper_bytes, physical_bytes))
-        weights = [
-            m.embedding_and_lm_head_weights + m.attention_weights + m.ffn_weights + m.small_weights
-            for m in (paper, physical)
-        ]
+        parts = ("embedding_and_lm_head", "attention", "ffn", "small")
+        weights = [sum(getattr(m, f"{p}_weights") for p in parts) for m in (paper, physical)]
         assert weights[0] / weights[1] - 1 == pytest.approx(excess, abs=0.006)
 
 
@@ -227,12 +225,9 @@ def test_both_counts_grow_with_all_work(rows, context, batch, tied, experts, win
     extra = {"experts": 8, "active_experts": 2, "expert_ffn": 4} if experts else {}
     a = replace(tied=tied, sliding_window=window, **extra)
     if not experts:  # LinearCalibration.predict_s relies on it
-        assert paper_flops(a, rows, context, batch).total >= (
-            physical_flops(a, rows, context, batch).total
-        )
-        assert paper_bytes(a, rows, context, batch).total >= (
-            physical_bytes(a, rows, context, batch).total
-        )
+        for paper, physical in ((paper_flops, physical_flops), (paper_bytes, physical_bytes)):
+            more, less = (count(a, rows, context, batch).total for count in (paper, physical))
+            assert more >= less
     for count in (paper_flops, paper_bytes, physical_flops, physical_bytes):
         here = count(a, rows, context, batch).total
         assert here > 0

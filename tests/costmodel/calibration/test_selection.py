@@ -13,16 +13,8 @@ from costmodel.calibration.linear import fit_linear
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import select_calibration, smoothed_steps
 from costmodel.errors import InputError
-from tests.costmodel.conftest import (
-    FORWARDS,
-    ROOFLINE,
-    cpu_points,
-    cpu_seconds,
-    grid,
-    measured_points,
-    stairs_of,
-    usual_selection,
-)  # fmt: skip
+from tests.costmodel import conftest as made
+from tests.costmodel.conftest import FORWARDS, ROOFLINE, cpu_points, cpu_seconds, grid, stairs_of
 
 # tests/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
 PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7.8)), strict=True))
@@ -30,7 +22,7 @@ PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_linear_calibration_of_published_forwards(measured, name):
-    points, roofline = measured_points(measured, name)
+    points, roofline = made.measured_points(measured, name)
     linear = fit_linear(points, roofline)
     bare, fitted = PUBLISHED[name]
     assert 100 * linear.mape_before == pytest.approx(bare, abs=0.06)
@@ -41,7 +33,7 @@ def test_linear_calibration_of_published_forwards(measured, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_calibrations_of_published_forwards_predict_points_left_out(measured, name):
-    points, roofline = measured_points(measured, name)
+    points, roofline = made.measured_points(measured, name)
     selection = select_calibration(points, roofline)
     assert selection.selected == "stairs"
     assert selection.cross_validated["stairs"].mape < 0.004
@@ -120,14 +112,11 @@ def test_a_line_never_predicts_less_than_the_physical_bound():
     assert np.all(linear.predict_s([1, 2], 0) >= bound)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rows": [1, 2], "context": [1, 1], "seconds": [1.0, 2.0]}, "at least 3 points"),
-        ({"seconds": [0.1, 0.1, 0.1]}, "exactly the same time"),
-        ({"rows": [4, 4, 4]}, "same roofline time"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"rows": [1, 2], "context": [1, 1], "seconds": [1.0, 2.0]}, "at least 3 points"),
+    ({"seconds": [0.1, 0.1, 0.1]}, "exactly the same time"),
+    ({"rows": [4, 4, 4]}, "same roofline time"),
+])  # fmt: skip
 def test_points_that_cannot_be_fitted(changes, message):
     good = {"rows": [1, 2, 4], "context": [64, 64, 64], "seconds": [0.1, 0.2, 0.3]}
     with pytest.raises(InputError, match=message):
@@ -215,7 +204,7 @@ def test_each_point_is_predicted_by_a_fit_without_it():
 
 @pytest.mark.slow
 def test_selection_prefers_what_predicts_better():
-    curved = usual_selection()
+    curved = made.usual_selection()
     assert curved.selected == "stairs"
     assert curved.calibration is getattr(curved, curved.selected)
     assert curved.cross_validated[curved.selected].mape < curved.cross_validated["linear"].mape

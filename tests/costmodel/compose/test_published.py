@@ -36,12 +36,9 @@ def gemm_table():
     n, k, m = (x.ravel() for x in np.meshgrid([128, 4096, 65536], [2048, 16384], [1, 64, 1024]))
     seconds = np.maximum(2 * m * n * k / 9e14, 2.0 * n * k / 3e12) + 2e-6
     return {
-        "gemm_dtype": np.array(["bfloat16"] * len(n) + ["fp8"]),
-        "m": np.append(m, 1),
-        "n": np.append(n, 128),
-        "k": np.append(k, 2048),
-        "latency": np.append(seconds * 1e3, 1e-9),
-    }
+        "gemm_dtype": np.array(["bfloat16"] * len(n) + ["fp8"]), "m": np.append(m, 1),
+        "n": np.append(n, 128), "k": np.append(k, 2048), "latency": np.append(seconds * 1e3, 1e-9),
+    }  # fmt: skip
 
 
 def attention_table(kind):
@@ -53,9 +50,8 @@ def attention_table(kind):
             lines.append((1, tokens if context else 1, 0 if context else tokens - 1,
                           heads, kv_heads, 1e3 * (9e-6 + work_s)))  # fmt: skip
     names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
-    table = {
-        name: np.array(values) for name, values in zip(names, zip(*lines, strict=True), strict=True)
-    }
+    columns = zip(names, zip(*lines, strict=True), strict=True)
+    table = {name: np.array(values) for name, values in columns}
     label = {"kernel_source": "vllm_flash_attn_fa2", "attn_dtype": "bfloat16"}
     label |= {"kv_cache_dtype": "bfloat16"}
     table |= {name: np.array([value] * len(lines)) for name, value in label.items()}
@@ -69,14 +65,11 @@ def moe_table():
     count = len(tokens)
     sizes = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128}
     return {
-        "moe_dtype": np.array(["bfloat16"] * count),
-        "moe_tp_size": tp,
-        "moe_ep_size": ep,
-        "distribution": np.array(["balanced"] * count),
-        "num_tokens": tokens,
+        "moe_dtype": np.array(["bfloat16"] * count), "moe_tp_size": tp, "moe_ep_size": ep,
+        "distribution": np.array(["balanced"] * count), "num_tokens": tokens,
         "latency": 1e-3 * (5 - tp - 2 * (ep - 1)) * np.minimum(8 * tokens, 128),
         **{name: np.full(count, size) for name, size in sizes.items()},
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -85,9 +78,8 @@ def package(tmp_path, monkeypatch):
 
     def fake_table(path: Path, columns):
         kind = path.name.split("_")[0]
-        table = {"gemm": gemm_table, "moe": moe_table, "gdn": gdn_table}.get(
-            kind, lambda: attention_table(kind)
-        )()
+        made = {"gemm": gemm_table, "moe": moe_table, "gdn": gdn_table}
+        table = made[kind]() if kind in made else attention_table(kind)
         return {name: table[name] for name in columns if name in table}
 
     for system, version in (("h100_sxm", "0.9.0"), ("h100_sxm", "0.24.0"),
@@ -132,10 +124,9 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
     forward_of(tables, MOE).seconds([1], [256])
 
 
-@pytest.mark.parametrize(
-    ("factors", "form", "us"), [((0.6, 0.5), "", 2.4), ((2.4, 0.5), "fp8_block", 2.0),
-                                ((2.4, 1.5), "bfloat16", 4.0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("factors", "form", "us"), [
+    ((0.6, 0.5), "", 2.4), ((2.4, 0.5), "fp8_block", 2.0), ((2.4, 1.5), "bfloat16", 4.0),
+])  # fmt: skip
 def test_experts_slower_than_in_bfloat16_are_taken_in_another_form(
     package, monkeypatch, factors, form, us
 ):
@@ -148,9 +139,8 @@ def test_experts_slower_than_in_bfloat16_are_taken_in_another_form(
     monkeypatch.setattr(published, "read_table", lambda path, columns: whole)
     experts = published._all_experts(package / "h100_sxm", "vllm", "fp8")[2048, 768, 8, 128, 1, 1]
     assert experts.form == form
-    assert experts.seconds_measured == pytest.approx(
-        us * 1e-6 * np.minimum(8 * experts.tokens, 128)
-    )
+    expected = us * 1e-6 * np.minimum(8 * experts.tokens, 128)
+    assert experts.seconds_measured == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +158,8 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     moved = forward._ffn_s(rows) - forward._products_s(rows, ("router",))
     assert moved == pytest.approx(MOE.layers * experts, rel=0.03)
     reduced = np.array([1e-9 * (tp == 2) + 1e-9 * dp]) * rows * MOE.hidden
-    assert forward._all_reduce_s(rows, tp) + forward._all_reduce_s(dp * rows, 2) == pytest.approx(
-        reduced, rel=0.01
-    )
+    moved = forward._all_reduce_s(rows, tp) + forward._all_reduce_s(dp * rows, 2)
+    assert moved == pytest.approx(reduced, rel=0.01)
     profile = composed_profile(forward, error_bar(forward))
     assert profile.target.architecture.experts == MOE.experts // dp
     assert TargetForward(profile).tensor_parallel == tp
@@ -256,12 +245,9 @@ def test_recurrent_layers_are_summed_beside_those_with_attention(hybrid):
     context = np.array([1024.0])
     assert hybrid.attention_s(8, context) == pytest.approx(plain.attention_s(8, context) / 4)
     matmul, small = hybrid.tables.matmul, hybrid.tables.small
-    mixer = small.seconds("norm", rows, 4096) + sum(
-        matmul.seconds(rows, n, k) for n, k in ((8192 + 4096, 4096), (64, 4096), (4096, 4096))
-    )
-    attention = small.seconds("rotary", rows, 5120) + sum(
-        matmul.seconds(rows, n, 4096) for n in (6144, 4096)
-    )
+    products = [matmul.seconds(rows, n, 4096) for n in (8192 + 4096, 64, 4096, 6144, 4096)]
+    mixer = small.seconds("norm", rows, 4096) + sum(products[:3])
+    attention = small.seconds("rotary", rows, 5120) + sum(products[3:])
     assert hybrid.linear_s(rows) == pytest.approx(plain.linear_s(rows) + 24 * (mixer - attention))
     total = hybrid.seconds(rows, context)[1, 0] - hybrid.attention_s(32, context)[0]
     parts = hybrid.linear_s(rows) + hybrid.lm_head_s(rows) + hybrid.recurrent_s(rows)
@@ -310,10 +296,8 @@ def test_parts_without_tables_are_estimated_and_widen_the_bar(package, hybrid):
 
 def test_other_sequences_pay_for_their_states(hybrid):
     profile = composed_profile(hybrid, error_bar(hybrid))
-    assert (
-        "of trees up to 64 rows, beyond which the times are those of a chain"
-        in profile.provenance.note
-    )
+    note = "of trees up to 64 rows, beyond which the times are those of a chain"
+    assert note in profile.provenance.note
     forward = TargetForward(profile, "rooftree")
     assert forward.most_tree_rows == 64
     verify, plain = profile.verify_calibration(), profile.stages.plain
@@ -342,9 +326,8 @@ def test_half_of_what_split_keys_save_is_doubted(package, splits):
     unsplit = TileForm(tile_rows=128)
     form = dataclasses.replace(unsplit, splits_keys=splits, packs_groups=splits)
     kernels = [dataclasses.replace(tables.attention, form=each) for each in (unsplit, form)]
-    walking, forward = (
-        forward_of(dataclasses.replace(tables, attention=kernel)) for kernel in kernels
-    )
+    both = [dataclasses.replace(tables, attention=kernel) for kernel in kernels]
+    walking, forward = (forward_of(one) for one in both)
     rows = [count for count in ROWS if 1 < count <= 256]
     saved = 1 - forward.verifying().seconds(rows, CONTEXTS) / walking.seconds(rows, CONTEXTS)
     bar = error_bar(forward)
@@ -360,10 +343,8 @@ def test_an_all_reduce_is_looked_up_by_its_values(package):
     """16 rows of 4096 values are 65,536 values: the knee of this curve."""
     tables = load_published(H100)
     curve = (np.array([1.0, 65536.0, 131072.0]), np.array([4e-6, 4e-6, 8e-6]))
-    reducing = [
-        dataclasses.replace(tables, all_reduce={2: measured})
-        for measured in ((curve[0], np.full(3, 4e-6)), curve)
-    ]
+    curves = ((curve[0], np.full(3, 4e-6)), curve)
+    reducing = [dataclasses.replace(tables, all_reduce={2: one}) for one in curves]
     rows = np.array([16.0, 32.0])
     flat, rising = (forward_of(one, tensor_parallel=2).linear_s(rows) for one in reducing)
     assert rising - flat == pytest.approx([0.0, 2 * LLAMA.layers * 4e-6])

@@ -85,11 +85,9 @@ def study(**pairs):
         "h3": ("NVIDIA Hopper", "GH100"), "m1": ("AMD CDNA 3", "MI300X"),
     }  # fmt: skip
     return TransferErrors(
-        pairs=table,
-        deviations={"a1": 0.12, "h1": 0.09, "h2": 0.05},
-        chips=chips,
+        pairs=table, deviations={"a1": 0.12, "h1": 0.09, "h2": 0.05}, chips=chips,
         fixed_s_per_layer=4e-5,
-    )
+    )  # fmt: skip
 
 
 def test_the_error_of_a_pair_is_its_own_else_that_of_its_likes():

@@ -33,13 +33,11 @@ LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
 
 def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedModel:
     spec = find_device(device)
-    return TimedModel(
-        device=DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes),
-        peaks=PeaksSection(
-            source="datasheet", flops_per_s=spec.peak_flops_per_s, bytes_per_s=spec.peak_bytes_per_s
-        ),
-        architecture=find_target(target).architecture,
-    )
+    device = DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes)
+    peaks = {"flops_per_s": spec.peak_flops_per_s, "bytes_per_s": spec.peak_bytes_per_s}
+    peaks = PeaksSection(source="datasheet", **peaks)
+    architecture = find_target(target).architecture
+    return TimedModel(device=device, peaks=peaks, architecture=architecture)
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +100,9 @@ def test_a_plan_takes_it(profile, tmp_path):
     path = tmp_path / "mine.yaml"
     profile.to_yaml(path)
     request = PlanRequest(
-        target="Qwen/Qwen3-8B",
-        gpus=(str(path),),
-        traffic=Traffic(prompt_tokens=800, output_tokens=200),
-        rate=1.0,
-        acceptance="0.8",
-    )
+        target="Qwen/Qwen3-8B", gpus=(str(path),),
+        traffic=Traffic(prompt_tokens=800, output_tokens=200), rate=1.0, acceptance="0.8",
+    )  # fmt: skip
     result = plan(request, ProfileStore([tmp_path]))
     assert result.best is not None and result.best.origin is not None
     assert result.best.origin.kind == "imported"

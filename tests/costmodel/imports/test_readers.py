@@ -80,9 +80,9 @@ def test_a_file_that_llama_batched_bench_wrote(tmp_path):
 
 def test_both_tables_of_dspark(tmp_path):
     steps = read("sglang-dspark", write_json(tmp_path / "a", STEPS), context=512)
-    assert times_of(steps) == pytest.approx(
-        {(1, 512, 1): 1 / 100, (8, 512, 1): 1 / 90, (16, 512, 1): 1 / 80, (64, 512, 1): 1 / 40}
-    )
+    rates = {1: 100, 8: 90, 16: 80, 64: 40}
+    expected = {(rows, 512, 1): 1 / rate for rows, rate in rates.items()}
+    assert times_of(steps) == pytest.approx(expected)
     times = times_of(read("sglang-dspark", write_json(tmp_path / "b", SUM), context=512))
     # By hand: 4 requests of 4 rows are 16 rows; 10 rows of one lie half-way from 4 to 16.
     assert times[4, 512, 4] == pytest.approx(0.005 + 0.002 + 0.002)
@@ -94,9 +94,8 @@ def test_tables_that_the_dspark_profiler_wrote():
     steps = times_of(read("sglang-dspark", DATA / "sglang_dspark_steps.json", context=512))
     # As its log prints them, in milliseconds.
     printed = {8: 97.3, 16: 128.0, 32: 184.4, 64: 263.2, 96: 323.1, 128: 395.7}
-    assert {rows: seconds * 1e3 for (rows, _, _), seconds in steps.items()} == pytest.approx(
-        printed, abs=0.06
-    )
+    found = {rows: seconds * 1e3 for (rows, _, _), seconds in steps.items()}
+    assert found == pytest.approx(printed, abs=0.06)
     sums = times_of(read("sglang-dspark", DATA / "sglang_dspark_sums.json", context=512))
     assert {batch for _, _, batch in sums} == {1, 4, 16, 64}
     for (rows, _, batch), seconds in sums.items():
@@ -147,16 +146,13 @@ def test_what_is_wrong_in_a_line_is_named(tmp_path, change, message):
         read("llama-bench", path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"gpu_info": "RTX 4090, RTX 4090", "split_mode": "layer"}, "it ran on 2 GPUs"),
-        ({"n_gpu_layers": "0"}, "layers ran on the CPU"),
-        ({"tensor_buft_overrides": "exps=CPU"}, "tensors were kept elsewhere"),
-        ({"backends": "CUDA,RPC"}, r"other machines too \(RPC\)"),
-        ({"no_kv_offload": True}, "its KV cache was in the CPU's memory"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"gpu_info": "RTX 4090, RTX 4090", "split_mode": "layer"}, "it ran on 2 GPUs"),
+    ({"n_gpu_layers": "0"}, "layers ran on the CPU"),
+    ({"tensor_buft_overrides": "exps=CPU"}, "tensors were kept elsewhere"),
+    ({"backends": "CUDA,RPC"}, r"other machines too \(RPC\)"),
+    ({"no_kv_offload": True}, "its KV cache was in the CPU's memory"),
+])  # fmt: skip
 def test_what_ran_on_no_single_gpu_is_refused(tmp_path, change, message):
     gpu = {"backends": "CUDA", "gpu_info": "RTX 4090", "n_gpu_layers": 99, "model_size": 2 * 10**10}
     path = write_lines(tmp_path / "one.jsonl", [line | gpu for line in LINES])

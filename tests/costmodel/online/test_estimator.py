@@ -51,9 +51,8 @@ def test_buckets_pad_rows():
     profile = Profile.from_yaml(STORED)
     cost = CycleCost.from_profile(profile)
     assert cost.buckets == (1, 16, 64, 128)
-    assert cost.bucket_rows([0, 1, 14, 15, 16, 63, 127, 128, 500]).tolist() == [
-        1, 16, 16, 16, 64, 64, 128, 129, 501,
-    ]  # fmt: skip
+    padded = {0: 1, 1: 16, 14: 16, 15: 16, 16: 64, 63: 64, 127: 128, 128: 129, 500: 501}
+    assert cost.bucket_rows([*padded]).tolist() == [*padded.values()]
     padded_s = profile.verify_calibration().predict_s([16, 16, 64, 128], 256)
     assert cost.verify_s([3, 15, 50, 100], 256) == pytest.approx(padded_s)
 
@@ -167,10 +166,9 @@ class TestSizes:
         assert self.of(cost, 4, buckets=(), preferred_rows=rows) == [0, 1, 2]
         assert self.of(cost, 5, buckets=(), preferred_rows=rows) == [0, 1, 2, 5]
 
-    @pytest.mark.parametrize(
-        ("device", "provenance", "rows_only"),
-        [("cpu", "measured", True), ("cpu", "quick", False), ("cuda", "measured", False)],
-    )
+    @pytest.mark.parametrize(("device", "provenance", "rows_only"), [
+        ("cpu", "measured", True), ("cpu", "quick", False), ("cuda", "measured", False),
+    ])  # fmt: skip
     def test_a_measured_cpu_prefers_its_measured_rows(self, profile, device, provenance, rows_only):
         changed = altered(profile, device={"kind": device}, provenance={"kind": provenance})
         preferred = CycleCost.from_profile(changed).preferred_rows

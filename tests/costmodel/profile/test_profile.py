@@ -52,57 +52,40 @@ def test_floats_keep_six_digits_and_stay_floats(value):
     assert back == pytest.approx(value, rel=5e-6, abs=1e-300)
 
 
-@given(
-    text=st.text(
-        st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufeff\u2028\u2029"),
-        min_size=1,
-        max_size=40,
-    )
+LETTERS = st.characters(
+    blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufeff\u2028\u2029"
 )
+
+
+@given(text=st.text(LETTERS, min_size=1, max_size=40))
 def test_any_text_survives(text):
     assert yaml.safe_load(dump_yaml({"note": text})) == {"note": text}
 
 
 @st.composite
 def surfaces(draw):
-    keys = draw(
-        st.sets(
-            st.tuples(st.integers(1, 1024), st.integers(0, 8192), st.integers(1, 8)),
-            min_size=6,
-            max_size=40,
-        ).filter(lambda found: len({rows for rows, _, _ in found}) > 2)
-    )
+    shapes = st.tuples(st.integers(1, 1024), st.integers(0, 8192), st.integers(1, 8))
+    several = st.sets(shapes, min_size=6, max_size=40)
+    keys = draw(several.filter(lambda found: len({rows for rows, _, _ in found}) > 2))
     rows, context, batch = (list(column) for column in zip(*sorted(keys), strict=True))
     size = len(rows)
-    times = draw(st.lists(st.floats(1e-4, 10), min_size=size, max_size=size, unique=True))
-    shares = draw(
-        st.lists(st.floats(0, 0.99) | st.just(float("nan")), min_size=size, max_size=size)
-    )
+    each = {"min_size": size, "max_size": size}
+    times = draw(st.lists(st.floats(1e-4, 10), unique=True, **each))
+    shares = draw(st.lists(st.floats(0, 0.99) | st.just(float("nan")), **each))
     return Points(
-        rows=rows,
-        context=context,
-        batch=batch,
-        seconds=times,
+        rows=rows, context=context, batch=batch, seconds=times,
         mad_s=[share * time for share, time in zip(shares, times, strict=True)],
-        n=draw(st.lists(st.integers(1, 99), min_size=size, max_size=size)),
-    )
+        n=draw(st.lists(st.integers(1, 99), **each)),
+    )  # fmt: skip
 
 
 @settings(max_examples=30)
 @given(points=surfaces())
 def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile):
-    sections = profile.calibration.model_dump() | {
-        "linear": fit_linear(points, ROOFLINE).model_dump(),
-        "selected": "stairs",
-    }
-    made = Profile.model_validate(
-        profile.model_dump()
-        | {
-            "target": profile.target,
-            "calibration": CalibrationSection.model_validate(sections),
-            "surface": SurfaceSection.of(points),
-        }
-    )
+    linear = {"linear": fit_linear(points, ROOFLINE).model_dump(), "selected": "stairs"}
+    sections = CalibrationSection.model_validate(profile.calibration.model_dump() | linear)
+    parts = {"calibration": sections, "surface": SurfaceSection.of(points)}
+    made = Profile.model_validate(profile.model_dump() | {"target": profile.target} | parts)
     text = made.to_yaml()
     loaded = Profile.from_bytes(text.encode(), "memory")
     assert loaded.to_yaml() == text
@@ -127,9 +110,8 @@ def test_the_selected_calibration_predicts(profile):
     assert isinstance(calibration, LinearCalibration)
     paper_s = linear.roofline("paper").seconds(rows, 500)
     fitted = linear.calibration.linear
-    assert calibration.predict_s(rows, 500) == pytest.approx(
-        fitted.slope * paper_s + fitted.intercept_s
-    )
+    expected = fitted.slope * paper_s + fitted.intercept_s
+    assert calibration.predict_s(rows, 500) == pytest.approx(expected)
 
 
 def test_the_roofline_uses_the_profile_s_own_figures():
@@ -218,14 +200,11 @@ def test_draft_costs_between_and_beyond_the_points() -> None:
     assert section.seconds(8, 64, 2) == pytest.approx(0.018)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {name: values[:3] for name, values in GRID.items() if name != "name"},
-        {"batch": [1, 2, 1, 2]},
-        {"tokens": [0, 4, 0, 5]},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {name: values[:3] for name, values in GRID.items() if name != "name"},
+    {"batch": [1, 2, 1, 2]},
+    {"tokens": [0, 4, 0, 5]},
+])  # fmt: skip
 def test_draft_costs_must_be_a_full_ascending_grid(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         EngineDrafterSection(**(GRID | wrong))

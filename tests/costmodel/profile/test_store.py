@@ -205,14 +205,12 @@ def test_only_what_reads_back_is_written(store, profile):
     assert path.read_bytes() == before
 
 
+KERNELS = {"kind": "kernels", "attention": "published"}
+
+
 @pytest.mark.parametrize("kind", ["composed", "transferred", "datasheet"])
 def test_borrowed_profiles_serve_graphs_corrected_and_eager_after_a_probe(store, profile, kind):
-    borrowed = altered(
-        profile,
-        provenance={"kind": kind, "source": "published operator tables"},
-        runtime={"kind": "kernels", "attention": "published"},
-    )
-    store.save(borrowed)
+    store.save(altered(profile, provenance={"kind": kind, "source": "tables"}, runtime=KERNELS))
     graphs = store.find(dataclasses.replace(profile.key, runtime="graphs"))
     assert (graphs.online_correction, graphs.needs_floor_probe) == (True, False)
     assert kind in graphs.warnings[0]
@@ -259,16 +257,13 @@ def failing(code):
     return fail
 
 
-@pytest.mark.parametrize(
-    ("function", "code", "message"),
-    [
-        ("write", errno.ENOSPC, "the disk is full"),
-        ("fsync", errno.ENOSPC, "the disk is full"),
-        ("fsync", errno.EIO, "Input/output error"),
-        ("replace", errno.EACCES, "no permission"),
-        ("fchmod", errno.EPERM, "no permission"),
-    ],
-)
+@pytest.mark.parametrize(("function", "code", "message"), [
+    ("write", errno.ENOSPC, "the disk is full"),
+    ("fsync", errno.ENOSPC, "the disk is full"),
+    ("fsync", errno.EIO, "Input/output error"),
+    ("replace", errno.EACCES, "no permission"),
+    ("fchmod", errno.EPERM, "no permission"),
+])  # fmt: skip
 def test_a_failed_save_leaves_the_old_file(store, profile, monkeypatch, function, code, message):
     path = store.save(profile)
     before = path.read_bytes()
@@ -346,11 +341,8 @@ class TestAddedDrafters:
             holder = ProfileStore([tmp_path / case])
         elif case == "borrowed":
             message, key = "not of exactly this", dataclasses.replace(key, runtime="graphs")
-            stored = altered(
-                profile,
-                provenance={"kind": "composed", "source": "tables"},
-                runtime={"kind": "kernels", "attention": "published"},
-            )
+            made = {"kind": "composed", "source": "tables"}
+            stored = altered(profile, provenance=made, runtime=KERNELS)
         elif case == "other versions":
             message = "not of exactly this device, runtime and versions"
             soft = dataclasses.replace(soft, torch="9.0")
@@ -391,10 +383,9 @@ def test_a_writer_that_does_not_end_is_an_error(tmp_path):
         assert files_in(tmp_path / "new") == []
 
 
-@pytest.mark.parametrize(
-    ("reported", "found"),
-    [("A100-SXM4-80GB", True), ("NVIDIA A100-SXM4-80GB", True), ("NVIDIA A100-SXM4-40GB", False)],
-)
+@pytest.mark.parametrize(("reported", "found"), [
+    ("A100-SXM4-80GB", True), ("NVIDIA A100-SXM4-80GB", True), ("NVIDIA A100-SXM4-40GB", False),
+])  # fmt: skip
 def test_a_device_under_another_of_its_names_finds_its_profile(reported, found):
     """Older drivers leave the vendor out."""
     folder = shipped_directory() / "a100-sxm-80gb"
