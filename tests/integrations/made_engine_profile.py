@@ -7,14 +7,9 @@ import numpy as np
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import fit_stairs
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    CalibrationSection,
-    EngineDrafterSection,
-    EngineSection,
-    RuntimeSection,
-    SurfaceSection,
-)
+from costmodel.profile.schema import CalibrationSection, EngineDrafterSection, EngineSection
 from tests.profiler.made_profile import make_profile
 
 DRAFTER = "vllm-ngram"
@@ -50,14 +45,11 @@ def make_engine_profile(draft_s: float = 0.001, a_token_s: float = 0.0) -> Profi
     physical = fit_physical(points, base.roofline())
     scales = fit_stairs(points, physical, exact=True).scales
     fields = {name: getattr(base, name) for name in Profile.model_fields}
+    runtime = {"kind": "vllm", "dtype": "bfloat16", "attention": "CPU_ATTN", "engine": ENGINE}
+    fits = {"linear": linear, "physical": physical, "stairs": scales}
     fields |= {
-        "runtime": RuntimeSection(
-            kind="vllm", dtype="bfloat16", attention="CPU_ATTN", engine=ENGINE
-        ),
-        "calibration": CalibrationSection(
-            selected="stairs", linear=linear, physical=physical, stairs=scales
-        ),
-        "surface": SurfaceSection.of(points),
-        "engine_drafters": {DRAFTER: section},
-    }
+        "runtime": schema.RuntimeSection(**runtime),
+        "calibration": CalibrationSection(selected="stairs", **fits),
+        "surface": schema.SurfaceSection.of(points), "engine_drafters": {DRAFTER: section},
+    }  # fmt: skip
     return Profile(**fields)
