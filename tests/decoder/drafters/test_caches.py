@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoder.drafters.caches import DraftCacheShape, SharedCaches
+from costmodel.errors import InputError
+from decoder.drafters.caches import DraftCacheShape, SharedCaches, WaitingFeatures
 
 SHAPE = DraftCacheShape(layers=2, kv_heads=2, head_dim=4)
 PLACE = (SHAPE, torch.float32, torch.device("cpu"))
@@ -61,3 +62,8 @@ def test_a_cache_is_made_for_what_the_target_has_reserved(tokens, capacity):
     caches = SharedCaches(*PLACE, reserved(tokens, 2))
     place = caches.room(Session(), None, 5)
     assert (place.cache.capacity, place.cache.sequences) == (capacity, 2)
+
+
+def test_a_target_that_gives_no_features_is_an_error():
+    with pytest.raises(InputError, match="an EAGLE-3 drafter needs the target's features"):
+        WaitingFeatures("an EAGLE-3 drafter").add(None)

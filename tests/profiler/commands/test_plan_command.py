@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from costmodel.catalog import find_device
+
 ASKED = [
     "plan", "--target", "Qwen/Qwen3-8B", "--gpus", "h100-sxm,l40s", "--prompt-tokens", "1000",
     "--output-tokens", "400", "--rate", "5/s",
@@ -31,9 +33,14 @@ def test_the_table_names_sizes_intervals_and_provenance(run):
     assert "(assumptions)" in err and "5 layers of the target's width" in err
 
 
-def test_all_gpus_are_planned_and_those_without_a_price_are_no_rivals(run, monkeypatch):
-    """Without operator tables, whose reading of all devices takes a minute."""
-    monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_all_gpus_are_planned_and_those_without_a_price_are_no_rivals(run, monkeypatch, quick):
+    """Quickly a few stand for all, without operator tables, whose reading takes long."""
+    named = ("rtx-4090", "h100-sxm", "mi300x", "t4")
+    if quick:
+        few = {slug: find_device(slug) for slug in (*named, "l40s")}
+        monkeypatch.setattr("costmodel.planning.request.load_devices", lambda: few)
+        monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
     everything = [*GSM8K]
     everything[everything.index("--gpus") + 1] = "all"
     code, out, _ = run(*everything, "--price", "l40s=1")
@@ -41,7 +48,7 @@ def test_all_gpus_are_planned_and_those_without_a_price_are_no_rivals(run, monke
     best = out.splitlines()[0]
     assert "l40s" in best and "too close" not in best
     planned = {line.split()[0] for line in out.splitlines() if line.strip()}
-    assert {"rtx-4090", "h100-sxm", "mi300x", "t4"} <= planned
+    assert set(named) <= planned
 
 
 def test_goals_out_of_reach_show_the_nearest_and_fail(run):
