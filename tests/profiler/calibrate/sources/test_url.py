@@ -70,12 +70,13 @@ class LawfulServer:
         at_once: int = 8,
         tells: bool = False,
     ) -> None:
-        self.step_s, self.peaks, self.name = step_s, peaks, name
+        self.step_s, self.peaks = step_s, peaks
         self.roofline = Roofline(
             architecture=resolve_target(name).architecture, peaks=peaks.peaks()
         )
         self.kept, self.at_once, self.tells = kept, at_once, tells
-        self.block, self.requests = 16, 0
+        self.block, self.requests, self.asked = 16, 0, ""
+        self.entries: list[dict[str, str]] = [{"id": name}]
         self._clock, self._lock, self._cut = threading.local(), threading.Lock(), random.Random(0)
         self._sequences: list[np.ndarray] = []
         self._streams: list[int] = []  # of the requests that came together, the cached tokens
@@ -98,11 +99,12 @@ class LawfulServer:
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
-            entry = {"id": self.name, "owned_by": "vllm", "max_model_len": 2300}
-            return httpx.Response(200, json={"data": [entry]})
+            told = {"owned_by": "vllm", "max_model_len": 2300}
+            return httpx.Response(200, json={"data": [entry | told for entry in self.entries]})
         if request.url.path == "/version":
             return httpx.Response(200, json={"version": "0.32.0"})
         body = json.loads(request.content)
+        self.asked = body["model"]
         with self._lock:
             self.requests += 1
             cached, place = self._cached(body["prompt"]), len(self._streams)
@@ -217,9 +219,7 @@ def test_no_time_is_changed(monkeypatch, tmp_path, set_up, step_s):
     profile, _ = calibrated(
         monkeypatch, tmp_path, server, contexts=(128, 1024), batches=(1, 2), **settings
     )
-    check_law(
-        profile, step_s, error=0.01
-    )  # where this CPU takes float32, logits of 4 bytes are added
+    check_law(profile, step_s, error=0.01)  # a CPU's float32 adds logits of 4 bytes, not 2
 
 
 @pytest.mark.slow
@@ -250,11 +250,28 @@ def test_the_profile_says_where_it_is_from(lawful):
     )
 
 
-def test_weights_are_those_of_the_targets_name_and_not_of_this_cpu(monkeypatch):
-    monkeypatch.setattr(module, "ServerClient", LawfulServer(tells=True).client)
-    settings = CalibrationSettings(device="h100-sxm", target="Qwen/Qwen3-8B-FP8")
+FP8 = "Qwen/Qwen3-8B-FP8"
+
+
+@pytest.mark.parametrize(
+    ("target", "entries"),
+    [
+        (FP8, [{"id": FP8}]),
+        (FP8, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
+        (None, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
+        (None, [{"id": FP8}, {"id": "adapter", "root": "/lora", "parent": FP8}]),
+        (FP8, [{"id": "chat", "root": FP8}, {"id": "Qwen/Qwen3-4B"}]),
+    ],
+)
+def test_weights_are_those_of_the_targets_name_or_root(monkeypatch, target, entries):
+    """Whatever this CPU computes in."""
+    server = LawfulServer(tells=True)
+    server.entries = entries
+    monkeypatch.setattr(module, "ServerClient", server.client)
+    settings = CalibrationSettings(device="h100-sxm", target=target)
     it = UrlSource(settings, URL).prepare(print).subject.runtime
     assert (it.dtype, it.quantization, it.weight_bytes) == ("bfloat16", "fp8_block", 1.0)
+    assert server.asked == entries[0]["id"]
 
 
 def test_the_most_requests_that_run_at_once():
