@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,18 +16,23 @@ from transformers.models.muse_glimmer_assistant import (
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dflash.model import EMBEDDING, HEAD
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     DFLASH,
+    HIDDEN,
     LLAMA3_ROPE,
     VOCAB,
     dflash_folder,
+    dflash_shapes,
     draft_target,
     plain_states,
+    random_tensors,
     rms,
     rounds,
     turned,
+    write_checkpoint,
 )
 
 pytestmark = pytest.mark.cpu_kind
@@ -291,6 +297,27 @@ class TestCheckpoints:
         for name, tensor in tensors.items():
             torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
         DFlashDrafter(target, tmp_path / "saved")
+
+    @torch.inference_mode()
+    @pytest.mark.parametrize("own_tables", [False, True])
+    def test_a_drafter_may_have_fewer_rows_of_padding(self, tmp_path, own_tables):
+        """Then it drafts the tokens that it knows, whatever rows the target has beside."""
+        less = VOCAB - 7
+        config = DFLASH | {"vocab_size": less} | inner(mask_token_id=less - 1)
+        tensors, target = random_tensors(dflash_shapes(config)), draft_target()
+        head = target.head_weight()
+        if own_tables:
+            tensors |= {name: torch.randn(less, HIDDEN) for name in (EMBEDDING, HEAD)}
+            head = tensors[HEAD]
+        drafter = DFlashDrafter(target, write_checkpoint(tmp_path / "draft", config, tensors))
+        session, context = next(rounds(target, drafter, PROMPT, [3]))
+        table = tensors.get(EMBEDDING, target.model.get_input_embeddings().weight)
+        embed = SimpleNamespace(model=target.model, embed=lambda tokens: table[tokens])
+        states = reference_states(config, tensors, embed, context)
+        expected = (states @ head[:less].T).softmax(-1)
+        q = session.draft(context, whole()).whole
+        torch.testing.assert_close(q[:, :less], expected, atol=1e-5, rtol=0)
+        assert not q[:, less:].any()
 
 
 def changed_config(**changed):
