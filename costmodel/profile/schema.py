@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BeforeValidator, Field, InstanceOf, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.base import Calibration, CalibrationName, RooflineCalibration
@@ -45,6 +52,7 @@ from costmodel.fields import (
     check_lengths,
     check_spread,
 )
+from costmodel.profile.columns import packed, unpacked
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, extend_linear
 
@@ -224,10 +232,24 @@ class RuntimeSection(Section):
         return self
 
 
-class SampledSection(Section):
-    """Medians of samples: arrays of one length, ascending by the axes in their order."""
+class ColumnsSection(Section):
+    """Arrays of one length, the points' axes and the values there; a file has them packed."""
 
     axes: ClassVar[tuple[str, ...]]
+    values: ClassVar[tuple[str, ...]] = ("median_s", "mad_s", "n")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpack(cls, data: Any) -> Any:
+        return unpacked(data, cls.axes, cls.values) if isinstance(data, Mapping) else data
+
+    @model_serializer(mode="wrap")
+    def _pack(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return packed(dump(self), self.axes, self.values)
+
+
+class SampledSection(ColumnsSection):
+    """Medians of samples, ascending by the axes in their order."""
 
     if TYPE_CHECKING:  # each section declares them after its axes, the order in the file
         median_s: SecondsList
@@ -235,7 +257,7 @@ class SampledSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_lengths(self, (*self.axes, "median_s", "mad_s", "n"))
+        check_lengths(self, (*self.axes, *self.values))
         check_spread(self.median_s, self.mad_s)
         check_ascending(", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes))
         return self
@@ -325,12 +347,15 @@ class CalibrationSection(Section):
             raise InputError("the scales of stairs give no usable covariance") from None
 
 
-class HeldOutSection(Section):
+class HeldOutSection(ColumnsSection):
     """Error of the selected calibration at points drawn beforehand and left out of all fits.
 
     `repeat_noise` is the median relative difference between repeats of a point. The points
-    may be stored too, as arrays of one length.
+    may be stored too.
     """
+
+    axes = ("rows", "context", "batch")
+    values = ("measured_s", "predicted_s")
 
     error: ErrorSummary
     linear_error: ErrorSummary | None = None
@@ -343,9 +368,8 @@ class HeldOutSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> HeldOutSection:
-        names = ("rows", "context", "batch", "measured_s", "predicted_s")
-        if any(getattr(self, name) for name in names):
-            check_lengths(self, names)
+        if any(getattr(self, name) for name in (*self.axes, *self.values)):
+            check_lengths(self, (*self.axes, *self.values))
         return self
 
 
