@@ -14,10 +14,30 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from math import prod
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from costmodel.fields import Section
 
 SPREAD = "mad_s"
 LEAST_FILLED = 0.6
+
+
+class ColumnsSection(Section):
+    """Arrays of one length, the points' axes and the values there; a file has them packed."""
+
+    axes: ClassVar[tuple[str, ...]]
+    values: ClassVar[tuple[str, ...]] = ("median_s", "mad_s", "n")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpack(cls, data: Any) -> Any:
+        return unpacked(data, cls.axes, cls.values) if isinstance(data, Mapping) else data
+
+    @model_serializer(mode="wrap")
+    def _pack(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return packed(dump(self), self.axes, self.values)
 
 
 def packed(fields: Mapping[str, Any], axes: Sequence[str], values: Sequence[str]) -> dict[str, Any]:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import (
-    BeforeValidator,
-    Field,
-    InstanceOf,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.base import Calibration, CalibrationName, RooflineCalibration
@@ -52,7 +45,7 @@ from costmodel.fields import (
     check_lengths,
     check_spread,
 )
-from costmodel.profile.columns import packed, unpacked
+from costmodel.profile.columns import ColumnsSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, extend_linear
 
@@ -230,22 +223,6 @@ class RuntimeSection(Section):
                 f"engine belongs to the runtimes {', '.join(ENGINES)}, and to no other"
             )
         return self
-
-
-class ColumnsSection(Section):
-    """Arrays of one length, the points' axes and the values there; a file has them packed."""
-
-    axes: ClassVar[tuple[str, ...]]
-    values: ClassVar[tuple[str, ...]] = ("median_s", "mad_s", "n")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unpack(cls, data: Any) -> Any:
-        return unpacked(data, cls.axes, cls.values) if isinstance(data, Mapping) else data
-
-    @model_serializer(mode="wrap")
-    def _pack(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return packed(dump(self), self.axes, self.values)
 
 
 class SampledSection(ColumnsSection):
