@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from profiler.commands.options import EXPORTS, acceptance_option, json_option
+from profiler.commands.options import EXPORTS, PicturePath, acceptance_option, json_option
 
 AT_ONCE = 8  # requests, for engines with one draft size for all
 
@@ -73,8 +73,10 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 )
 @click.option("--export", type=click.Choice(EXPORTS),
               help="Print an engine's speculative settings instead.")  # fmt: skip
+@click.option("--plot", type=PicturePath(), metavar="FILE.png|svg|pdf",
+              help="Draw cost against time per token, one curve a GPU.")  # fmt: skip
 @json_option
-def command(export: str | None, as_json: bool, **options: Any) -> None:
+def command(export: str | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Plan capacity for a target and its traffic.
 
     Times come from profiles: yours first, then the shipped ones. Where there is none, one
@@ -85,8 +87,8 @@ def command(export: str | None, as_json: bool, **options: Any) -> None:
     from costmodel.planning.exports import PLANNED_FOR, export_plan
     from costmodel.planning.request import PlanOptions, request_from_options
     from costmodel.planning.search import plan
-    from profiler.report.console import print_json
-    from profiler.report.plan import print_plan, print_settings, refuse_infeasible
+    from profiler.report.console import note, print_json
+    from profiler.report.plan import plot_plan, print_plan, print_settings, refuse_infeasible
 
     acceptance, temperature = part_temperature(options.pop("acceptance"))
     engine = options.pop("engine") or PLANNED_FOR.get(export or "", "vllm")
@@ -96,12 +98,14 @@ def command(export: str | None, as_json: bool, **options: Any) -> None:
     result = plan(request_from_options(given))
     if export is not None:
         print_settings(result, export, export_plan(result, export), as_json)
-        return
-    if as_json:
+    elif as_json:
         print_json(result.as_dict())
     else:
         print_plan(result)
-    refuse_infeasible(result)
+    if plot is not None:
+        note(f"picture: {plot_plan(result, plot)}")
+    if export is None:
+        refuse_infeasible(result)
 
 
 def part_temperature(acceptance: str | None) -> tuple[str | None, int]:

@@ -1,10 +1,11 @@
-"""Tables of a plan: cells, headings and remarks."""
+"""Tables and the picture of a plan: cells, headings and remarks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -21,6 +22,15 @@ from costmodel.planning.result import (
 )
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
 from profiler.report.console import note, paragraph, print_json, print_table
+from profiler.report.drawing import (
+    GRAY,
+    SERIES,
+    check_picture,
+    log_axes,
+    panels,
+    save_figure,
+    set_title,
+)
 
 # Causes of a cycle's time, in the order of `CycleParts`.
 CAUSES = {
@@ -32,6 +42,7 @@ CAUSES = {
     "prompts_s": "prompts of others",
     "engine_s": "engine and gaps",
 }
+PICTURE_IN = (6.6, 4.4)
 CLOSE = 5  # most rivals of the best that are named
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
 
@@ -93,6 +104,47 @@ def heading(plan: Plan) -> str:
         f"{round(traffic.prompt_tokens, 1):g} + {round(traffic.output_tokens, 1):g} tokens, "
         f"{request.goals.describe()}, {request.engine_name}"
     )
+
+
+def plot_plan(plan: Plan, path: Path) -> Path:
+    """Draw cost against milliseconds a token, one curve a GPU; returns the picture's path.
+
+    A curve goes through all numbers of requests at once, of which the first and the last are named;
+    a star is the plan's choice at its rate, in whole GPUs. Without prices the cost is in GPU hours.
+    There is a colour for each of the first eight. Raises InputError where no option can be drawn,
+    and for a file that cannot be written, or is no .png, .svg or .pdf.
+    """
+    check_picture(path)
+    request, prices = plan.request, plan.request.prices
+    drawn = [one for one in plan.options if one.points and (not prices or one.gpu in prices)]
+    if not drawn:
+        raise InputError("no option can be drawn", hint="The nearest of each is named above")
+    if len(drawn) > len(SERIES):
+        note(f"{path} has the first {len(SERIES)} of {len(drawn)} options")
+    figure, (axes,) = panels(1, size_in=PICTURE_IN)
+
+    def cost(gpu: str, gpus: float, requests_per_s: float) -> float:
+        hours = gpus / (3600 * requests_per_s * request.traffic.output_tokens)
+        return 1e6 * hours * prices.get(gpu, 1.0)
+
+    for option, color in zip(drawn, SERIES, strict=False):
+        gpu, degree, sizing = option.gpu, option.tensor_parallel, option.sizing
+        at = [(p.tpot_s * 1e3, cost(gpu, degree, p.requests_per_s)) for p in option.points]
+        axes.plot(*zip(*at, strict=True), ".-", color=color, label=f"{gpu} tp {degree}")
+        for point, place in ((option.points[0], at[0]), (option.points[-1], at[-1])):
+            axes.annotate(f" {point.running}", place, color=color, fontsize=8)
+        if sizing is not None:
+            whole = cost(gpu, sizing.gpus.value, request.rate / max(sizing.load, 1.0))
+            axes.plot(sizing.tpot_s.value * 1e3, whole, "*", color=color, markersize=13)
+    if request.goals.tpot_s is not None:
+        axes.axvline(request.goals.tpot_s * 1e3, color=GRAY, linestyle="--", label="goal")
+    log_axes(axes, "xy")
+    axes.set_xlabel("ms a token (numbers: requests at once; stars: this plan)", fontsize=9)
+    currency = request.currency if prices else "GPU hours"
+    axes.set_ylabel(f"{currency} per 1M output tokens", fontsize=9)
+    axes.legend(fontsize=8)
+    set_title(figure, heading(plan))
+    return save_figure(figure, path)
 
 
 def refuse_infeasible(plan: Plan) -> None:

@@ -42,6 +42,25 @@ def test_all_gpus_are_planned_and_those_without_a_price_are_no_rivals(run):
     assert {"rtx-4090", "h100-sxm", "mi300x", "t4"} <= planned
 
 
+def test_the_picture_has_a_curve_a_gpu_with_the_costs_of_the_plan(run, tmp_path, monkeypatch):
+    """A curve is price over throughput, worked out here; a star is the plan's cost."""
+    figures = []
+    monkeypatch.setattr(
+        "profiler.report.plan.save_figure", lambda figure, path: figures.append(figure) or path
+    )
+    asked = [*ASKED, "--price", "l40s=1,h100-sxm=2.5", "--plot", str(tmp_path / "a.svg"), "--json"]
+    code, out, err = run(*asked)
+    assert code == 0 and err == f"picture: {tmp_path / 'a.svg'}\n"
+    curves = iter(figures[0].axes[0].lines)
+    for option, price in zip(json.loads(out)["options"], (1, 2.5), strict=True):
+        for (x, y), point in zip(next(curves).get_xydata(), option["by_concurrency"], strict=True):
+            tokens_per_hour = 400 * 3600 * point["requests_per_s"]
+            assert (x, y) == pytest.approx((1e3 * point["tpot_s"], 1e6 * price / tokens_per_hour))
+        sizing = option["sizing"]
+        star = [1e3 * sizing["tpot_s"]["value"], sizing["cost_per_million"]["value"]]
+        assert next(curves).get_xydata()[0] == pytest.approx(star)
+
+
 def test_goals_out_of_reach_show_the_nearest_and_fail(run):
     code, out, err = run(*ASKED, "--slo", "tpot=1ms")
     assert code == 2
