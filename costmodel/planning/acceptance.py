@@ -140,8 +140,7 @@ def from_published(dataset: str, target: str, temperature: int = 0) -> Acceptanc
     if not rows:
         raise InputError(f"no acceptance of {dataset} was published at temperature {temperature}")
     targets = sorted({row.target for row in rows})
-    name = target.lower().rpartition("/")[2].removesuffix("-instruct")
-    of_target = [row for row in rows if row.target == name]
+    of_target = _of_target(rows, target)
     used = of_target or rows
     curves = [_published_curves(row) for row in used]
     chain, tree = (np.mean([pair[i] for pair in curves], axis=0) for i in (0, 1))
@@ -159,6 +158,23 @@ def from_published(dataset: str, target: str, temperature: int = 0) -> Acceptanc
         spread=spread,
         measured=AcceptanceSource(drafter="dflash", drafter_kind="dflash"),
     )
+
+
+def published_extremes(target: str) -> tuple[str, str]:
+    """The data sets whose chains commit the fewest and the most tokens, as `from_published`."""
+    greedy = [row for row in published_rows() if row.temperature == 0]
+    used = _of_target(greedy, target) or greedy
+
+    def committed(dataset: str) -> float:
+        return float(np.mean([row.chain for row in used if row.dataset == dataset]))
+
+    names = sorted({row.dataset for row in used}, key=committed)
+    return names[0], names[-1]
+
+
+def _of_target(rows: Sequence[PublishedRow], target: str) -> list[PublishedRow]:
+    name = target.lower().rpartition("/")[2].removesuffix("-instruct")
+    return [row for row in rows if row.target == name]
 
 
 def from_file(path: Path, arm: str = "") -> Acceptance:

@@ -75,8 +75,11 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
               help="Print an engine's speculative settings instead.")  # fmt: skip
 @click.option("--plot", type=PicturePath(), metavar="FILE.png|svg|pdf",
               help="Draw cost against time per token, one curve a GPU.")  # fmt: skip
+@click.option("--details", is_flag=True, help="Print intervals, energy, and every number at once.")
 @json_option
-def command(export: str | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+def command(
+    export: str | None, plot: Path | None, details: bool, as_json: bool, **options: Any
+) -> None:
     """Plan capacity for a target and its traffic.
 
     Times come from profiles: yours first, then the shipped ones. Where there is none, one
@@ -101,7 +104,7 @@ def command(export: str | None, plot: Path | None, as_json: bool, **options: Any
     elif as_json:
         print_json(result.as_dict())
     else:
-        print_plan(result)
+        print_plan(result, details=details)
     if plot is not None:
         note(f"picture: {plot_plan(result, plot)}")
     if export is None:

@@ -44,39 +44,43 @@ CAUSES = {
 }
 PICTURE_IN = (6.6, 4.4)
 CLOSE = 5  # most rivals of the best that are named
+# Of the simulation's columns those without --details: GPU, tp, GPUs, busy, both p95, goals, price.
+SIMULATED = (0, 1, 2, 3, 7, 10, 12, 13)
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
 
 
-def option_columns(plan: Plan) -> list[str]:
+def option_columns(plan: Plan, details: bool) -> list[str]:
     """The headings of `option_cells`."""
     currency = plan.request.currency
-    return [
-        "GPU", "tp", "GPUs", "at once", "tree", "tokens a cycle", "tpot ms", "ttft ms",
-        f"{currency} per hour", f"{currency} per 1M tokens", "J a token", "times from",
-    ]  # fmt: skip
+    columns = ["GPU", "tp", "GPUs", "at once", "tree", "ms a token", "ms to the first"]
+    if plan.request.prices or details:
+        columns.append(f"{currency} per hour")
+    more = ["tokens a cycle", f"{currency} per 1M tokens", "J a token", "times from"]
+    return columns + more if details else columns
 
 
-def option_cells(plan: Plan, option: PlanOption) -> list[str | None]:
-    """The cells of one option, in the order of `option_columns`."""
-    sizing = option.sizing
+def option_cells(plan: Plan, option: PlanOption, details: bool) -> list[str | None]:
+    """The cells of one option, in the order of `option_columns`; intervals are details."""
+    sizing, name = option.sizing, [option.gpu, str(option.tensor_parallel)]
+    columns = option_columns(plan, details)
     if sizing is None:
-        return [option.gpu, str(option.tensor_parallel), *[None] * 10]
-    at = sizing.at_load
-    origin = option.origin
-    return [
-        option.gpu,
-        str(option.tensor_parallel),
-        interval(sizing.gpus, ".0f"),
+        return [*name, *[None] * (len(columns) - len(name))]
+    at, origin = sizing.at_load, option.origin
+    shown = interval if details else middle
+    cells = [
+        *name,
+        shown(sizing.gpus, ".0f"),
         f"{at.running} of {sizing.at_most.running}",
         tree_name(at),
+        shown(sizing.tpot_s, ".1f", 1e3),
+        "queues" if plan.queues(option) else shown(sizing.ttft_s, ".0f", 1e3),
+        shown(sizing.cost_per_hour, ".2f"),
         f"{at.committed:.2f}",
-        interval(sizing.tpot_s, ".1f", 1e3),
-        "queues" if plan.queues(option) else interval(sizing.ttft_s, ".0f", 1e3),
-        interval(sizing.cost_per_hour, ".2f"),
-        interval(sizing.cost_per_million, ".2f"),
-        interval(sizing.joules_per_token, ".2f"),
+        shown(sizing.cost_per_million, ".2f"),
+        shown(sizing.joules_per_token, ".2f"),
         None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
     ]
+    return cells[: len(columns)]
 
 
 def interval(
@@ -86,8 +90,13 @@ def interval(
     if value is None:
         return None
     high = beyond if value.high is None else f"{value.high * unit:{form}}"
-    middle, low = f"{value.value * unit:{form}}", f"{value.low * unit:{form}}"
-    return middle if low == middle == high else f"{middle} ({low} to {high})"
+    low, text = f"{value.low * unit:{form}}", middle(value, form, unit)
+    return text if low == text == high else f"{text} ({low} to {high})"
+
+
+def middle(value: Interval | None, form: str, unit: float = 1.0) -> str | None:
+    """A value without its interval."""
+    return None if value is None else f"{value.value * unit:{form}}"
 
 
 def tree_name(point: OperatingPoint) -> str:
@@ -162,11 +171,14 @@ def refuse_infeasible(plan: Plan) -> None:
         )
 
 
-def print_plan(plan: Plan) -> None:
-    """Print the plan: the best, whether drafts pay, tables; heading and notes on stderr."""
+def print_plan(plan: Plan, *, details: bool = False) -> None:
+    """Print the plan: the best, whether drafts pay, tables; heading and notes on stderr.
+
+    details  intervals and all columns, speed-ups and one server by requests at once, and causes
+    """
     _say(f"Best: {best_line(plan)}")
-    print_pays(plan)
-    print_tables(plan)
+    print_pays(plan, details)
+    print_tables(plan, details)
 
 
 def best_line(plan: Plan) -> str:
@@ -193,15 +205,15 @@ def _say(text: str) -> None:
     click.echo(paragraph(text))
 
 
-def print_tables(plan: Plan) -> None:
+def print_tables(plan: Plan, details: bool) -> None:
     """Print the plan's tables on stdout, heading and notes on stderr."""
     note(paragraph(heading(plan)))
     if plan.acceptance is not None:
         spread = plan.acceptance.spread
         note(paragraph(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add"))
     if any(option.sizing for option in plan.options):
-        cells = [option_cells(plan, one) for one in plan.options]
-        print_table(option_columns(plan), cells, keys=2)
+        cells = [option_cells(plan, one, details) for one in plan.options if one.sizing]
+        print_table(option_columns(plan, details), cells, keys=2)
     for option in plan.options:
         if option.sizing is None:
             _say(option.describe_problem())
@@ -209,17 +221,26 @@ def print_tables(plan: Plan) -> None:
         click.echo()
         settings = plan.request.simulation
         title = "" if settings is None else f"simulated: {settings.describe()}"
-        print_table(simulated_columns(plan), simulated_rows(plan), title=title, keys=3)
+        columns, rows = simulated_columns(plan), simulated_rows(plan)
+        shown = range(len(columns)) if details else SIMULATED
+        picked = [[row[index] for index in shown] for row in rows]
+        print_table([columns[index] for index in shown], picked, title=title, keys=3)
         for line in simulated_lines(plan):
             _say(line)
     best = plan.best
-    if best is not None and plan.request.policy.kind != "plain" and plan.acceptance is not None:
+    if best is not None and details:
         click.echo()
         print_table(SERVER_COLUMNS, server_rows(best), title=f"{best.gpu}, one server")
-    if best is not None:
         _say(causes_line(best))
     if best is not None and best.drafter:
-        note(paragraph(f"drafter: {best.drafter.label}"))
+        weights, token = best.draft_bytes
+        takes = f"{weights / 1e9:.1f} GB and {token / 1e3:.0f} kB a cached token of each GPU"
+        takes = takes if weights else "no memory of a GPU"
+        note(paragraph(f"drafter: {best.drafter.label}; it takes {takes}"))
+    errors = sorted(option.error for option in plan.options if option.error is not None)
+    if errors and not details:
+        span = f"{errors[0]:.0%}" + (f" to {errors[-1]:.0%}" if errors[-1] > errors[0] else "")
+        note(paragraph(f"times are expected within {span}; intervals and the rest: --details"))
     for line in plan.notes:
         note(paragraph(f"note: {line}"))
     if plan.assumptions:
@@ -252,8 +273,9 @@ def server_rows(option: PlanOption) -> list[list[str | None]]:
 def simulated_columns(plan: Plan) -> list[str]:
     """The headings of `simulated_rows`."""
     return [
-        "GPU", "tp", "GPUs", "busy", "at once", "waiting p95 ms", "ttft p50", "p95", "p99 ms",
-        "tpot p50", "p95", "p99 ms", "goals", f"{plan.request.currency} per hour",
+        "GPU", "tp", "GPUs", "busy", "at once", "waiting p95 ms",
+        *(f"{time} {percent} ms" for time in ("ttft", "tpot") for percent in ("p50", "p95", "p99")),
+        "goals", f"{plan.request.currency} per hour",
     ]  # fmt: skip
 
 
@@ -370,25 +392,42 @@ def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> Non
         click.echo(settings, nl=False)
 
 
-def print_pays(plan: Plan) -> None:
-    """Print whether drafts pay: a line for each option, and the best option's speed-ups."""
+def print_pays(plan: Plan, details: bool) -> None:
+    """Print whether drafts pay: a line, with details for each option, and the best's speed-ups."""
     if plan.request.policy.kind == "plain":
         click.echo("Does it pay? Not asked: the policy is plain\n")
         return
     if plan.acceptance is None:
-        click.echo("Does it pay? Nothing is known without acceptance data: give --acceptance\n")
+        _say(f"Does it pay? Not known without acceptance data{published_line(plan)}")
+        click.echo()
         return
     options = [option for option in plan.options if option.choices]
-    for option in options:
+    for option in options if details else options[:1]:
         _say(f"Does it pay? {pays_line(plan, option)}")
         if option.with_trees:
             ranges = _ranges(shape_ranges(option.with_trees))
             engine = plan.request.engine
             _say(f"Trees, which {engine} does not verify: in rooftree {ranges}")
-    for option in options[:1]:
+    for option in options[:details]:
         print_table(*pays_table(option), title=f"{option.gpu}, speed-up over plain (nodes)")
     if options:
         click.echo()
+
+
+def published_line(plan: Plan) -> str:
+    """The range of published speed-ups, and the option that plans with one's own."""
+    text = ": give --acceptance, as gsm8k, 0.8 or a file"
+    best = plan.best
+    if best is None or best.sizing is None or not plan.published:
+        return text
+    names = [label.removeprefix("published for ").partition(",")[0] for label, _ in plan.published]
+    ends = [f"{x:.2f}x ({name})" for name, (_, x) in zip(names, plan.published, strict=True)]
+    others = " for other targets" if "none for this target" in plan.published[0][0] else ""
+    return (
+        f"{text}. By acceptance published{others}, DFlash drafts give {' to '.join(ends)} on"
+        f" {best.gpu} tp {best.tensor_parallel}, {plan.request.engine}, with"
+        f" {best.sizing.at_load.running} at once"
+    )
 
 
 def pays_table(option: PlanOption) -> tuple[list[str], list[list[str | None]]]:

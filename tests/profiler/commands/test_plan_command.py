@@ -19,7 +19,7 @@ def wide_terminal(monkeypatch):
 
 
 def test_the_table_names_sizes_intervals_and_provenance(run):
-    code, out, err = run(*GSM8K, "--price", "l40s=1,h100-sxm=2.5")
+    code, out, err = run(*GSM8K, "--price", "l40s=1,h100-sxm=2.5", "--details")
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
     assert any(row[:1] == ["l40s"] and "composed," in row for row in rows)
@@ -29,6 +29,32 @@ def test_the_table_names_sizes_intervals_and_provenance(run):
     assert "; too close to call: " in close
     assert "bastion table 1, qwen3-8b" in err
     assert "(assumptions)" in err and "5 layers of the target's width" in err
+
+
+def test_a_gpu_is_one_row_and_the_memory_of_the_drafter_is_named(run, monkeypatch):
+    """DFlash by hand: 5 layers of 193 M weights, a projection of 84 M, 4 kB a layer and token."""
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = [word.replace("l40s", "rtx-pro-6000-workstation") for word in GSM8K]
+    out, err = run(*asked, "--price", "h100-sxm=2.5")[1:]
+    for gpu, price in (("h100-sxm", "2.50"), ("rtx-pro-6000-workstation", "-")):
+        [row] = [line.split() for line in out.splitlines() if line.startswith(gpu)]
+        assert row[1:3] == ["1", "1"] and row[-1] == price and len(row) == 11
+    assert "it takes 2.1 GB and 20 kB a cached token" in " ".join(err.split())
+    assert "one server" not in out and "--details" in err
+
+
+def test_without_acceptance_the_published_range_answers(run):
+    """The speed-ups are those of plans with the data sets, as many requests at once."""
+    out, record = run(*ASKED)[1], json.loads(run(*ASKED, "--json")[1])
+    best = record["options"][0]
+    at = best["sizing"]["at_load"]["running"]
+    least, most = record["published_speedups"].items()
+    for dataset, (label, speedup) in (("alpaca", least), ("math500", most)):
+        options = json.loads(run(*ASKED, "--acceptance", dataset, "--json")[1])["options"]
+        pays = next(one["pays"] for one in options if one["gpu"] == best["gpu"])["by_concurrency"]
+        drafting = next(row["best_speedup"] for row in pays if row["running"] == at)
+        assert speedup == pytest.approx(drafting, rel=0.02) and f"for {dataset}, T = 0" in label
+        assert f"{speedup:.2f}x ({dataset})" in out
 
 
 def test_all_gpus_are_planned_and_those_without_a_price_are_no_rivals(run):
@@ -123,7 +149,7 @@ RANGES = r"trees to (\d+), chains"
 
 def test_the_plan_begins_with_the_best_and_whether_it_pays(run):
     """The shapes of the sentence are those of the JSON record, and its crossings the table's."""
-    asked = [*GSM8K, "--engine", "rooftree"]
+    asked = [*GSM8K, "--engine", "rooftree", "--details"]
     best, first, *rest = run(*asked)[1].splitlines()
     assert (
         best.startswith("Best: ") and first.startswith("Does it pay? ") and re.search(RANGES, first)
@@ -139,7 +165,7 @@ def test_the_plan_begins_with_the_best_and_whether_it_pays(run):
 
 @pytest.mark.slow
 def test_other_engines_are_planned_without_trees_and_told_of_them(run):
-    code, out, _ = run(*GSM8K)
+    code, out, _ = run(*GSM8K, "--details")
     assert code == 0
     assert re.search(r"Trees, which vllm does not verify: in rooftree trees to \d+", out)
     table = out[out.index("one server") :]
