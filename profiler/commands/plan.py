@@ -131,9 +131,9 @@ def export(
 ) -> None:
     """Write an engine's speculative settings from a profile.
 
-    PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b. The drafted tokens for each
-    number of requests at once are those of the highest throughput for prompts of 1000 tokens and
-    answers of 500; `rooftree plan --export` writes the same text for other traffic.
+    PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b. The drafted tokens fall
+    with the requests at once, in the fewest steps inside the acceptance's error, for prompts of
+    1000 tokens and answers of 500; `rooftree plan --export` writes the same text for other traffic.
     """
     from costmodel.planning.exports import PLANNED_FOR, export_plan
     from costmodel.planning.forwards import TargetForward
