@@ -95,7 +95,7 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
     lines = [f"# {_version(engine, best)} and later; planned for {_place(plan, best)}"]
     one_size = engine == "sglang" and drafter_kind(_drafter(best)) != "eagle3"
     if plan.acceptance is not None and best.choices and engine != "transformers" and not one_size:
-        best, losses = _steady(best, plan.acceptance)
+        best, losses = steady(best, plan.acceptance)
         lines += losses
     if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
@@ -118,7 +118,7 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
     return "\n".join(lines) + "\n"
 
 
-def _steady(best: PlanOption, acceptance: Acceptance) -> tuple[PlanOption, list[str]]:
+def steady(best: PlanOption, acceptance: Acceptance) -> tuple[PlanOption, list[str]]:
     """The option with lengths that fall with the batch, and their loss in words.
 
     Inside the error is what acceptance does not tell apart; that of times is common to all lengths.
