@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +20,12 @@ from costmodel.acceptance import (
     recorded,
 )
 from costmodel.errors import InputError
-from costmodel.io import read_json
+from costmodel.io import MAX_JSON_BYTES, read_bytes, read_json
 from costmodel.statistics import Array, Ints
 
 Shape = Literal["plain", "chain", "tree"]
 
+READERS = "rooftree.readers"  # entry points: a name, and a function from text to fields or None
 MOST_NODES = 511
 MOST_CURVE_NODES = 65_536  # of a curve in a file
 MOST_PLANNED_DEPTH = 256
@@ -189,10 +191,11 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     - `nodes` and `committed`: A(N) of best-first trees, optionally with `spread`;
     - `accepted_depths` and `tree_nodes` of each round of a run with chains.
 
-    Beside it stand the fields of `AcceptanceSource`: target, drafter and policy of the rounds.
-    Raises InputError with the field that is missing or wrong.
+    Beside it stand the fields of `AcceptanceSource`: target, drafter and policy of the rounds, and
+    `doubts`. Files of other tools are read by the entry points of `rooftree.readers`. Raises
+    InputError with the field that is missing or wrong.
     """
-    data = read_json(path)
+    data = _of_other_tools(path) or read_json(path)
     if arm:
         data = _of_arm(data, arm, path)
     elif isinstance(data, Mapping) and isinstance(data.get("acceptance"), Mapping):
@@ -202,7 +205,9 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
             if field in data:
                 try:
                     return dataclasses.replace(
-                        read(data, path.name), measured=_measured(data, field)
+                        read(data, path.name),
+                        measured=_measured(data, field),
+                        doubts=tuple(data.get("doubts", ())),
                     )
                 except (TypeError, ValueError, LookupError, ArithmeticError) as failure:
                     raise InputError(f"{path}: {field} cannot be used ({failure})") from None
@@ -211,6 +216,21 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     raise InputError(
         f"{path} has no acceptance data", hint=f"It needs one of these fields: {', '.join(_FORMS)}"
     )
+
+
+def _of_other_tools(path: Path) -> dict[str, Any] | None:
+    """The fields of another tool's file; None for a file that no reader knows."""
+    raw = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES)
+    for entry in entry_points(group=READERS):
+        try:
+            fields: dict[str, Any] | None = entry.load()(raw.decode(errors="replace"))
+        except InputError as failure:
+            raise InputError(f"{path}: {failure.problem}", hint=failure.hint) from None
+        except (TypeError, ValueError, LookupError) as failure:
+            raise InputError(f"{path}: {entry.name} cannot be read ({failure})") from None
+        if fields is not None:
+            return fields
+    return None
 
 
 def _of_arm(data: Any, arm: str, path: Path) -> Any:

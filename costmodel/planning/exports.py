@@ -20,6 +20,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
@@ -44,6 +46,7 @@ from costmodel.profile.store import ProfileStore
 PLANNED_FOR = {
     "vllm": "vllm",
     "vllm-contexts": "vllm",
+    "vllm-synthetic": "vllm",
     "sglang": "sglang",
     "sglang-dspark": "sglang",
     "sglang-dspark-steps": "sglang",
@@ -110,6 +113,7 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
     else:
         write = {
             "vllm": _vllm,
+            "vllm-synthetic": lambda asked, of: _vllm(asked, of, synthetic=plan.acceptance),
             "sglang": _sglang,
             "tensorrt-llm": _tensorrt_llm,
             "transformers": _transformers,
@@ -188,8 +192,16 @@ def checkpoint_of(drafter: str, target: str) -> str:
     return (published or f"PATH_OF_A_{kind.upper()}_DRAFTER") + at + option
 
 
-def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) -> list[str]:
-    """The command; with a server, for its draft lengths by batch and context."""
+def _vllm(
+    request: PlanRequest,
+    best: PlanOption,
+    server: Server | None = None,
+    synthetic: Acceptance | None = None,
+) -> list[str]:
+    """The command; with a server, for its draft lengths by batch and context.
+
+    synthetic  accepts drafts by chance, as this acceptance has it, whatever they are: for tests
+    """
     table = batch_table(best.points)
     target = served_name(request.target)
     options = [
@@ -210,6 +222,10 @@ def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) 
         config["model"] = checkpoint_of(_drafter(best), target)
     config["num_speculative_tokens"] = most
     config["num_speculative_tokens_per_batch_size"] = table
+    if synthetic is not None:
+        config["rejection_sample_method"] = "synthetic"
+        rates = np.diff(synthetic.chain)[:most]
+        config["synthetic_acceptance_rates"] = [round(float(rate), 6) for rate in rates]
     options.append(f"--speculative-config '{json.dumps(config)}'")
     if server is None:
         return _joined(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,41 +47,37 @@ PICTURE_IN = (6.6, 4.4)
 CLOSE = 5  # most rivals of the best that are named
 # Of the simulation's columns those without --details: GPU, tp, GPUs, busy, both p95, goals, price.
 SIMULATED = (0, 1, 2, 3, 7, 10, 12, 13)
-SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
 
 
-def option_columns(plan: Plan, details: bool) -> list[str]:
-    """The headings of `option_cells`."""
-    currency = plan.request.currency
-    columns = ["GPU", "tp", "GPUs", "at once", "tree", "ms a token", "ms to the first"]
-    if plan.request.prices or details:
-        columns.append(f"{currency} per hour")
-    more = ["tokens a cycle", f"{currency} per 1M tokens", "J a token", "times from"]
-    return columns + more if details else columns
-
-
-def option_cells(plan: Plan, option: PlanOption, details: bool) -> list[str | None]:
-    """The cells of one option, in the order of `option_columns`; intervals are details."""
-    sizing, name = option.sizing, [option.gpu, str(option.tensor_parallel)]
-    columns = option_columns(plan, details)
-    if sizing is None:
-        return [*name, *[None] * (len(columns) - len(name))]
-    at, origin = sizing.at_load, option.origin
-    shown = interval if details else middle
-    cells = [
-        *name,
-        shown(sizing.gpus, ".0f"),
-        f"{at.running} of {sizing.at_most.running}",
-        tree_name(at),
-        shown(sizing.tpot_s, ".1f", 1e3),
-        "queues" if plan.queues(option) else shown(sizing.ttft_s, ".0f", 1e3),
-        shown(sizing.cost_per_hour, ".2f"),
-        f"{at.committed:.2f}",
-        shown(sizing.cost_per_million, ".2f"),
-        shown(sizing.joules_per_token, ".2f"),
-        None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
-    ]
-    return cells[: len(columns)]
+def option_table(plan: Plan, details: bool) -> tuple[list[str], list[list[str | None]]]:
+    """Columns and rows, one for each sized option; intervals are details."""
+    currency, shown = plan.request.currency, interval if details else middle
+    table: dict[str, list[str | None]] = defaultdict(list)
+    for option in plan.options:
+        sizing, origin = option.sizing, option.origin
+        if sizing is None:
+            continue
+        at = sizing.at_load
+        cells = {
+            "GPU": option.gpu,
+            "tp": str(option.tensor_parallel),
+            "GPUs": shown(sizing.gpus, ".0f"),
+            "at once": f"{at.running} of {sizing.at_most.running}",
+            "tree": tree_name(at),
+            "ms a token": shown(sizing.tpot_s, ".1f", 1e3),
+            "ms to the first": "queues"
+            if plan.queues(option)
+            else shown(sizing.ttft_s, ".0f", 1e3),
+            f"{currency} per hour": shown(sizing.cost_per_hour, ".2f"),
+            f"{currency} per 1M tokens": shown(sizing.cost_per_million, ".2f"),
+            "tokens a cycle": f"{at.committed:.2f}",
+            "J a token": shown(sizing.joules_per_token, ".2f"),
+            "times from": None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
+        }
+        for name, cell in list(cells.items())[: None if details else 8]:
+            table[name].append(cell)
+    priced = {name: cells for name, cells in table.items() if any(cells) or "per" not in name}
+    return list(priced), [list(row) for row in zip(*priced.values(), strict=True)]
 
 
 def interval(
@@ -212,8 +209,7 @@ def print_tables(plan: Plan, details: bool) -> None:
         spread = plan.acceptance.spread
         note(paragraph(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add"))
     if any(option.sizing for option in plan.options):
-        cells = [option_cells(plan, one, details) for one in plan.options if one.sizing]
-        print_table(option_columns(plan, details), cells, keys=2)
+        print_table(*option_table(plan, details), keys=2)
     for option in plan.options:
         if option.sizing is None:
             _say(option.describe_problem())
@@ -230,7 +226,7 @@ def print_tables(plan: Plan, details: bool) -> None:
     best = plan.best
     if best is not None and details:
         click.echo()
-        print_table(SERVER_COLUMNS, server_rows(best), title=f"{best.gpu}, one server")
+        print_server(best)
         _say(causes_line(best))
     if best is not None and best.drafter:
         weights, token = best.draft_bytes
@@ -261,13 +257,28 @@ def causes_line(option: PlanOption) -> str:
     return f"{cycle}: {', '.join(shares)}"
 
 
-def server_rows(option: PlanOption) -> list[list[str | None]]:
-    """One server by requests at once, in the order of SERVER_COLUMNS."""
-    return [
-        [str(p.running), tree_name(p), f"{p.committed:.2f}", f"{p.tpot_s * 1e3:.1f}",
-         f"{p.ttft_s * 1e3:.0f}", f"{p.requests_per_s:.1f}"]
-        for p in option.points
-    ]  # fmt: skip
+def print_server(option: PlanOption) -> None:
+    """Print one server by requests at once: its best tree, times, speed-ups over plain steps."""
+    shapes = [s for s in ("chain", "tree") if any(getattr(one, s) for one in option.choices)]
+    rooftree = {one.running: one for one in option.with_trees if one.tree}
+    columns = ["at once", "tree", "ms a token", "ms to the first", "requests/s", "plain ms"]
+    rows = []
+    for choice in option.choices:
+        point, cells = choice.best, [_faster(choice, shape) for shape in shapes]
+        if rooftree:
+            cells.append(_faster(rooftree.get(choice.running), "tree"))
+        rows.append([str(point.running), tree_name(point), f"{point.tpot_s * 1e3:.1f}",
+                     f"{point.ttft_s * 1e3:.0f}", f"{point.requests_per_s:.1f}",
+                     f"{choice.plain.tpot_s * 1e3:.1f}", *cells])  # fmt: skip
+    columns += [*shapes, "tree in rooftree"] if rooftree else shapes
+    print_table(columns, rows, title=f"{option.gpu}, one server; speed-ups over plain (nodes)")
+
+
+def _faster(choice: BatchChoice | None, shape: str) -> str | None:
+    point: OperatingPoint | None = getattr(choice, shape, None)
+    if choice is None or point is None:
+        return None
+    return f"{choice.speedup(point):.2f}x ({point.nodes})"
 
 
 def simulated_columns(plan: Plan) -> list[str]:
@@ -393,7 +404,7 @@ def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> Non
 
 
 def print_pays(plan: Plan, details: bool) -> None:
-    """Print whether drafts pay: a line, with details for each option, and the best's speed-ups."""
+    """Print whether drafts pay, with details for each option."""
     if plan.request.policy.kind == "plain":
         click.echo("Does it pay? Not asked: the policy is plain\n")
         return
@@ -408,8 +419,6 @@ def print_pays(plan: Plan, details: bool) -> None:
             ranges = _ranges(shape_ranges(option.with_trees))
             engine = plan.request.engine
             _say(f"Trees, which {engine} does not verify: in rooftree {ranges}")
-    for option in options[:details]:
-        print_table(*pays_table(option), title=f"{option.gpu}, speed-up over plain (nodes)")
     if options:
         click.echo()
 
@@ -430,17 +439,6 @@ def published_line(plan: Plan) -> str:
     )
 
 
-def pays_table(option: PlanOption) -> tuple[list[str], list[list[str | None]]]:
-    """Columns and rows: requests at once, plain milliseconds, speed-up and size of each shape."""
-    columns = ["at once", "plain ms", *_columns(option.choices)]
-    rows = [_cells(choice, _columns(option.choices)) for choice in option.choices]
-    if "tree" in _columns(option.with_trees):
-        columns.append("tree in rooftree")
-        cells = {c.running: _cells(c, ["tree"])[-1] for c in option.with_trees}
-        rows = [[*row, cells.get(int(row[0] or 0))] for row in rows]
-    return columns, rows
-
-
 def pays_line(plan: Plan, option: PlanOption) -> str:
     """One sentence: the speed-up at this rate, and which shape is best up to which batch."""
     engine = plan.request.engine
@@ -459,19 +457,3 @@ def _ranges(ranges: Sequence[ShapeRange]) -> str:
         return f"{names[ranges[0].shape]} at every number at once"
     parts = [f"{names[one.shape]} to {one.last}" for one in ranges[:-1]]
     return ", ".join([*parts, f"{names[ranges[-1].shape]} beyond"])
-
-
-def _columns(choices: Sequence[BatchChoice]) -> list[str]:
-    """The shapes that are planned at some number of requests at once."""
-    shapes = ("chain", "tree")
-    return [s for s in shapes if any(getattr(choice, s) is not None for choice in choices)]
-
-
-def _cells(choice: BatchChoice, shapes: Sequence[str]) -> list[str | None]:
-    """Requests at once, plain milliseconds, and speed-up and size of each shape; best: `*`."""
-    cells: list[str | None] = [str(choice.running), f"{choice.plain.tpot_s * 1e3:.1f}"]
-    for shape in shapes:
-        point: OperatingPoint | None = getattr(choice, shape)
-        best = "*" if choice.best.shape == shape else ""
-        cells.append(point and f"{choice.speedup(point):.2f}x ({point.nodes}){best}")
-    return cells
