@@ -180,8 +180,8 @@ profile_option = click.option(
 )
 acceptance_option = click.option(
     "--acceptance",
-    help="Acceptance: a bench result, a rate such as 0.8, or a published data set; DATASET@1 is at "
-    "temperature 1.",
+    help="Acceptance: a published data set, DATASET@1 at temperature 1; a rate such as 0.8; or a "
+    "file: a bench result, a speculation_profile.json, what a vLLM's /metrics prints.",
 )
 
 

@@ -218,7 +218,8 @@ def print_tables(plan: Plan, details: bool) -> None:
         settings = plan.request.simulation
         title = "" if settings is None else f"simulated: {settings.describe()}"
         columns, rows = simulated_columns(plan), simulated_rows(plan)
-        shown = range(len(columns)) if details else SIMULATED
+        wanted = range(len(columns)) if details else SIMULATED
+        shown = [index for index in wanted if any(row[index] for row in rows)]
         picked = [[row[index] for index in shown] for row in rows]
         print_table([columns[index] for index in shown], picked, title=title, keys=3)
         for line in simulated_lines(plan):
@@ -409,7 +410,7 @@ def print_pays(plan: Plan, details: bool) -> None:
         click.echo("Does it pay? Not asked: the policy is plain\n")
         return
     if plan.acceptance is None:
-        _say(f"Does it pay? Not known without acceptance data{published_line(plan)}")
+        _say(f"Does it pay? {published_line(plan)}")
         click.echo()
         return
     options = [option for option in plan.options if option.choices]
@@ -424,18 +425,17 @@ def print_pays(plan: Plan, details: bool) -> None:
 
 
 def published_line(plan: Plan) -> str:
-    """The range of published speed-ups, and the option that plans with one's own."""
-    text = ": give --acceptance, as gsm8k, 0.8 or a file"
-    best = plan.best
+    """The range of published speed-ups, and the option that plans with one's own acceptance."""
+    best, ask = plan.best, "--acceptance takes gsm8k, a rate such as 0.8, or a file"
     if best is None or best.sizing is None or not plan.published:
-        return text
+        return f"Not known without acceptance data: {ask}"
     names = [label.removeprefix("published for ").partition(",")[0] for label, _ in plan.published]
     ends = [f"{x:.2f}x ({name})" for name, (_, x) in zip(names, plan.published, strict=True)]
     others = " for other targets" if "none for this target" in plan.published[0][0] else ""
     return (
-        f"{text}. By acceptance published{others}, DFlash drafts give {' to '.join(ends)} on"
-        f" {best.gpu} tp {best.tensor_parallel}, {plan.request.engine}, with"
-        f" {best.sizing.at_load.running} at once"
+        f"By acceptance published{others}, DFlash drafts give {' to '.join(ends)} with"
+        f" {best.sizing.at_load.running} at once, {best.gpu} tp {best.tensor_parallel},"
+        f" {plan.request.engine}; for your texts {ask}"
     )
 
 
