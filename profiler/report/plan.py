@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -45,39 +44,46 @@ CAUSES = {
 }
 PICTURE_IN = (6.6, 4.4)
 CLOSE = 5  # most rivals of the best that are named
-# Of the simulation's columns those without --details: GPU, tp, GPUs, busy, both p95, goals, price.
-SIMULATED = (0, 1, 2, 3, 7, 10, 12, 13)
+# The columns that are printed without --details.
+OPTIONS = ("GPU", "tp", "GPUs", "at once", "tree", "ms a token", "ms to the first", "per hour")
+SIMULATED = ("GPU", "tp", "GPUs", "busy", "ttft p95 ms", "tpot p95 ms", "goals", "per hour")
+Table = tuple[list[str], list[list[str | None]]]  # columns and rows
 
 
-def option_table(plan: Plan, details: bool) -> tuple[list[str], list[list[str | None]]]:
-    """Columns and rows, one for each sized option; intervals are details."""
-    currency, shown = plan.request.currency, interval if details else middle
-    table: dict[str, list[str | None]] = defaultdict(list)
+def as_table(
+    plan: Plan, rows: Sequence[Mapping[str, str | None]], shown: Sequence[str] | None
+) -> Table:
+    """The columns of the rows that are `shown` (None: all) and are not empty."""
+    names = [name for name in shown or (rows[0] if rows else ()) if any(r[name] for r in rows)]
+    units = [f"{plan.request.currency} " * name.startswith("per ") for name in names]
+    columns = [unit + name for unit, name in zip(units, names, strict=True)]
+    return columns, [[row[name] for name in names] for row in rows]
+
+
+def option_table(plan: Plan, details: bool) -> Table:
+    """One row for each sized option; intervals are details."""
+    rows = []
+    shown = interval if details else middle
     for option in plan.options:
         sizing, origin = option.sizing, option.origin
         if sizing is None:
             continue
-        at = sizing.at_load
-        cells = {
+        at, ttft = sizing.at_load, shown(sizing.ttft_s, ".0f", 1e3)
+        rows.append({
             "GPU": option.gpu,
             "tp": str(option.tensor_parallel),
             "GPUs": shown(sizing.gpus, ".0f"),
             "at once": f"{at.running} of {sizing.at_most.running}",
             "tree": tree_name(at),
             "ms a token": shown(sizing.tpot_s, ".1f", 1e3),
-            "ms to the first": "queues"
-            if plan.queues(option)
-            else shown(sizing.ttft_s, ".0f", 1e3),
-            f"{currency} per hour": shown(sizing.cost_per_hour, ".2f"),
-            f"{currency} per 1M tokens": shown(sizing.cost_per_million, ".2f"),
+            "ms to the first": "queues" if plan.queues(option) else ttft,
+            "per hour": shown(sizing.cost_per_hour, ".2f"),
+            "per 1M tokens": shown(sizing.cost_per_million, ".2f"),
             "tokens a cycle": f"{at.committed:.2f}",
             "J a token": shown(sizing.joules_per_token, ".2f"),
             "times from": None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
-        }
-        for name, cell in list(cells.items())[: None if details else 8]:
-            table[name].append(cell)
-    priced = {name: cells for name, cells in table.items() if any(cells) or "per" not in name}
-    return list(priced), [list(row) for row in zip(*priced.values(), strict=True)]
+        })  # fmt: skip
+    return as_table(plan, rows, None if details else OPTIONS)
 
 
 def interval(
@@ -217,11 +223,7 @@ def print_tables(plan: Plan, details: bool) -> None:
         click.echo()
         settings = plan.request.simulation
         title = "" if settings is None else f"simulated: {settings.describe()}"
-        columns, rows = simulated_columns(plan), simulated_rows(plan)
-        wanted = range(len(columns)) if details else SIMULATED
-        shown = [index for index in wanted if any(row[index] for row in rows)]
-        picked = [[row[index] for index in shown] for row in rows]
-        print_table([columns[index] for index in shown], picked, title=title, keys=3)
+        print_table(*simulated_table(plan, details), title=title, keys=3)
         for line in simulated_lines(plan):
             _say(line)
     best = plan.best
@@ -282,16 +284,7 @@ def _faster(choice: BatchChoice | None, shape: str) -> str | None:
     return f"{choice.speedup(point):.2f}x ({point.nodes})"
 
 
-def simulated_columns(plan: Plan) -> list[str]:
-    """The headings of `simulated_rows`."""
-    return [
-        "GPU", "tp", "GPUs", "busy", "at once", "waiting p95 ms",
-        *(f"{time} {percent} ms" for time in ("ttft", "tpot") for percent in ("p50", "p95", "p99")),
-        "goals", f"{plan.request.currency} per hour",
-    ]  # fmt: skip
-
-
-def simulated_rows(plan: Plan) -> list[list[str | None]]:
+def simulated_table(plan: Plan, details: bool) -> Table:
     """The fleet that the means need, and the smallest that holds all goals where it is larger.
 
     Where no fleet holds them, the second row is the largest that was tried.
@@ -302,7 +295,7 @@ def simulated_rows(plan: Plan) -> list[list[str | None]]:
         for fleet in fleets[: 1 if fleets[0] is fleets[1] else 2]:
             if fleet is not None:
                 rows.append(_fleet_cells(plan, option, fleet))
-    return rows
+    return as_table(plan, rows, None if details else SIMULATED)
 
 
 def simulated_lines(plan: Plan) -> list[str]:
@@ -361,24 +354,28 @@ def _reached(fleet: Fleet) -> str:
     return ", ".join(values)
 
 
-def _fleet_cells(plan: Plan, option: SimulatedOption, fleet: Fleet) -> list[str | None]:
+def _fleet_cells(plan: Plan, option: SimulatedOption, fleet: Fleet) -> dict[str, str | None]:
     price = plan.request.prices.get(option.gpu)
     if fleet.missed:
         goals: str | None = f"missed: {', '.join(fleet.missed)}"
     else:
         goals = "held" if plan.request.goals else None
-    return [
-        option.gpu,
-        str(option.tensor_parallel),
-        str(fleet.gpus),
-        f"{fleet.utilisation:.0%}",
-        f"{fleet.running:.1f}",
-        _cell(fleet.waiting, "p95", fleet),
-        *(_cell(fleet.ttft, percent, fleet) for percent in ("p50", "p95", "p99")),
-        *(_cell(fleet.tpot, percent, fleet, ".1f") for percent in ("p50", "p95", "p99")),
-        goals,
-        None if price is None else f"{fleet.gpus * price:.2f}",
-    ]
+    times = {
+        f"{name} {percent} ms": _cell(getattr(fleet, name), percent, fleet, form)
+        for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
+        for percent in ("p50", "p95", "p99")
+    }
+    return {
+        "GPU": option.gpu,
+        "tp": str(option.tensor_parallel),
+        "GPUs": str(fleet.gpus),
+        "busy": f"{fleet.utilisation:.0%}",
+        "at once": f"{fleet.running:.1f}",
+        "waiting p95 ms": _cell(fleet.waiting, "p95", fleet),
+        **times,
+        "goals": goals,
+        "per hour": None if price is None else f"{fleet.gpus * price:.2f}",
+    }
 
 
 def _cell(spread: TimeSpread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:
