@@ -15,21 +15,13 @@ if TYPE_CHECKING:
 
 @click.command(name="compose")
 @click.option("--device", "device_name", help="GPU by slug, name or alias, such as h100-sxm.")
-@click.option(
-    "--target",
-    "target_name",
-    required=True,
-    help="Name of a target, a model folder, its config.json, or a hub id.",
-)
+@click.option("--target", "target_name", required=True,
+              help="Name of a target, a model folder, its config.json, or a hub id.")  # fmt: skip
 @click.option("--tp", "tensor_parallel", default=1, show_default=True,
               type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip
-@click.option(
-    "--operators",
-    default="vllm",
-    show_default=True,
-    help="Published tables of the kernels of vllm, sglang or trtllm; or a folder of tables, "
-    "<device>_<target>_tp<n>.",
-)
+@click.option("--operators", default="vllm", show_default=True,
+              help="Published tables of the kernels of vllm, sglang or trtllm; or a folder of "
+              "tables, <device>_<target>_tp<n>.")  # fmt: skip
 @click.option("--source", default="", help="Source of the tables in a folder.")
 @click.option("--output", type=OutputPath("either"), help="File or folder to write to.")
 @json_option

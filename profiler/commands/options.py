@@ -153,28 +153,22 @@ def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 target_option = click.option(
-    "--target",
-    callback=checked_by("check_target"),
+    "--target", callback=checked_by("check_target"),
     help="Folder, hub id or known target [default: fits this device].",
-)
+)  # fmt: skip
 device_option = click.option(
-    "--device",
-    callback=checked_by("check_device"),
+    "--device", callback=checked_by("check_device"),
     help="cpu, cuda or cuda:N [default: CUDA where there is one].",
-)
+)  # fmt: skip
 dtype_option = click.option(
-    "--dtype",
-    callback=_part_int8,
-    help="bfloat16, float16, float32; int8 keeps the weights in int8, on a CPU "
-    "[default: the device's].",
-)
+    "--dtype", callback=_part_int8, help="bfloat16, float16, float32; int8 keeps the weights in "
+    "int8, on a CPU [default: the device's].",
+)  # fmt: skip
 runtime_option = click.option(
-    "--runtime",
-    type=click.Choice(["auto", "packed", "graphs", "eager"]),
-    default="auto",
+    "--runtime", type=click.Choice(["auto", "packed", "graphs", "eager"]), default="auto",
     show_default=True,
     help="packed reorders the weights once (CPU); graphs captures the forwards (CUDA).",
-)
+)  # fmt: skip
 profile_option = click.option(
     "--profile", type=click.Path(path_type=Path), help="Use this profile file."
 )

@@ -18,45 +18,27 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 
 
 @click.command(name="plan")
-@click.option(
-    "--target",
-    required=True,
-    help="Name of a target, a model folder, its config.json, or a hub id.",
-)
-@click.option(
-    "--gpus",
-    required=True,
-    help="Slugs of GPUs or paths of profiles, separated by commas; all: every known GPU.",
-)
+@click.option("--target", required=True,
+              help="Name of a target, a model folder, its config.json, or a hub id.")  # fmt: skip
+@click.option("--gpus", required=True, help="Slugs of GPUs or paths of profiles, separated by "
+              "commas; all: every known GPU.")  # fmt: skip
 @click.option("--prompt-tokens", type=float, help="Mean tokens of a prompt.")
 @click.option("--output-tokens", type=float, help="Mean tokens of an answer.")
 @click.option("--rate", help="Request rate, such as 5/s or 300/min [default: the trace's].")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.csv",
               help="Recorded traffic: arrival_s,prompt_tokens,output_tokens.")  # fmt: skip
-@click.option(
-    "--slo",
-    default="",
-    help="Latency goals: means such as tpot=30ms,ttft=1s; percentiles such as ttft.p95=2s.",
-)
-@click.option(
-    "--simulate",
-    is_flag=False,
-    flag_value=-1,
-    type=int,
-    metavar="[REQUESTS]",
-    help="Simulate, for percentiles [default: 2000 requests, or the whole trace].",
-)
+@click.option("--slo", default="", help="Latency goals: means such as tpot=30ms,ttft=1s; "
+              "percentiles such as ttft.p95=2s.")  # fmt: skip
+@click.option("--simulate", is_flag=False, flag_value=-1, type=int, metavar="[REQUESTS]",
+              help="Simulate, for percentiles [default: 2000 requests, or the whole "
+              "trace].")  # fmt: skip
 @acceptance_option
 @click.option(
     "--price", "prices", multiple=True, help="Price per GPU and hour, such as h100-sxm=2.5."
 )
-@click.option(
-    "--tp",
-    default="1",
-    show_default=True,
-    help="Tensor-parallel degrees, separated by commas; behind them vLLM's --data-parallel-size N "
-    "and --enable-expert-parallel.",
-)
+@click.option("--tp", default="1", show_default=True,
+              help="Tensor-parallel degrees, separated by commas; behind them vLLM's "
+              "--data-parallel-size N and --enable-expert-parallel.")  # fmt: skip
 @click.option("--policy", default="auto", show_default=True,
               help="Draft trees: auto, plain, chain, chain:N or fixed:N.")  # fmt: skip
 @click.option("--engine", help="Serving engine: vllm, sglang, trtllm, or rooftree, which alone "
@@ -67,12 +49,8 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
               help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block, nvfp4, mxfp4, or a "
               "checkpoint's label in a profile [default: the target's].")  # fmt: skip
 @click.option("--cache", default="bfloat16", show_default=True, help="KV cache: bfloat16 or fp8.")
-@click.option(
-    "--servers",
-    default="80%",
-    show_default=True,
-    help="Number of servers; or as many as the rate loads to so much of their throughput.",
-)
+@click.option("--servers", default="80%", show_default=True, help="Number of servers; or as many "
+              "as the rate loads to so much of their throughput.")  # fmt: skip
 @click.option(
     "--max-running", default=256, show_default=True, help="Most requests at once on a server."
 )
