@@ -220,13 +220,11 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
 
 def _of_other_tools(path: Path) -> dict[str, Any] | None:
     """The fields of another tool's file; None for a file that no reader knows."""
-    raw = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES)
+    text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
     for entry in entry_points(group=READERS):
         try:
-            fields: dict[str, Any] | None = entry.load()(raw.decode(errors="replace"))
-        except InputError as failure:
-            raise InputError(f"{path}: {failure.problem}", hint=failure.hint) from None
-        except (TypeError, ValueError, LookupError) as failure:
+            fields: dict[str, Any] | None = entry.load()(text)
+        except (InputError, TypeError, ValueError, LookupError) as failure:
             raise InputError(f"{path}: {entry.name} cannot be read ({failure})") from None
         if fields is not None:
             return fields

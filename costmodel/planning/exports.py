@@ -96,8 +96,9 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
             hint="; ".join(option.describe_problem() for option in plan.options),
         )
     lines = [f"# {_version(engine, best)} and later; planned for {_place(plan, best)}"]
-    one_size = engine == "sglang" and drafter_kind(_drafter(best)) != "eagle3"
-    if plan.acceptance is not None and best.choices and engine != "transformers" and not one_size:
+    by_batch = engine.startswith("vllm") or engine == "tensorrt-llm"
+    by_batch |= engine == "sglang" and drafter_kind(_drafter(best)) == "eagle3"
+    if plan.acceptance is not None and best.choices and by_batch:
         best, losses = steady(best, plan.acceptance)
         lines += losses
     if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):

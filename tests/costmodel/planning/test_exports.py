@@ -97,6 +97,9 @@ def test_lengths_fall_in_the_fewest_steps_and_say_their_loss():
     lengths = [n for _, _, n in table]
     assert lengths == sorted(set(lengths), reverse=True) and len(lengths) == 3
 
+    one_size = dataclasses.replace(request, engine="sglang")
+    assert "lengths fall" not in export_plan(plan_profile(one_size, profile, 8), "sglang")
+
     def losses(length_at) -> list[float]:
         times = [(one.chains_s, length_at(one.running)) for one in choices]
         return [times_s.get(n, 9.0) / min(times_s.values()) - 1 for times_s, n in times]
