@@ -55,7 +55,9 @@ _SMALL: dict[SmallKind, tuple[str, ...]] = {
 def folder_subject(folder: Path) -> tuple[DeviceSpec, ModelArchitecture, int]:
     """Device, target and tensor-parallel degree from a folder's name. Raises InputError."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder of operator tables")
+        raise InputError(
+            f"{folder} is not a folder of operator tables", hint="Or name vllm, sglang or trtllm"
+        )
     match = re.fullmatch(r"(.+?)_(.+)_tp(\d+)", folder.resolve().name)
     if match is None:
         raise InputError(

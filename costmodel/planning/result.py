@@ -23,7 +23,8 @@ class PlanOption:
     the best ones by requests at once, and `choices` those with the plain step, chain and tree
     beside each. `with_trees` are the choices of this project's decoder, where the engine verifies
     no trees. `doubts` say why the acceptance may not hold. `unsplit`: the engine splits no keys of
-    several rows on this device.
+    several rows on this device. `draft_bytes`: of a GPU's memory, the drafter's weights, and its
+    cache a token.
     """
 
     gpu: str
@@ -31,6 +32,7 @@ class PlanOption:
     tensor_parallel: int
     origin: Origin | None = None
     drafter: DraftCost | None = None
+    draft_bytes: tuple[float, float] = (0.0, 0.0)
     unsplit: bool = False
     doubts: tuple[str, ...] = ()
     error: float | None = None
@@ -128,6 +130,8 @@ class Plan:
     notes        remarks on this plan
     assumptions  remarks that hold for every plan of its kind
     simulated    the best option of each GPU, where the request asks for a simulation
+    published    without acceptance: speed-ups at the best option's load, by the published data sets
+                 of the least and of the most acceptance, which label them
     """
 
     request: PlanRequest
@@ -136,6 +140,7 @@ class Plan:
     notes: tuple[str, ...]
     assumptions: tuple[str, ...] = ()
     simulated: tuple[SimulatedOption, ...] = ()
+    published: tuple[tuple[str, float], ...] = ()
 
     @property
     def best(self) -> PlanOption | None:
@@ -210,6 +215,7 @@ class Plan:
                 "spread": acceptance.spread,
                 "measured": dataclasses.asdict(acceptance.measured),
             },
+            "published_speedups": dict(self.published),
             "options": [_option_record(one, self.queues(one)) for one in self.options],
             "rivals": [[option.gpu, option.tensor_parallel] for option in self.rivals],
             "notes": list(self.notes),
@@ -220,11 +226,6 @@ class Plan:
 def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]:
     """Remarks on the plan's assumptions, one line each."""
     notes = []
-    if request.acceptance is None and request.policy.kind == "auto":
-        notes.append(
-            "no acceptance data: plain decoding only; --acceptance gsm8k, a rate or a JSON file of"
-            " measured acceptance lets it speculate"
-        )
     unpriced = [gpu for gpu in request.gpus if gpu not in request.prices]
     if request.prices and unpriced:
         notes.append(f"no price for {', '.join(unpriced)}: ranked behind those that have one")
@@ -305,6 +306,8 @@ def _option_record(option: PlanOption, queues: bool) -> dict[str, Any]:
         "origin": option.origin and dataclasses.asdict(option.origin),
         "drafter": option.drafter and option.drafter.name,
         "drafter_cost": option.drafter and option.drafter.label,
+        "drafter_weight_bytes": option.draft_bytes[0],
+        "drafter_bytes_per_token": option.draft_bytes[1],
         "doubts": list(option.doubts),
         "relative_error": option.error,
         "relative_error_slower": option.slower,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance, Shape
@@ -77,7 +77,8 @@ class OperatingPoint:
 class BatchChoice:
     """The plain step, best chain and best tree at one number of requests; `best` is that to run.
 
-    `chain` and `tree` are None where policy, engine or step size allow none.
+    `chain` and `tree` are None where policy, engine or step size allow none. `chains_s`: time per
+    token by the length of the chain, 0 for the plain step.
     """
 
     running: int
@@ -85,6 +86,7 @@ class BatchChoice:
     plain: OperatingPoint
     chain: OperatingPoint | None = None
     tree: OperatingPoint | None = None
+    chains_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     def speedup(self, point: OperatingPoint) -> float:
         """Time per token of plain decoding over that of `point`."""
@@ -178,6 +180,9 @@ class Server:
             plain=self._point(traffic, running, plain),
             chain=beside("chain"),
             tree=beside("tree"),
+            chains_s={
+                size.cycle.nodes: size.tpot_s for size in (*sizes, plain) if size.shape != "tree"
+            },
         )
 
     @property
