@@ -236,9 +236,9 @@ def print_tables(plan: Plan, details: bool) -> None:
         takes = f"{weights / 1e9:.1f} GB and {token / 1e3:.0f} kB a cached token of each GPU"
         takes = takes if weights else "no memory of a GPU"
         note(paragraph(f"drafter: {best.drafter.label}; it takes {takes}"))
-    errors = sorted(option.error for option in plan.options if option.error is not None)
+    errors = sorted({option.error for option in plan.options if option.error is not None})
     if errors and not details:
-        span = f"{errors[0]:.0%}" + (f" to {errors[-1]:.0%}" if errors[-1] > errors[0] else "")
+        span = " to ".join(dict.fromkeys(f"{error:.0%}" for error in (errors[0], errors[-1])))
         note(paragraph(f"times are expected within {span}; intervals and the rest: --details"))
     for line in plan.notes:
         note(paragraph(f"note: {line}"))
