@@ -147,24 +147,20 @@ def test_no_prompt_and_no_template(place):
     assert "no chat template. Leave the template out" in line
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda target: (target / "config.json").write_text("{"), "config.json cannot be read"),
-        (lambda target: os.truncate(target / "model.safetensors", 9000), "cannot load the weights"),
-        (lambda target: [f.unlink() for f in target.glob("tokenizer*")], "no usable tokenizer"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda target: (target / "config.json").write_text("{"), "config.json cannot be read"),
+    (lambda target: os.truncate(target / "model.safetensors", 9000), "cannot load the weights"),
+    (lambda target: [f.unlink() for f in target.glob("tokenizer*")], "no usable tokenizer"),
+])  # fmt: skip
 def test_damaged_targets(place, damage, message):
     damage(Path(place.target))
     exit_code, line = place.refused(*place.generate(policy="plain"), notes=1)
     assert (exit_code, message in line) == (2, True), line
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"head_dim": 2**40}, {"hidden_act": "no_such"}, {"rope_theta": "x"}, {"head_dim": 10**400}],
-)
+@pytest.mark.parametrize("changed", [
+    {"head_dim": 2**40}, {"hidden_act": "no_such"}, {"rope_theta": "x"}, {"head_dim": 10**400},
+])  # fmt: skip
 def test_sizes_that_no_model_has(tmp_path, changed):
     write_config(tmp_path / "t", **changed)
     with pytest.raises(InputError):

@@ -14,11 +14,9 @@ from profiler.cli import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "decoder" / "demo" / "README.md",
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "decoder" / "demo" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-)
+)  # fmt: skip
 HISTORY = "LOG.md"  # may name what was tried and left out
 PACKAGES = ("rooftree", "costmodel", "decoder", "integrations", "profiler", "lab")
 CODE = (*PACKAGES, "examples", "tests")
@@ -128,12 +126,10 @@ def test_missing_names_are_found():
     from costmodel.planning.request import Goals, Absent
     """
     assert missing(text) == {
-        "paths": ["costmodel/nowhere.py"],
-        "files": ["costmodel/nowhere.py", "gone.py"],
+        "paths": ["costmodel/nowhere.py"], "files": ["costmodel/nowhere.py", "gone.py"],
         "modules": ["decoder.rounds.Nothing", "costmodel.planning.request.Absent"],
-        "names": ["OldClass"],
-        "options": ["--no-such-option"],
-    }
+        "names": ["OldClass"], "options": ["--no-such-option"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -57,10 +57,9 @@ def test_decode(target, capsys):
     assert "The sky is ->" in output
 
 
-@pytest.mark.parametrize(
-    ("main", "name"),
-    [(lambda: load("own_drafter").main, "recall"), (lambda: load("own_policy").main, "likely")],
-)
+@pytest.mark.parametrize(("main", "name"), [
+    (lambda: load("own_drafter").main, "recall"), (lambda: load("own_policy").main, "likely"),
+])  # fmt: skip
 def test_drafters_and_policies_of_ones_own(target, capsys, main, name):
     main()(target)
     plain = TreeDecoder.from_pretrained(target, policy="plain").generate(PROMPT, max_new_tokens=32)
@@ -86,10 +85,9 @@ def test_plan_fleet(capsys):
     assert all("per million tokens" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("option", "name", "kind"),
-    [("--drafter", "own_drafter:Recall", Drafter), ("--policy", "own_policy:Likely", Policy)],
-)
+@pytest.mark.parametrize(("option", "name", "kind"), [
+    ("--drafter", "own_drafter:Recall", Drafter), ("--policy", "own_policy:Likely", Policy),
+])  # fmt: skip
 def test_on_the_command_line(target, monkeypatch, capsys, option, name, kind):
     monkeypatch.chdir(FOLDER)
     monkeypatch.setattr(sys, "path", list(sys.path))

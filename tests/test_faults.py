@@ -15,10 +15,9 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ from lab.bench.prompts import read_files
 from lab.bench.record import read_result, write_result
 from profiler.commands.generate import read_prompts
 from profiler.measure.journal import Journal
-from tests.costmodel.conftest import make_profile
+from tests.costmodel.conftest import altered, make_profile
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.tiny_folder import CONFIG
 
@@ -70,27 +69,20 @@ PARTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """One format of files.
+class Format(NamedTuple):
+    """A format of files: a file's name, the text of a sound one, and what reads it.
 
-    name   of its file
-    sound  the text of a sound file
-    use    reads the file, and refuses what no later code could use, with a RooftreeError
+    The reader refuses what no later code could use, with a RooftreeError.
     """
 
     name: str
-    sound: Callable[[], str]
-    use: Callable[[Path], None]
+    sound: str
+    use: Callable[[Path], object]
 
 
 def positive(values: Any) -> None:
     array = np.asarray(values, dtype=np.float64)
     assert np.isfinite(array).all() and (array > 0).all()
-
-
-def profile_text() -> str:
-    return make_profile().to_yaml()
 
 
 def use_profile(path: Path) -> None:
@@ -99,15 +91,6 @@ def use_profile(path: Path) -> None:
     again = path.with_name("again.yaml")
     profile.to_yaml(again)  # rounds numbers of more digits than a profile writes
     assert Profile.from_yaml(again).to_yaml() == profile.to_yaml()
-
-
-def composed_text() -> str:
-    (path, *_) = (shipped_directory() / "h100-sxm").glob("qwen3-8b.*.yaml")
-    return path.read_text(encoding="utf-8")
-
-
-def use_config(path: Path) -> None:
-    positive(resolve_target(str(path.parent)).architecture.parameters)
 
 
 def dflash_config() -> str:
@@ -128,11 +111,6 @@ def lines(records: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-def prompts_text() -> str:
-    more = {"category": "math", "prompt": "What is 6 \u00d7 7?\u2028Say it."}
-    return lines([{"id": f"p{i}"} | more for i in range(3)])
-
-
 def use_prompts(path: Path) -> None:
     for identity, prompt in read_prompts((), path):
         (identity + str(prompt)).encode()
@@ -141,11 +119,7 @@ def use_prompts(path: Path) -> None:
 
 
 HEADER = {"device": "cpu", "contexts": [32, 128]}
-
-
-def journal_text() -> str:
-    task = {"kind": "verify", "size": 3, "context": 32, "batch": 1, "disturbance": ""}
-    return lines([{"journal": 1, "header": HEADER}, *(task | {"seconds": 1e-3} for _ in range(4))])
+TASK = {"kind": "verify", "size": 3, "context": 32, "batch": 1, "disturbance": "", "seconds": 1e-3}
 
 
 def use_journal(path: Path) -> None:
@@ -157,75 +131,69 @@ def use_journal(path: Path) -> None:
         assert journal.records == [*before, {"size": 1}]
 
 
-def acceptance_text() -> str:
-    depths = {"by_depth": [0.8, 0.7, 0.6], "rounds": 400, "drafted_share": 0.9}
-    return json.dumps({"acceptance": depths, "acceptance_by_arm": {"chain": depths}})
-
-
-def use_acceptance(path: Path) -> None:
-    positive(from_file(path).tree)
-
-
-def result_text() -> str:
-    result = make_result([PLAIN_ARM, policy_arm("bastion")], per_set=2, repeats=1, sets=("gsm8k",))
-    return json.dumps(result.as_dict())
-
-
-def use_result(path: Path) -> None:
-    json.dumps(derived(read_result(path)), allow_nan=False)
-
-
-def trace_text() -> str:
-    rows = [f"{0.4 * i:.2f},{100 + i},{20 + i}" for i in range(6)]
-    return "\n".join(["arrival_s,prompt_tokens,output_tokens", *rows, ""])
-
-
 def use_trace(path: Path) -> None:
     trace = read_trace(path)
     positive([trace.prompt_tokens, trace.output_tokens])
 
 
-def times_text() -> str:
-    rows = [f"{n},{c},{1e-2 + 1e-5 * n + 1e-8 * n * c}" for n in (1, 4, 64) for c in (0, 4096)]
-    return "\n".join(["new_tokens,context_tokens,seconds", *rows, ""])
+def drafter(kind: Any) -> Callable[[Path], object]:
+    return lambda path: kind.parse(find_config(path.parent), str(path))
 
 
-def llama_text() -> str:
-    path = Path(__file__).parent / "costmodel" / "imports" / "data" / "llama_bench.jsonl"
-    return "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:6])
+def table(head: str, rows: Iterable[str]) -> str:
+    return "\n".join([head, *rows, ""])
 
 
 def times_of(tool: str) -> Callable[[Path], None]:
     return lambda path: positive(READERS[tool](path, None).points.seconds)
 
 
+PROMPT = {"category": "math", "prompt": "What is 6 \u00d7 7?\u2028Say it."}
+DEPTHS = {"by_depth": [0.8, 0.7, 0.6], "rounds": 400, "drafted_share": 0.9}
+RESULT = make_result([PLAIN_ARM, policy_arm("bastion")], per_set=2, repeats=1, sets=("gsm8k",))
+(COMPOSED, *_) = (shipped_directory() / "h100-sxm").glob("qwen3-8b.*.yaml")
+LLAMA = Path(__file__).parent / "costmodel" / "imports" / "data" / "llama_bench.jsonl"
 FORMATS = {
-    "profile": Format(name="p.yaml", sound=profile_text, use=use_profile),
-    "composed-profile": Format(name="p.yaml", sound=composed_text, use=use_profile),
-    "target": Format(name="config.json", sound=lambda: json.dumps(CONFIG), use=use_config),
-    "dflash": Format(
-        name="config.json",
-        sound=dflash_config,
-        use=lambda path: DFlashConfig.parse(find_config(path.parent), str(path)) and None,
+    "profile": Format("p.yaml", make_profile().to_yaml(), use_profile),
+    "composed-profile": Format("p.yaml", COMPOSED.read_text(encoding="utf-8"), use_profile),
+    "target": Format(
+        "config.json", json.dumps(CONFIG),
+        lambda path: positive(resolve_target(str(path.parent)).architecture.parameters),
     ),
-    "eagle3": Format(
-        name="config.json",
-        sound=eagle_config,
-        use=lambda path: Eagle3Config.parse(find_config(path.parent), str(path)) and None,
-    ),
+    "dflash": Format("config.json", dflash_config(), drafter(DFlashConfig)),
+    "eagle3": Format("config.json", eagle_config(), drafter(Eagle3Config)),
     "draft-tokens": Format(
-        name="draft_tokens.json",
-        sound=lambda: json.dumps([0, 3, 5, 9, 64]),
-        use=lambda path: str(read_tokens(path.parent)) and None,
+        "draft_tokens.json", "[0, 3, 5, 9, 64]", lambda path: read_tokens(path.parent)
     ),
-    "prompts": Format(name="p.jsonl", sound=prompts_text, use=use_prompts),
-    "journal": Format(name="a.jsonl", sound=journal_text, use=use_journal),
-    "acceptance": Format(name="a.json", sound=acceptance_text, use=use_acceptance),
-    "result": Format(name="r.json", sound=result_text, use=use_result),
-    "trace": Format(name="trace.csv", sound=trace_text, use=use_trace),
-    "times": Format(name="times.csv", sound=times_text, use=times_of("csv")),
-    "llama-bench": Format(name="l.jsonl", sound=llama_text, use=times_of("llama-bench")),
-}
+    "prompts": Format("p.jsonl", lines([{"id": f"p{i}"} | PROMPT for i in range(3)]), use_prompts),
+    "journal": Format(
+        "a.jsonl", lines([{"journal": 1, "header": HEADER}, *[TASK] * 4]), use_journal
+    ),
+    "acceptance": Format(
+        "a.json", json.dumps({"acceptance": DEPTHS, "acceptance_by_arm": {"chain": DEPTHS}}),
+        lambda path: positive(from_file(path).tree),
+    ),
+    "result": Format(
+        "r.json", json.dumps(RESULT.as_dict()),
+        lambda path: json.dumps(derived(read_result(path)), allow_nan=False),
+    ),
+    "trace": Format(
+        "trace.csv",
+        table("arrival_s,prompt_tokens,output_tokens",
+              [f"{0.4 * i:.2f},{100 + i},{20 + i}" for i in range(6)]),
+        use_trace,
+    ),
+    "times": Format(
+        "times.csv",
+        table("new_tokens,context_tokens,seconds",
+              [f"{n},{c},{1e-2 + 1e-5 * n + 1e-8 * n * c}" for n in (1, 4, 64) for c in (0, 4096)]),
+        times_of("csv"),
+    ),
+    "llama-bench": Format(
+        "l.jsonl", "\n".join([*LLAMA.read_text(encoding="utf-8").split("\n")[:6], ""]),
+        times_of("llama-bench"),
+    ),
+}  # fmt: skip
 
 
 def places(document: Any) -> Iterator[tuple[Any, Any]]:
@@ -337,7 +305,7 @@ def outcome(form: Format, path: Path) -> str:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_refused_in_one_line_or_read(name, tmp_path_factory):
     form = FORMATS[name]
-    text = form.sound()
+    text = form.sound
     path = tmp_path_factory.mktemp(name) / form.name
     path.write_text(text, encoding="utf-8")
     assert outcome(form, path) == "read"  # otherwise every refusal might have another reason
@@ -354,10 +322,7 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(name, tmp_path_factory):
 
 
 def write_profile(path: Path, new: bool) -> None:
-    profile = make_profile()
-    note = {"note": "new"} if new else {}
-    provenance = profile.provenance.model_copy(update=note)
-    profile.model_copy(update={"provenance": provenance}).to_yaml(path)
+    altered(make_profile(), provenance={"note": "new"} if new else {}).to_yaml(path)
 
 
 def write_bench(path: Path, new: bool) -> None:

@@ -21,13 +21,8 @@ PROJECT = METADATA["project"]
 # Import names that differ from the distribution's name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "optimum": "optimum-quanto"}
 # Come with a declared dependency, at the version that suits it; triton with PyTorch's CUDA builds.
-IMPLIED = {
-    "tokenizers": "transformers",
-    "huggingface_hub": "transformers",
-    "triton": "torch",
-    "llvmlite": "numba",
-}
-
+IMPLIED = {"tokenizers": "transformers", "huggingface_hub": "transformers", "triton": "torch",
+           "llvmlite": "numba"}  # fmt: skip
 
 # Runs by an interpreter that has an engine, and not by the one that has rooftree.
 ELSEWHERE = ROOT / "lab" / "bench" / "engines" / "worker.py"
@@ -144,35 +139,24 @@ def test_the_workflow_runs_all_checks_on_each_python():
         assert any(step.get("run", "").startswith(command) for step in job["steps"])
 
 
-@pytest.mark.parametrize(
-    ("target", "command"),
-    [
-        ("calibrate", "rooftree calibrate"),
-        ("test", "python -m pytest"),
-        ("demo", "rooftree demo-model --run"),
-        ("lint", "ruff check ."),
-        ("docs", "mkdocs build --strict"),
-    ],
-)
+def made(*words: str) -> str:
+    """What make would run, in an environment that does not exist."""
+    command = ["make", "--dry-run", "VENV=/nonexistent/venv", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize(("target", "command"), [
+    ("calibrate", "rooftree calibrate"),
+    ("test", "python -m pytest"),
+    ("demo", "rooftree demo-model --run"),
+    ("lint", "ruff check ."),
+    ("docs", "mkdocs build --strict"),
+])  # fmt: skip
 def test_each_make_target_creates_the_environment_first(target, command):
-    result = subprocess.run(
-        ["make", "--dry-run", "VENV=/nonexistent/venv", target],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    install = result.stdout.index("install -qq -c")
-    assert install < result.stdout.index(f"/nonexistent/venv/bin/{command}")
+    told = made(target)
+    assert told.index("install -qq -c") < told.index(f"/nonexistent/venv/bin/{command}")
 
 
 def test_make_uses_an_installed_torch_when_asked():
-    result = subprocess.run(
-        ["make", "--dry-run", "VENV=/nonexistent/venv", "SYSTEM_PACKAGES=1", "environment"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    assert "--system-site-packages" in result.stdout
-    assert "-v '^torch=='" in result.stdout
+    told = made("SYSTEM_PACKAGES=1", "environment")
+    assert "--system-site-packages" in told and "-v '^torch=='" in told

@@ -91,12 +91,9 @@ def test_a_round_runs_the_files_of_its_list(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
     even_clock(monkeypatch)  # or a busy machine brings warnings, which other files write
     decoder = TreeDecoder.from_pretrained(
-        write_weights(tmp_path / "target"),
-        policy="bastion",
-        drafter="ngram",
-        device="cpu",
+        write_weights(tmp_path / "target"), policy="bastion", drafter="ngram", device="cpu",
         runtime="eager",
-    )
+    )  # fmt: skip
     prompt = [5, 17, 3, 88, 5, 17, 3, 41] * 8
     for _ in range(2):
         decoder.generate(prompt, max_new_tokens=120)

@@ -106,14 +106,9 @@ def test_no_file_names_that_differ_by_an_ending():
     folders: dict[Path, set[str]] = defaultdict(set)
     for path in modules().values():
         folders[path.parent].add(path.stem)
-    twins = [
-        f"{folder.relative_to(ROOT)}: {stem} and {stem + ending}"
-        for folder, stems in folders.items()
-        for stem in stems
-        for ending in endings
-        if stem + ending in stems
-    ]
-    assert twins == []
+    for folder, stems in folders.items():
+        twins = [(stem, end) for stem in stems for end in endings if stem + end in stems]
+        assert twins == [], folder
 
 
 def test_first_lines_say_what_a_module_is():

@@ -20,19 +20,11 @@ from tests.fake_timing import CountRule, FakeTimer
 
 POSITIONS = 256
 CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": POSITIONS,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": 256,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 260,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": POSITIONS, "tie_word_embeddings": False,
+    "bos_token_id": None, "eos_token_id": 256,
+}  # fmt: skip
 END, MARK = "<|end|>", "<|mark|>"
 
 
@@ -40,6 +32,13 @@ def write_config(folder: Path, **changed: Any) -> Path:
     """The folder with a config.json and nothing else; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | changed))
+    return folder
+
+
+def change_config(folder: Path, **changed: Any) -> Path:
+    """The folder, whose config.json has these fields too."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     return folder
 
 
@@ -81,15 +80,10 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     patch.setenv("ROOFTREE_HOME", str(folder / "home"))
     (folder / "locks").mkdir(mode=0o700, parents=True, exist_ok=True)
     patch.setattr(tempfile, "tempdir", str(folder / "locks"))
-    patch.setattr(
-        "decoder.profiling.measured_profile.measure_peaks",
-        lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
-    )
-    patch.setattr(
-        "profiler.calibrate.run.observe",
-        lambda: Activity(processes=(), steal_share=0.0),
-        raising=True,
-    )
+    peaks = Peaks(flops_per_s=1e11, bytes_per_s=1e10)
+    patch.setattr("decoder.profiling.measured_profile.measure_peaks", lambda *_: peaks)
+    quiet = Activity(processes=(), steal_share=0.0)
+    patch.setattr("profiler.calibrate.run.observe", lambda: quiet)
     return folder / "home"
 
 
@@ -111,9 +105,8 @@ def fake_clock(
                 raise KeyboardInterrupt
             return 1e-3 * (1.0 + spread * random.random())
 
-        return Instruments(
-            timer=FakeTimer(duration_s), guard=Guard(), rule=CountRule(samples=samples)
-        )
+        rule = CountRule(samples=samples)
+        return Instruments(timer=FakeTimer(duration_s), guard=Guard(), rule=rule)
 
     patch.setattr("profiler.calibrate.sources.decoder.instruments", instruments)
 

@@ -7,26 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.architecture import ModelArchitecture
+from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection, select_calibration
+from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import DeviceFingerprint, Peaks, find_device, find_target
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    CalibrationSection,
-    DrafterSection,
-    HeldOutSection,
-    NodesSection,
-    PeaksSection,
-    PlainSection,
-    ProvenanceSection,
-    RegretSection,
-    RuntimeSection,
-    StagesSection,
-    SurfaceSection,
-    TargetSection,
-    TokensSection,
-)
+from costmodel.profile.schema import CalibrationSection, DrafterSection, NodesSection, TokensSection
 from costmodel.roofline import Roofline
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -36,21 +24,20 @@ CPU_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CPU_SECONDS = (0.050, 0.054, 0.056, 0.057, 0.064, 0.080, 0.142, 0.207, 0.341)
 
 FINGERPRINT = DeviceFingerprint(
-    kind="cpu",
-    name="Imaginary CPU 9000",
-    memory_bytes=16 * 2**30,
-    threads=2,
+    kind="cpu", name="Imaginary CPU 9000", memory_bytes=16 * 2**30, threads=2,
     instruction_set="avx512_bf16",
-)
-
-
-def smollm() -> ModelArchitecture:
-    return find_target("SmolLM2-135M-Instruct").architecture
-
-
+)  # fmt: skip
+SMOLLM = find_target("SmolLM2-135M-Instruct").architecture
+LLAMA = find_target("Llama-3.1-8B-Instruct").architecture
 ROOFLINE = Roofline(
-    architecture=smollm(), peaks=Peaks(flops_per_s=3e11, bytes_per_s=1.5e10), element_bytes=2
+    architecture=SMOLLM, peaks=Peaks(flops_per_s=3e11, bytes_per_s=1.5e10), element_bytes=2
 )
+A6000 = Roofline(architecture=LLAMA, peaks=find_device("rtx-a6000").peaks)
+
+
+def grid(rows, contexts) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and contexts of every pair of them."""
+    return tuple(x.ravel() for x in np.meshgrid(rows, contexts))
 
 
 def cpu_seconds(rows, context):
@@ -60,16 +47,14 @@ def cpu_seconds(rows, context):
 
 
 def cpu_points(noise: float = 0.0, seed: int = 0, rows=ROWS, contexts=CONTEXTS) -> Points:
-    grid_rows, grid_context = (x.ravel() for x in np.meshgrid(rows, contexts))
-    true_s = cpu_seconds(grid_rows, grid_context)
+    rows, context = grid(rows, contexts)
+    true_s = cpu_seconds(rows, context)
     factor = np.exp(noise * np.random.default_rng(seed).standard_normal(len(true_s)))
-    return Points(
-        rows=grid_rows,
-        context=grid_context,
-        seconds=true_s * factor,
-        mad_s=true_s * noise,
-        n=np.full(len(true_s), 5),
-    )
+    return Points(rows=rows, context=context, seconds=true_s * factor, mad_s=true_s * noise, n=5)
+
+
+def stairs_of(points: Points, roofline: Roofline = A6000, exact: bool = False):
+    return fit_stairs(points, fit_physical(points, roofline), exact=exact)
 
 
 @cache
@@ -90,70 +75,45 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
     """A whole profile; `changes` replace sections."""
     selection = select_calibration(points, ROOFLINE) if points else usual_selection()
     points = points or cpu_points(0.01)
-    nodes, tokens = [1, 15, 63, 255], [1, 4, 16]
-    three, four = ([1e-6] * 3, [5] * 3), ([2e-6, None, 3e-6, 1e-6], [5, 1, 5, 5])
+    three = {"mad_s": [1e-6] * 3, "n": [5] * 3}
+    four = {"nodes": [1, 15, 63, 255], "mad_s": [2e-6, None, 3e-6, 1e-6], "n": [5, 1, 5, 5]}
     sections = {
-        "provenance": ProvenanceSection(
-            kind="measured",
-            created_utc="2026-03-01T12:00:00Z",
-            tool_version="0.1.0",
-            points=len(points),
-            samples=5 * len(points),
-            duration_s=28.25,
+        "provenance": schema.ProvenanceSection(
+            kind="measured", created_utc="2026-03-01T12:00:00Z", tool_version="0.1.0",
+            points=len(points), samples=5 * len(points), duration_s=28.25,
         ),
         "device": FINGERPRINT,
-        "target": TargetSection.of(smollm()),
-        "runtime": RuntimeSection(
-            kind="eager",
-            dtype="bfloat16",
-            attention="ancestor",
-            torch="2.13.0",
+        "target": schema.TargetSection.of(SMOLLM),
+        "runtime": schema.RuntimeSection(
+            kind="eager", dtype="bfloat16", attention="ancestor", torch="2.13.0",
             transformers="5.17.0",
         ),
-        "peaks": PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
+        "peaks": schema.PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
         "calibration": CalibrationSection.of(selection),
-        "surface": SurfaceSection.of(points),
-        "held_out": HeldOutSection(
+        "surface": schema.SurfaceSection.of(points),
+        "held_out": schema.HeldOutSection(
             error=ErrorSummary(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),
-            repeat_noise=0.015,
-            rows=(3, 100),
-            context=(100, 1500),
-            batch=(1, 1),
-            measured_s=(0.055, 0.19),
-            predicted_s=(0.0555, 0.191),
+            repeat_noise=0.015, rows=(3, 100), context=(100, 1500), batch=(1, 1),
+            measured_s=(0.055, 0.19), predicted_s=(0.0555, 0.191),
         ),
-        "regret": RegretSection(mean=0.001, worst=0.01, curves=18, contexts=CONTEXTS),
-        "stages": StagesSection(
-            plain=PlainSection(
-                context=(64, 1024),
-                batch=(1, 1),
-                median_s=(0.049, 0.056),
-                mad_s=(0.0004, None),
+        "regret": schema.RegretSection(mean=0.001, worst=0.01, curves=18, contexts=CONTEXTS),
+        "stages": schema.StagesSection(
+            plain=schema.PlainSection(
+                context=(64, 1024), batch=(1, 1), median_s=(0.049, 0.056), mad_s=(0.0004, None),
                 n=(9, 1),
             ),
-            prefill=TokensSection(
-                tokens=(16, 128, 512), median_s=(0.06, 0.2, 0.8), mad_s=three[0], n=three[1]
-            ),
-            build=NodesSection(
-                nodes=nodes, median_s=(3e-6, 5e-6, 8e-6, 2.5e-5), mad_s=four[0], n=four[1]
-            ),
-            accept=NodesSection(
-                nodes=nodes, median_s=(1e-4, 1.2e-4, 2e-4, 5e-4), mad_s=four[0], n=four[1]
-            ),
-            commit=TokensSection(
-                tokens=tokens, median_s=(1e-5, 2e-5, 5e-5), mad_s=three[0], n=three[1]
-            ),
+            prefill=TokensSection(tokens=(16, 128, 512), median_s=(0.06, 0.2, 0.8), **three),
+            build=NodesSection(median_s=(3e-6, 5e-6, 8e-6, 2.5e-5), **four),
+            accept=NodesSection(median_s=(1e-4, 1.2e-4, 2e-4, 5e-4), **four),
+            commit=TokensSection(tokens=(1, 4, 16), median_s=(1e-5, 2e-5, 5e-5), **three),
         ),
         "drafters": {
             "ngram-1": DrafterSection(
-                name="ngram",
-                context=(64, 1024),
-                median_s=(1e-4, 3e-4),
-                mad_s=(1e-6, 2e-6),
+                name="ngram", context=(64, 1024), median_s=(1e-4, 3e-4), mad_s=(1e-6, 2e-6),
                 n=(9, 9),
             )
         },
-    }
+    }  # fmt: skip
     return Profile(**(sections | changes))
 
 
@@ -190,9 +150,6 @@ def measured_points(measured: Path, name: str) -> tuple[Points, Roofline]:
     rows, context, seconds = measured_forwards(measured, name)
     here = (context >= 64) & (context <= 8192) & (rows <= 1024)
     device, tensor_parallel = FORWARDS[name]
-    roofline = Roofline(
-        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
-        peaks=find_device(device).peaks,
-        tensor_parallel=tensor_parallel,
-    )
+    peaks = find_device(device).peaks
+    roofline = Roofline(architecture=LLAMA, peaks=peaks, tensor_parallel=tensor_parallel)
     return Points(rows=rows[here], context=context[here], seconds=seconds[here]), roofline

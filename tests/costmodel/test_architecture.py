@@ -10,21 +10,14 @@ from costmodel.hf_kinds import KINDS
 from decoder.configs import read_model
 
 LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 QWEN3_MOE = LLAMA | {
-    "model_type": "qwen3_moe",
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
+    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
-}
+}  # fmt: skip
 
 
 def read(**changes) -> ModelArchitecture:
@@ -69,20 +62,16 @@ def test_mixture_of_experts():
     assert unused.hash == a.hash
 
 
-@pytest.mark.parametrize(
-    ("changes", "dense"),
-    [
-        ({"mlp_only_layers": [0]}, 1),
-        ({"decoder_sparse_step": 2}, 1),
-        ({"decoder_sparse_step": 2, "mlp_only_layers": [0]}, 1),
-        ({"model_type": "deepseek_v3", "first_k_dense_replace": 1}, 1),
-        ({"model_type": "deepseek_v3", "n_shared_experts": 3}, 0),
-    ],
-)
+@pytest.mark.parametrize(("changes", "dense"), [
+    ({"mlp_only_layers": [0]}, 1),
+    ({"decoder_sparse_step": 2}, 1),
+    ({"decoder_sparse_step": 2, "mlp_only_layers": [0]}, 1),
+    ({"model_type": "deepseek_v3", "first_k_dense_replace": 1}, 1),
+    ({"model_type": "deepseek_v3", "n_shared_experts": 3}, 0),
+])  # fmt: skip
 def test_dense_layers_and_shared_experts(changes, dense):
-    latent = {
-        "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
-    }  # fmt: skip
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    latent = dict.fromkeys(sizes, 8)
     base = QWEN3_MOE | latent | {"model_type": changes.get("model_type", "qwen3_moe")}
     base |= {"first_k_dense_replace": 0, "n_routed_experts": 8, "n_shared_experts": 0}
     a = read(**(base | changes))
@@ -94,43 +83,30 @@ def test_dense_layers_and_shared_experts(changes, dense):
     assert a.parameters - plain.parameters == more + shared
 
 
-@pytest.mark.parametrize(
-    ("changes", "window"),
-    [
-        ({"sliding_window": 16, "max_position_embeddings": 64}, 16),
-        ({"sliding_window": 64, "max_position_embeddings": 64}, None),
-        ({"sliding_window": None}, None),
-        ({}, 4096),
-        ({"model_type": "qwen2", "sliding_window": 16}, None),
-        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, None),
-        (
-            {
-                "model_type": "qwen2",
-                "sliding_window": 16,
-                "use_sliding_window": True,
-                "max_window_layers": 0,
-            },
-            16,
-        ),
-        ({"model_type": "llama", "sliding_window": 16}, None),
-        ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, None),
-        ({"sliding_window": 16, "layer_types": ["sliding_attention"] * 2}, 16),
-    ],
-)
+@pytest.mark.parametrize(("changes", "window"), [
+    ({"sliding_window": 16, "max_position_embeddings": 64}, 16),
+    ({"sliding_window": 64, "max_position_embeddings": 64}, None),
+    ({"sliding_window": None}, None),
+    ({}, 4096),
+    ({"model_type": "qwen2", "sliding_window": 16}, None),
+    ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, None),
+    ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True,
+      "max_window_layers": 0}, 16),
+    ({"model_type": "llama", "sliding_window": 16}, None),
+    ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, None),
+    ({"sliding_window": 16, "layer_types": ["sliding_attention"] * 2}, 16),
+])  # fmt: skip
 def test_sliding_window_only_where_it_is_active(changes, window):
     a = read(**({"model_type": "mistral"} | changes))
     assert a.sliding_window == window
 
 
-@pytest.mark.parametrize(
-    ("changes", "full"),
-    [
-        ({"layer_types": ["full_attention", "sliding_attention"]}, 1),
-        ({"model_type": "gemma3_text", "num_hidden_layers": 13}, 2),
-        ({"model_type": "gemma3_text", "num_hidden_layers": 13, "sliding_window_pattern": 4}, 3),
-        ({"model_type": "gemma2", "num_hidden_layers": 6}, 3),
-    ],
-)
+@pytest.mark.parametrize(("changes", "full"), [
+    ({"layer_types": ["full_attention", "sliding_attention"]}, 1),
+    ({"model_type": "gemma3_text", "num_hidden_layers": 13}, 2),
+    ({"model_type": "gemma3_text", "num_hidden_layers": 13, "sliding_window_pattern": 4}, 3),
+    ({"model_type": "gemma2", "num_hidden_layers": 6}, 3),
+])  # fmt: skip
 def test_layers_without_a_window_are_counted(changes, full):
     a = read(**({"model_type": "mistral", "sliding_window": 16} | changes))
     assert (a.sliding_window, a.full_layers) == (16, full)
@@ -149,10 +125,8 @@ HYBRIDS = {
     "ministral": {"head_dim": 16, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     "qwen3_5_text": {"full_attention_interval": 2},
     "qwen3_5_moe_text": {"full_attention_interval": 2, "shared_expert_intermediate_size": 48},
-    "qwen3_next": {
-        "mlp_only_layers": [1],
-        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-    },
+    "qwen3_next": {"mlp_only_layers": [1],
+                   "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
     "falcon_h1": {
         "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_rms_norm": True,
     },
@@ -205,24 +179,21 @@ def test_every_kind_has_the_parameters_that_transformers_builds(kind):
     assert ModelArchitecture.from_hf_config(config).parameters == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "absent"}, "model_type"),
-        ({"model_type": 7}, "the model kind 7 is not known"),
-        ({"model_type": "mamba"}, "the model kind 'mamba' is not supported"),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model_type": "clip"}, "'clip_text_model' is not supported"),
-        ({"model_type": "my_own"}, "'my_own' is not known to transformers"),
-        ({"hidden_size": None}, "'hidden_size'"),
-        ({"num_hidden_layers": 0}, "'num_hidden_layers'"),
-        ({"vocab_size": "many"}, "'vocab_size'"),
-        ({"intermediate_size": True}, "'intermediate_size'"),
-        ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings'"),
-        ({"hidden_size": 63}, "hidden size"),
-        ({"num_key_value_heads": 3}, "kv_heads"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"model_type": "absent"}, "model_type"),
+    ({"model_type": 7}, "the model kind 7 is not known"),
+    ({"model_type": "mamba"}, "the model kind 'mamba' is not supported"),
+    ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+    ({"model_type": "clip"}, "'clip_text_model' is not supported"),
+    ({"model_type": "my_own"}, "'my_own' is not known to transformers"),
+    ({"hidden_size": None}, "'hidden_size'"),
+    ({"num_hidden_layers": 0}, "'num_hidden_layers'"),
+    ({"vocab_size": "many"}, "'vocab_size'"),
+    ({"intermediate_size": True}, "'intermediate_size'"),
+    ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings'"),
+    ({"hidden_size": 63}, "hidden size"),
+    ({"num_key_value_heads": 3}, "kv_heads"),
+])  # fmt: skip
 def test_errors_name_the_field(changes, message):
     with pytest.raises(InputError, match=message) as caught:
         read(**changes)

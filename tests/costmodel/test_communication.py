@@ -7,23 +7,21 @@ import pytest
 
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import Points
-from costmodel.catalog import LinkProtocol, all_reduce_s, find_device, find_target, protocols_of
+from costmodel.catalog import LinkProtocol, all_reduce_s, find_device, protocols_of
 from costmodel.roofline import Roofline
+from tests.costmodel.calibration.test_physical import truth
+from tests.costmodel.conftest import LLAMA, grid
 
-LLAMA = find_target("Llama-3.1-8B-Instruct").architecture
 RTX = find_device("rtx-pro-6000-server")
 
 
-@pytest.mark.parametrize(
-    ("slug", "devices", "message_bytes", "seconds"),
-    [
-        ("l40s", 2, 262144, 18.1e-6),
-        ("rtx-pro-6000-server", 2, 2097152, 55.7e-6),
-        ("rtx-pro-6000-server", 4, 131072, 24.8e-6),
-        ("h100-sxm", 8, 2097152, 19.4e-6),
-        ("a100-sxm-80gb", 4, 8388608, 71.4e-6),
-    ],
-)
+@pytest.mark.parametrize(("slug", "devices", "message_bytes", "seconds"), [
+    ("l40s", 2, 262144, 18.1e-6),
+    ("rtx-pro-6000-server", 2, 2097152, 55.7e-6),
+    ("rtx-pro-6000-server", 4, 131072, 24.8e-6),
+    ("h100-sxm", 8, 2097152, 19.4e-6),
+    ("a100-sxm-80gb", 4, 8388608, 71.4e-6),
+])  # fmt: skip
 def test_shipped_protocols_are_near_published_times(slug, devices, message_bytes, seconds):
     """Single measurements of aiconfigurator-core 0.12.0, of the fastest engine."""
     found = float(all_reduce_s(protocols_of(slug, devices), message_bytes))
@@ -37,23 +35,11 @@ def test_one_device_and_unknown_ones_have_no_protocols():
 def tensor_parallel(**changes) -> tuple[Roofline, PhysicalCalibration]:
     """A roofline of two devices, and a physical calibration without communication."""
     roofline = Roofline(architecture=LLAMA, peaks=RTX.peaks, tensor_parallel=2, **changes)
-    truth = PhysicalCalibration(
-        floor=0.3,
-        weights=1.1,
-        matrix_flops=1.4,
-        kv_read=2.0,
-        attention_flops=1.5,
-        activations=3.0,
-        tile_rows=64,
-        attention_rows=128,
-        noise=0.0,
-        points=24,
-    )
-    return roofline, truth.over(roofline)
+    return roofline, truth(points=24).over(roofline)
 
 
 def sample(truth: PhysicalCalibration, reduced_s, rows, contexts) -> Points:
-    r, c = (x.ravel() for x in np.meshgrid(rows, contexts))
+    r, c = grid(rows, contexts)
     return Points(rows=r, context=c, seconds=truth.predict_s(r, c) + reduced_s(r))
 
 
@@ -104,15 +90,12 @@ def test_one_device_has_no_communication():
     assert fit_physical(points, alone).communication is None
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"communication": 1.0},
-        {"communication": 1.0, "communication_form": "step"},
-        {"communication": 1.0, "communication_form": "curve", "switch_tokens": 4},
-        {"communication_form": "curve"},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"communication": 1.0},
+    {"communication": 1.0, "communication_form": "step"},
+    {"communication": 1.0, "communication_form": "curve", "switch_tokens": 4},
+    {"communication_form": "curve"},
+])  # fmt: skip
 def test_half_a_term_is_refused(fields):
     _, truth = tensor_parallel()
     with pytest.raises(ValueError, match="communication"):

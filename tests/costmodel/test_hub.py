@@ -73,14 +73,11 @@ def test_a_hub_id_can_be_planned_and_finds_the_profile_of_its_sizes(hub):
     assert found.options[0].origin.kind == "composed"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("me/broken", "is not JSON"),
-        ("me/gated", r"HTTP 401: it has none, or the model is gated\). .*hf auth login"),
-        ("me/nonesuch", "HTTP 404"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("me/broken", "is not JSON"),
+    ("me/gated", r"HTTP 401: it has none, or the model is gated\). .*hf auth login"),
+    ("me/nonesuch", "HTTP 404"),
+])  # fmt: skip
 def test_what_the_hub_does_not_give_is_said(hub, name, message):
     with pytest.raises(InputError, match=message) as caught:
         resolve_target(name, hub=True)

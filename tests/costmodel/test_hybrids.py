@@ -279,14 +279,11 @@ def test_published_models_by_hand(name):
     assert ModelArchitecture.from_dict(a.to_dict()) == a
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("Qwen3-Next-80B-A3B", 79_674_391_296),
-        ("Gemma-4-31B", 30_697_345_280),
-        ("LFM2-1.2B", 1_170_340_608),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("Qwen3-Next-80B-A3B", 79_674_391_296),
+    ("Gemma-4-31B", 30_697_345_280),
+    ("LFM2-1.2B", 1_170_340_608),
+])  # fmt: skip
 def test_parameters_are_the_published_ones(name, parameters):
     assert architecture(name).parameters == parameters
 

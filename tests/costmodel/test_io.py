@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from costmodel import io
 from costmodel.errors import InputError, ProfileError
-from costmodel.io import (
-    NotJson,
-    json_lines,
-    parse_json,
-    read_bytes,
-    read_json,
-    replacing,
-    write_atomic,
-)
+from costmodel.io import json_lines, parse_json, read_bytes, read_json, replacing, write_atomic
 
 
 def names(folder: Path) -> list[str]:
@@ -126,22 +119,13 @@ def test_a_pipe_or_a_folder_is_not_replaced(tmp_path: Path) -> None:
     assert names(tmp_path) == ["folder", "pipe"]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("NaN", "not finite"),
-        ("[1, -Infinity]", "not finite"),
-        ("1e999", "not finite"),
-        ("1" + "0" * 5000, "too many digits"),
-        ("[" * 100_000, "too deeply"),
-        ("{'a': 1}", "in line 1"),
-        ("[1,\n2", "in line 2"),
-        ("", "line 1"),
-        (b"\xff[]", "UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [
+    ("NaN", "not finite"), ("[1, -Infinity]", "not finite"), ("1e999", "not finite"),
+    ("1" + "0" * 5000, "too many digits"), ("[" * 100_000, "too deeply"),
+    ("{'a': 1}", "in line 1"), ("[1,\n2", "in line 2"), ("", "line 1"), (b"\xff[]", "UTF-8"),
+])  # fmt: skip
 def test_json_that_nothing_can_use_is_refused(text: str | bytes, reason: str) -> None:
-    with pytest.raises(NotJson, match=reason) as caught:
+    with pytest.raises(io.NotJson, match=reason) as caught:
         parse_json(text)
     assert len(str(caught.value)) < 200
 

@@ -45,28 +45,6 @@ def test_paper_count_against_the_oracle():
         assert moved.total == case["total_bytes"]
 
 
-def test_paper_count_by_hand():
-    # h_q = 12, h_kv = 6, s = 5, c = 7: equation (8) term by term
-    flops = paper_flops(TINY, 5, 7)
-    assert flops.q_projection == flops.output_projection == 2 * 2 * 5 * 8 * 12
-    assert flops.kv_projection == 2 * 4 * 5 * 8 * 6
-    assert flops.scores == flops.values == 2 * 2 * 5 * 12 * 12
-    assert flops.gate_up == 2 * 4 * 5 * 8 * 16
-    assert flops.down == 2 * 2 * 5 * 8 * 16
-    assert flops.lm_head == 2 * 5 * 8 * 100
-    assert (
-        flops.total
-        == 2 * (4 * 5 * 8 * 12 + 4 * 5 * 8 * 6 + 4 * 5 * 12 * 12 + 6 * 5 * 8 * 16) + 8000
-    )
-    # equation (9), 4 bytes an element
-    expected = 4 * (
-        2 * 100 * 8
-        + 5 * (8 + 100)
-        + 2 * (2 * 8 * 18 + 3 * 8 * 16 + 2 * 6 * (7 + 10) + 4 * 5 * (8 + 12 + 16) + 2 * 4 * 5 * 12)
-    )
-    assert paper_bytes(TINY, 5, 7, element_bytes=4).total == expected
-
-
 def test_batch_counts_weights_once_and_the_rest_per_sequence():
     one, three = paper_bytes(TINY, 5, 7), paper_bytes(TINY, 5, 7, 3)
     for weights in ("embedding_and_lm_head_weights", "attention_weights", "ffn_weights"):
@@ -136,10 +114,8 @@ def test_weights_that_the_paper_counts_twice():
     for name, excess in (("Qwen3-8B", 0.08), ("Qwen3-0.6B", 0.26)):
         a = find_target(name).architecture
         paper, physical = (count(a, 1, 0) for count in (paper_bytes, physical_bytes))
-        weights = [
-            m.embedding_and_lm_head_weights + m.attention_weights + m.ffn_weights + m.small_weights
-            for m in (paper, physical)
-        ]
+        parts = ("embedding_and_lm_head", "attention", "ffn", "small")
+        weights = [sum(getattr(m, f"{p}_weights") for p in parts) for m in (paper, physical)]
         assert weights[0] / weights[1] - 1 == pytest.approx(excess, abs=0.006)
 
 
@@ -242,23 +218,16 @@ def test_the_roofline_is_the_larger_side():
 
 
 @given(
-    rows=st.integers(1, 1024),
-    context=st.integers(0, 100_000),
-    batch=st.integers(1, 64),
-    tied=st.booleans(),
-    experts=st.booleans(),
-    window=st.none() | st.integers(1, 5000),
-)
+    rows=st.integers(1, 1024), context=st.integers(0, 100_000), batch=st.integers(1, 64),
+    tied=st.booleans(), experts=st.booleans(), window=st.none() | st.integers(1, 5000),
+)  # fmt: skip
 def test_both_counts_grow_with_all_work(rows, context, batch, tied, experts, window):
     extra = {"experts": 8, "active_experts": 2, "expert_ffn": 4} if experts else {}
     a = replace(tied=tied, sliding_window=window, **extra)
     if not experts:  # LinearCalibration.predict_s relies on it
-        assert paper_flops(a, rows, context, batch).total >= (
-            physical_flops(a, rows, context, batch).total
-        )
-        assert paper_bytes(a, rows, context, batch).total >= (
-            physical_bytes(a, rows, context, batch).total
-        )
+        for paper, physical in ((paper_flops, physical_flops), (paper_bytes, physical_bytes)):
+            more, less = (count(a, rows, context, batch).total for count in (paper, physical))
+            assert more >= less
     for count in (paper_flops, paper_bytes, physical_flops, physical_bytes):
         here = count(a, rows, context, batch).total
         assert here > 0

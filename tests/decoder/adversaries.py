@@ -99,10 +99,7 @@ class BrokenTree(Knowing):
 
 # Each takes the true text (prompt included) and the vocabulary.
 ADVERSARIES = {
-    "right": Right,
-    "wrong": Wrong,
-    "nan": lambda truth, vocab: Numbers(truth, vocab, np.nan, everywhere=True),
-    "outside": Outside,
-    "nothing": lambda truth, vocab: Nothing(vocab),
-    "broken tree": BrokenTree,
-}
+    "right": Right, "wrong": Wrong,
+    "nan": lambda truth, vocab: Numbers(truth, vocab, np.nan, everywhere=True), "outside": Outside,
+    "nothing": lambda truth, vocab: Nothing(vocab), "broken tree": BrokenTree,
+}  # fmt: skip

@@ -15,54 +15,39 @@ from decoder.tree.draft_tree import DraftTree
 from tests.decoder.models import SIZES, target_of
 
 VOCAB, HIDDEN, LAYERS = SIZES["vocab_size"], SIZES["hidden_size"], 6
+PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
+ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+WINDOWED |= {"use_sliding_window": True}
 LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
-}
+}  # fmt: skip
 COMMON = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "vocab_size": VOCAB,
-}
+    "hidden_size": HIDDEN, "intermediate_size": 40, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "vocab_size": VOCAB,
+}  # fmt: skip
 DFLASH = COMMON | {
-    "architectures": ["DFlashDraftModel"],
-    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-    "model_type": "qwen3",
-    "num_hidden_layers": 2,
-    "head_dim": 16,
-    "attention_bias": False,
-    "rope_theta": 10000,
-    "rope_scaling": None,
-    "layer_types": ["full_attention", "full_attention"],
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "block_size": 5,
+    "architectures": ["DFlashDraftModel"], "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 16, "attention_bias": False,
+    "rope_theta": 10000, "rope_scaling": None, "layer_types": ["full_attention", "full_attention"],
+    "sliding_window": None, "use_sliding_window": False, "block_size": 5,
     "num_target_layers": LAYERS,
     "dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2, 4]},
-}
+}  # fmt: skip
 CONDITIONAL = {
-    "domino": {"projector_type": "domino", "shift_label": True, "emb_dim": 8}
-    | {"gru_hidden_dim": 16, "pure_draft_prefix_len": 1},
-    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8}
-    | {"selector_top_k": 4},
-    "dspark": {"projector_type": "dspark", "shift_label": True, "enable_confidence_head": True}
-    | {"markov_rank": 8, "markov_head_type": "vanilla"},
-}
+    "domino": {"projector_type": "domino", "shift_label": True, "emb_dim": 8, "gru_hidden_dim": 16,
+               "pure_draft_prefix_len": 1},
+    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8,
+                "selector_top_k": 4},
+    "dspark": {"projector_type": "dspark", "shift_label": True, "enable_confidence_head": True,
+               "markov_rank": 8, "markov_head_type": "vanilla"},
+}  # fmt: skip
 EAGLE3 = COMMON | {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "rope_theta": 500000.0,
-    "draft_vocab_size": VOCAB,
-}
+    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+    "rope_theta": 500000.0, "draft_vocab_size": VOCAB,
+}  # fmt: skip
 
 
 def draft_target(family="qwen3", dtype=torch.float32, seed=0, runtime="auto"):
@@ -96,16 +81,12 @@ def plain_states(target, ids):
 def layer_shapes(number, hidden, ffn, queries, keys):
     """Those of one layer without biases and norms of heads."""
     shapes = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
-        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn), "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
-    }
+    }  # fmt: skip
     return {f"layers.{number}.{name}.weight": shape for name, shape in shapes.items()}
 
 
@@ -145,13 +126,11 @@ def eagle3_shapes(config):
         "midlayer.self_attn.o_proj.weight": (hidden, queries),
         "midlayer.mlp.gate_proj.weight": (ffn, hidden),
         "midlayer.mlp.up_proj.weight": (ffn, hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, ffn),
-        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.mlp.down_proj.weight": (hidden, ffn), "midlayer.hidden_norm.weight": (hidden,),
         "midlayer.input_layernorm.weight": (hidden,),
-        "midlayer.post_attention_layernorm.weight": (hidden,),
-        "norm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,), "norm.weight": (hidden,),
         "lm_head.weight": (config["draft_vocab_size"], hidden),
-    }
+    }  # fmt: skip
 
 
 def rms(rows, weight, eps):
@@ -170,10 +149,8 @@ def chances(logits, candidates, added, temperature):
     """Probabilities of the candidates: their share of the whole softmax, divided by the sum."""
     scores = [math.exp(float(logits[c]) / temperature) for c in candidates]
     share = sum(scores) / sum(math.exp(float(x) / temperature) for x in logits)
-    moved = [
-        math.exp((float(logits[c]) + a) / temperature)
-        for c, a in zip(candidates, added, strict=True)
-    ]
+    both = zip(candidates, added, strict=True)
+    moved = [math.exp((float(logits[c]) + a) / temperature) for c, a in both]
     return [share * one / sum(moved) for one in moved]
 
 
@@ -206,10 +183,8 @@ def write_checkpoint(folder, config, tensors, shards=1):
         save_file(tensors, folder / "model.safetensors")
         return folder
     names = sorted(tensors)
-    files = {
-        name: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors"
-        for i, name in enumerate(names)
-    }
+    numbers = {name: i % shards + 1 for i, name in enumerate(names)}
+    files = {name: f"model-{n:05}-of-{shards:05}.safetensors" for name, n in numbers.items()}
     for file in set(files.values()):
         save_file({n: tensors[n] for n in names if files[n] == file}, folder / file)
     index = {"metadata": {}, "weight_map": files}

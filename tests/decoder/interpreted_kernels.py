@@ -6,25 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from decoder.model.runtime.kernels import (
-    Launch,
-    add_rms_norm,
-    rms_norm,
-    rotate_and_store,
-    swiglu,
-    table_attention,
-)
+from decoder.model.runtime import kernels
+from decoder.model.runtime.kernels import Launch, add_rms_norm, rms_norm, swiglu, table_attention
 from decoder.model.runtime.tables import LayerCache
 from decoder.model.target import Step
 from tests.decoder.models import PROMPT, random_model, random_tree, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
 
 LAUNCHES = st.builds(
-    Launch,
-    block_rows=st.sampled_from([16, 32]),
-    block_keys=st.sampled_from([16, 32]),
+    Launch, block_rows=st.sampled_from([16, 32]), block_keys=st.sampled_from([16, 32]),
     parts=st.integers(1, 5),
-)
+)  # fmt: skip
 
 
 @given(case=cases, launch=st.none() | LAUNCHES)
@@ -139,7 +131,9 @@ def test_rotate_and_store(heads, kv_heads, width, normed):
     owners, slots = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([3, 4, 20, 22, 9])
     norms = (query_norm.weight, key_norm.weight, 1e-5) if normed else None
     with torch.no_grad():
-        output = rotate_and_store(qkv, (cos, sin), norms, LayerCache(keys, values, owners, slots))
+        output = kernels.rotate_and_store(
+            qkv, (cos, sin), norms, LayerCache(keys, values, owners, slots)
+        )
         query, key, value = qkv.view(1, rows, -1, width).split([heads, kv_heads, kv_heads], dim=2)
         if normed:
             query, key = query_norm(query), key_norm(key)

@@ -2,24 +2,8 @@
 
 import numpy as np
 import torch
-from transformers import (
-    FalconH1Config,
-    FalconH1ForCausalLM,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+import transformers as hf
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from costmodel.architecture import ModelArchitecture
 from decoder.acceptance.rules import Accepted
@@ -34,15 +18,10 @@ from decoder.tree.growth import TopPaths
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "eos_token_id": None,
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 512, "eos_token_id": None,
     "bos_token_id": None,
-}
+}  # fmt: skip
 KV1, KV2, KV4 = ({"num_key_value_heads": heads} for heads in (1, 2, 4))
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.5}  # smaller would repeat its input
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -50,19 +29,19 @@ FAMILIES = {
     "llama-gqa": (LlamaForCausalLM, LlamaConfig, KV2),
     "llama-mha": (LlamaForCausalLM, LlamaConfig, KV4),
     "llama-mha-tied": (LlamaForCausalLM, LlamaConfig, KV4 | TIED),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, KV1),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, KV2 | {"head_dim": 16}),
-    "mistral": (MistralForCausalLM, MistralConfig, KV2 | {"sliding_window": None}),
-    "gpt-neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
-    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, KV2 | {"head_dim": 16} | EXPERTS),
+    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config, KV1),
+    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, KV2 | {"head_dim": 16}),
+    "mistral": (hf.MistralForCausalLM, hf.MistralConfig, KV2 | {"sliding_window": None}),
+    "gpt-neox": (hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, {}),
+    "qwen3-moe": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig, KV2 | {"head_dim": 16} | EXPERTS),
 }
 
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
           "linear_value_head_dim": 8, "full_attention_interval": 2}  # fmt: skip
 MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
 HYBRIDS = {  # with recurrent states
-    "qwen3.5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, KV2 | {"head_dim": 8} | LINEAR),
-    "falcon-h1": (FalconH1ForCausalLM, FalconH1Config, KV2 | MAMBA),
+    "qwen3.5": (hf.Qwen3_5ForCausalLM, hf.Qwen3_5TextConfig, KV2 | {"head_dim": 8} | LINEAR),
+    "falcon-h1": (hf.FalconH1ForCausalLM, hf.FalconH1Config, KV2 | MAMBA),
 }
 
 
@@ -79,18 +58,9 @@ def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
 
 
 def target_of(model, runtime="auto") -> Target:
-    return make_target(
-        LoadedModel(
-            model=model,
-            name="random",
-            source="",
-            weights="random",
-            architecture=ModelArchitecture.from_hf_config(
-                model.config, name="random", approximate=True
-            ),
-        ),
-        runtime=runtime,
-    )
+    read = ModelArchitecture.from_hf_config(model.config, name="random", approximate=True)
+    made = {"name": "random", "source": "", "weights": "random", "architecture": read}
+    return make_target(LoadedModel(model=model, **made), runtime=runtime)
 
 
 def decoder_of(model, policy, drafter="ngram", **options) -> TreeDecoder:
@@ -218,3 +188,15 @@ def as_paths(tree):
         assert paths[-1] not in result
         result[paths[-1]] = probability
     return result
+
+
+def paths_of(tree):
+    """The tokens on the way to each row of a tree, the root's first; no path comes twice."""
+    paths = [()]
+    for token, parent, depth in zip(
+        tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), strict=True
+    ):
+        paths.append((*paths[parent], token))  # a parent comes before its child
+        assert depth == len(paths[-1])
+    assert len(set(paths)) == tree.rows
+    return paths

@@ -13,14 +13,11 @@ cases = st.fixed_dictionaries(
     {
         "rows": st.lists(st.integers(1, 12), min_size=1, max_size=3),
         "prefixes": st.lists(st.integers(0, 90), min_size=3, max_size=3),
-        "pending": st.integers(0, 5),
-        "padding": st.integers(0, 4),
-        "kv_heads": st.integers(1, 2),
-        "group": st.integers(1, 3),
-        "width": st.sampled_from([8, 24, 32]),
+        "pending": st.integers(0, 5), "padding": st.integers(0, 4), "kv_heads": st.integers(1, 2),
+        "group": st.integers(1, 3), "width": st.sampled_from([8, 24, 32]),
         "seed": st.integers(0, 2**31),
     }
-)
+)  # fmt: skip
 
 
 class TableCase:
@@ -40,7 +37,10 @@ class TableCase:
         self.cache.pending = [case["pending"]] + [0] * (sequences - 1)
         order = self.random.permutation(len(rows))
         self.visible = [self._visible(rows[s], self.cache.pending[s]) for s in range(len(rows))]
-        self.blocks = [self._block(int(s), rows[s]) for s in order]
+        nothing = [np.zeros(count, np.int64) for count in rows]
+        self.blocks = [
+            RowBlock(int(s), nothing[s], nothing[s], DenseVisible(self.visible[s])) for s in order
+        ]
         total = sum(rows) + case["padding"]
         words = needed_words(self.cache, self.blocks)
         self.tables = RowTables(total, sequences, words, self.device)
@@ -77,11 +77,9 @@ class TableCase:
             name="case", layers=1, hidden=64, heads=self.kv_heads * self.group,
             kv_heads=self.kv_heads, head_dim=self.width, ffn=8, vocab=11, tied=True,
         )  # fmt: skip
-        cache = KVCache(
-            architecture, capacity=120, sequences=sequences, dtype=self.dtype, device=self.device
-        )
-        noise = torch.randn(cache.data.shape, generator=self.generator)
-        cache.data.copy_(noise)
+        place = {"dtype": self.dtype, "device": self.device}
+        cache = KVCache(architecture, capacity=120, sequences=sequences, **place)
+        cache.data.copy_(torch.randn(cache.data.shape, generator=self.generator))
         return cache
 
     def _visible(self, rows, pending):
@@ -94,9 +92,13 @@ class TableCase:
             seen[row] |= seen[self.random.integers(0, row)]
         return seen
 
-    def _block(self, sequence, rows):
-        visible = DenseVisible(self.visible[sequence])
-        return RowBlock(sequence, np.zeros(rows, np.int64), np.zeros(rows, np.int64), visible)
+
+def one_sequence(rows, padding=0, group=1):
+    """A case of so many rows behind 20 tokens."""
+    return TableCase(
+        {"rows": [rows], "prefixes": [20, 0, 0], "pending": 0, "padding": padding, "kv_heads": 1,
+         "group": group, "width": 8, "seed": 0}
+    )  # fmt: skip
 
 
 def assert_finite_padding(case, output):

@@ -74,22 +74,17 @@ def test_with_learning_drafters_too(family):
     """The n-gram drafter learns from all texts of the batch; that changes speed alone."""
     model = random_model(family)
     truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
-    results = decoder_with(model, "bastion", NgramDrafter()).generate_batch(
-        EIGHT, max_new_tokens=TOKENS
-    )
+    decoder = decoder_with(model, "bastion", NgramDrafter())
+    results = decoder.generate_batch(EIGHT, max_new_tokens=TOKENS)
     assert [result.token_ids for result in results] == truths
 
 
-class TestBadInput:
-    @pytest.fixture
-    def decoder(self):
-        return decoder_with(random_model("llama-gqa"), "fixed:9")
-
-    @pytest.mark.parametrize("bad", [[], [5, 97], [1] * 500])
-    def test_the_prompt_that_is_wrong_is_named(self, decoder, bad):
-        with pytest.raises(InputError, match="prompt 3 of 4: "):
-            decoder.generate_batch([[1], [2, 3], bad, [4]], max_new_tokens=20)
-        assert len(decoder.generate_batch([[1], [2, 3]], max_new_tokens=5)) == 2
+@pytest.mark.parametrize("bad", [[], [5, 97], [1] * 500])
+def test_the_prompt_that_is_wrong_is_named(bad):
+    decoder = decoder_with(random_model("llama-gqa"), "fixed:9")
+    with pytest.raises(InputError, match="prompt 3 of 4: "):
+        decoder.generate_batch([[1], [2, 3], bad, [4]], max_new_tokens=20)
+    assert len(decoder.generate_batch([[1], [2, 3]], max_new_tokens=5)) == 2
 
 
 def lattice_of(first, fading, depth, width):
@@ -112,15 +107,12 @@ class CountingCost(StairCost):
 
 requests = st.lists(
     st.builds(
-        lattice_of,
-        first=st.floats(0.05, 0.6),
-        fading=st.floats(0.4, 1.0),
-        depth=st.integers(1, 3),
+        lattice_of, first=st.floats(0.05, 0.6), fading=st.floats(0.4, 1.0), depth=st.integers(1, 3),
         width=st.integers(1, 3),
     ),
     min_size=2,
     max_size=3,
-)
+)  # fmt: skip
 
 
 @settings(max_examples=60)
@@ -141,9 +133,8 @@ def test_one_budget_for_the_batch_is_the_best_of_all_splits(lattices, most, step
         nodes = sum(tree.nodes for tree in chosen) / batch
         return committed / float(cost.cycle_s(np.array([nodes]), context, batch)[0] - 0.05)
 
-    choices = [
-        [EMPTY, *(best_first(lattice, n) for n in range(1, most + 1))] for lattice in lattices
-    ]
+    sizes = range(1, most + 1)
+    choices = [[EMPTY, *(best_first(lattice, n) for n in sizes)] for lattice in lattices]
     best = max(speed(split) for split in product(*choices))
     assert speed(trees) == pytest.approx(best, rel=1e-12)
     assert all(tree.nodes <= most for tree in trees)

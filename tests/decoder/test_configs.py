@@ -22,28 +22,24 @@ SIZES |= {"sliding_window": 64, "num_hidden_layers": 3, "head_dim": 16, "attenti
 OLD_NAMES = {"gpt_neox": {"rotary_pct": 0.25}, "kimi_linear": {"num_shared_experts": 1}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        (  # Mistral's class has 8 KV heads and a window
-            {"model_type": "mistral", "num_hidden_layers": 32, "vocab_size": 32000},
-            {"kv_heads": 8, "sliding_window": 4096, "parameters": 7_241_732_096},
-        ),
-        (  # the first published form of Gemma 3 4B; 262,208 tokens by its class
-            {"model_type": "gemma3", "vision_config": {"model_type": "siglip_vision_model"},
-             "text_config": {"model_type": "gemma3_text", "hidden_size": 2560,
-                             "intermediate_size": 10240, "num_hidden_layers": 34,
-                             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}},
-            {"heads": 8, "kv_heads": 4, "head_dim": 256, "parameters": 3_880_263_168},
-        ),
-        (  # Qwen2 with windows above its 21st layer
-            {"model_type": "qwen2", "num_hidden_layers": 28, "use_sliding_window": True,
-             "sliding_window": 4096, "max_window_layers": 21, "max_position_embeddings": 131072},
-            {"sliding_window": 4096, "full_layers": 21},
-        ),
-    ],
-    ids=["mistral", "gemma3", "qwen2"],
-)  # fmt: skip
+@pytest.mark.parametrize(("fields", "expected"), [
+    (  # Mistral's class has 8 KV heads and a window
+        {"model_type": "mistral", "num_hidden_layers": 32, "vocab_size": 32000},
+        {"kv_heads": 8, "sliding_window": 4096, "parameters": 7_241_732_096},
+    ),
+    (  # the first published form of Gemma 3 4B; 262,208 tokens by its class
+        {"model_type": "gemma3", "vision_config": {"model_type": "siglip_vision_model"},
+         "text_config": {"model_type": "gemma3_text", "hidden_size": 2560,
+                         "intermediate_size": 10240, "num_hidden_layers": 34,
+                         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}},
+        {"heads": 8, "kv_heads": 4, "head_dim": 256, "parameters": 3_880_263_168},
+    ),
+    (  # Qwen2 with windows above its 21st layer
+        {"model_type": "qwen2", "num_hidden_layers": 28, "use_sliding_window": True,
+         "sliding_window": 4096, "max_window_layers": 21, "max_position_embeddings": 131072},
+        {"sliding_window": 4096, "full_layers": 21},
+    ),
+], ids=["mistral", "gemma3", "qwen2"])  # fmt: skip
 def test_keys_left_out_are_the_class_s(tmp_path, fields, expected):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     a = resolve_target(str(tmp_path)).architecture

@@ -3,18 +3,9 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy.stats import chi2_contingency
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import AutoModelForCausalLM, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from costmodel.errors import InputError
@@ -50,7 +41,7 @@ def both(model, prompts, **options):
     return theirs, model.generate(**inputs, **options, custom_generate=tree(model))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model():
     return random_model("llama-gqa")
 
@@ -79,14 +70,11 @@ def test_rows_that_end_early_are_padded(model):
         assert len(set(lengths.tolist())) > 1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_new_tokens": None, "max_length": 23},
-        {"position_ids": torch.arange(len(PROMPT))[None]},
-        {"return_dict_in_generate": True},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"max_new_tokens": None, "max_length": 23},
+    {"position_ids": torch.arange(len(PROMPT))[None]},
+    {"return_dict_in_generate": True},
+])  # fmt: skip
 def test_other_ways_to_ask(model, options):
     theirs, ours = both(model, [PROMPT], **options)
     if "return_dict_in_generate" in options:
@@ -95,7 +83,7 @@ def test_other_ways_to_ask(model, options):
     assert torch.equal(theirs, ours)
 
 
-class SumOfThree(StoppingCriteria):
+class SumOfThree(transformers.StoppingCriteria):
     """Ends a text whose last three tokens add up to 5 modulo 7."""
 
     def __call__(self, input_ids, scores, **kwargs):
@@ -130,18 +118,10 @@ def test_samples_have_the_distribution_of_generate(drafter):
     torch.manual_seed(0)
     theirs = model.generate(**prompts, **options, num_return_sequences=rows)
     generate = tree(model, drafter=drafter, policy="fixed:6")
-    parts = [
-        model.generate(
-            **prompts, **options, num_return_sequences=rows // 10, custom_generate=generate
-        )
-        for _ in range(10)
-    ]
-    ours = torch.cat(parts)
-    counts = [
-        np.bincount((output[:, -3] * 97 + output[:, -2]).numpy(), minlength=97 * 97)
-        for output in (theirs, ours)
-    ]
-    table = np.array(counts)
+    few = {**prompts, **options, "num_return_sequences": rows // 10, "custom_generate": generate}
+    ours = torch.cat([model.generate(**few) for _ in range(10)])
+    pairs = [(output[:, -3] * 97 + output[:, -2]).numpy() for output in (theirs, ours)]
+    table = np.array([np.bincount(pair, minlength=97 * 97) for pair in pairs])
     often = table.sum(0) >= 12
     pooled = np.column_stack((table[:, often], table[:, ~often].sum(1)))
     pooled = pooled[:, pooled.sum(0) > 0]
@@ -153,15 +133,15 @@ def test_samples_have_the_distribution_of_generate(drafter):
 
 class TestSampling:
     def test_from_processors(self):
-        warpers = [TemperatureLogitsWarper(0.5), TopKLogitsWarper(7), TopPLogitsWarper(0.9)]
-        assert sampling_of(LogitsProcessorList(warpers), True) == Sampling(
-            temperature=0.5, top_k=7, top_p=0.9
-        )
+        warpers = [transformers.TopKLogitsWarper(7), transformers.TopPLogitsWarper(0.9)]
+        warpers.insert(0, transformers.TemperatureLogitsWarper(0.5))
+        given = Sampling(temperature=0.5, top_k=7, top_p=0.9)
+        assert sampling_of(LogitsProcessorList(warpers), True) == given
         assert sampling_of(LogitsProcessorList(), True) == Sampling(temperature=1.0)
         assert sampling_of(LogitsProcessorList(warpers), False) == Sampling()
 
 
-class Shift(LogitsProcessor):
+class Shift(transformers.LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores.roll(1, -1)
 
@@ -170,19 +150,16 @@ class TestProcessors:
     """Processors see the text and the path to a row, as in plain decoding."""
 
     @pytest.mark.parametrize("policy", ["fixed:9", "chain", "plain"])
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"repetition_penalty": 1.4},
-            {"no_repeat_ngram_size": 2},
-            {"bad_words_ids": [[49, 43], [96]]},
-            {"suppress_tokens": [43, 96], "begin_suppress_tokens": [87]},
-            {"min_new_tokens": 12, "eos_token_id": list(range(40))},
-            {"forced_eos_token_id": 7},
-            {"exponential_decay_length_penalty": (4, 1.3), "eos_token_id": 7},
-            {"sequence_bias": [[[17, 3], 5.0], [[9], -3.0]]},
-        ],
-    )
+    @pytest.mark.parametrize("options", [
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[49, 43], [96]]},
+        {"suppress_tokens": [43, 96], "begin_suppress_tokens": [87]},
+        {"min_new_tokens": 12, "eos_token_id": list(range(40))},
+        {"forced_eos_token_id": 7},
+        {"exponential_decay_length_penalty": (4, 1.3), "eos_token_id": 7},
+        {"sequence_bias": [[[17, 3], 5.0], [[9], -3.0]]},
+    ])  # fmt: skip
     def test_greedy_output_is_that_of_generate(self, options, policy):
         # In float32, to which transformers brings the logits for its processors.
         model = random_model("llama-gqa", dtype=torch.float32)
@@ -230,7 +207,7 @@ class TestStreaming:
     def test_stop_strings_end_the_text_as_in_transformers(self, tmp_path):
         write_all(tmp_path)
         model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
         inputs = tokenizer("hällo hällo", return_tensors="pt")
         options = {"max_new_tokens": 30, "do_sample": False}
         free = model.generate(**inputs, **options)
@@ -246,30 +223,25 @@ class TestStreaming:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("options", "problem"),
-        [
-            ({"num_beams": 2}, "beam search is not what"),
-            ({"num_beams": 2, "do_sample": True}, "is not what the tree decoder does"),
-            ({"prompt_lookup_num_tokens": 3}, "assisted generation is not what"),
-            ({"guidance_scale": 1.5}, "ClassifierFree.* is not applied"),
-            ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper is not applied"),
-            ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper is not applied"),
-            ({"return_dict_in_generate": True, "output_scores": True}, "does not return scores"),
-            ({"logits_processor": LogitsProcessorList([Shift()])}, "Shift is not applied"),
-            ({"max_new_tokens": 600}, "prompt 1 of 1: .*exceed the 512 positions"),
-            ({"position_ids": torch.arange(4, 4 + len(PROMPT))[None]}, "do not count"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "problem"), [
+        ({"num_beams": 2}, "beam search is not what"),
+        ({"num_beams": 2, "do_sample": True}, "is not what the tree decoder does"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted generation is not what"),
+        ({"guidance_scale": 1.5}, "ClassifierFree.* is not applied"),
+        ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper is not applied"),
+        ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper is not applied"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "does not return scores"),
+        ({"logits_processor": LogitsProcessorList([Shift()])}, "Shift is not applied"),
+        ({"max_new_tokens": 600}, "prompt 1 of 1: .*exceed the 512 positions"),
+        ({"position_ids": torch.arange(4, 4 + len(PROMPT))[None]}, "do not count"),
+    ])  # fmt: skip
     def test_what_cannot_be_done_exactly(self, model, options, problem):
         options = {"do_sample": False, "max_new_tokens": 5} | options
         generate = tree(model)
         with pytest.raises(InputError, match=problem):
             model.generate(**padded([PROMPT]), **options, custom_generate=generate)
-        theirs = model.generate(**padded([PROMPT]), max_new_tokens=5, do_sample=False)
-        ours = model.generate(
-            **padded([PROMPT]), max_new_tokens=5, do_sample=False, custom_generate=generate
-        )
+        plain = {**padded([PROMPT]), "max_new_tokens": 5, "do_sample": False}
+        theirs, ours = model.generate(**plain), model.generate(**plain, custom_generate=generate)
         assert torch.equal(theirs, ours)
 
     def test_criteria_that_may_look_at_the_whole_batch(self, model):
@@ -280,25 +252,18 @@ class TestRefusals:
     @pytest.mark.parametrize("mask", [[[1, 1, 0]], [[1, 0, 1]]])
     def test_padding_elsewhere(self, model, mask):
         with pytest.raises(InputError, match="more than padding on the left"):
-            model.generate(
-                torch.tensor([[4, 5, 6]]),
-                attention_mask=torch.tensor(mask),
-                max_new_tokens=5,
-                custom_generate=tree(model),
-            )
+            options = {"max_new_tokens": 5, "custom_generate": tree(model)}
+            model.generate(torch.tensor([[4, 5, 6]]), attention_mask=torch.tensor(mask), **options)
 
     def test_a_filled_cache(self, model):
         cache = model(torch.tensor([PROMPT[:4]]), use_cache=True).past_key_values
         with pytest.raises(InputError, match="cannot go on from a filled one"):
             model.generate(
-                torch.tensor([PROMPT]),
-                past_key_values=cache,
-                max_new_tokens=5,
+                torch.tensor([PROMPT]), past_key_values=cache, max_new_tokens=5,
                 custom_generate=tree(model),
-            )
+            )  # fmt: skip
 
     def test_another_model(self, model):
+        other, generate = random_model("qwen3"), tree(model)
         with pytest.raises(InputError, match="a decoder of another model"):
-            random_model("qwen3").generate(
-                torch.tensor([PROMPT]), max_new_tokens=5, custom_generate=tree(model)
-            )
+            other.generate(torch.tensor([PROMPT]), max_new_tokens=5, custom_generate=generate)

@@ -11,16 +11,8 @@ from costmodel.errors import InputError
 from decoder.model.target import Step
 from decoder.policies.base import Fixed, Policy
 from decoder.tree.draft_tree import EMPTY, best_first
-from tests.decoder.models import (
-    PROMPT,
-    LatticeDrafter,
-    OracleDrafter,
-    decoder_of,
-    greedy,
-    random_model,
-    request,
-    target_of,
-)
+from tests.decoder import models
+from tests.decoder.models import PROMPT, OracleDrafter, decoder_of, greedy, random_model, request
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -54,7 +46,7 @@ def test_a_policy_of_ones_own_needs_only_a_choice():
             return best_first(candidates, self.max_nodes // 2)
 
     model = random_model("llama-gqa")
-    decoder = decoder_of(model, Half(), LatticeDrafter(97))
+    decoder = decoder_of(model, Half(), models.LatticeDrafter(97))
     result = decoder.generate(PROMPT, max_new_tokens=20)
     assert result.token_ids == greedy(model, PROMPT, 20)
     assert result.stats.policy == "half"
@@ -78,9 +70,9 @@ def test_the_end_token_ends_the_text_in_the_middle_of_a_path():
 
 def test_ragged_verification_equals_single_forwards():
     """Calibration measures batches with the same verify."""
-    target = target_of(random_model("qwen3"))
+    target = models.target_of(random_model("qwen3"))
     prompts = [torch.tensor(PROMPT), torch.tensor(PROMPT[:3])]
-    trees = [best_first(LatticeDrafter(97).draft(np.array(PROMPT), request(4)), 9), EMPTY]
+    trees = [best_first(models.LatticeDrafter(97).draft(np.array(PROMPT), request(4)), 9), EMPTY]
     steps = [Step(5, tree, sequence) for sequence, tree in enumerate(trees)]
     target.reserve(64, sequences=2)
     for sequence, prompt in enumerate(prompts):
@@ -106,18 +98,12 @@ def test_the_trace_tells_every_round(tmp_path):
     assert second[0]["predicted_cycle_s"] is None
 
 
-class TestBadInput:
-    @pytest.fixture
-    def decoder(self):
-        return decoder_of(random_model("llama-gqa"), "fixed:4")
-
-    def test_token_outside_the_vocabulary(self, decoder):
-        with pytest.raises(InputError, match="97 lies outside the vocabulary"):
-            decoder.generate([97])
-
-    def test_text_without_a_tokenizer(self, decoder):
-        with pytest.raises(InputError, match="no tokenizer"):
-            decoder.generate("hello")
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([97], "97 lies outside the vocabulary"), ("hello", "no tokenizer")]
+)
+def test_prompts_that_it_cannot_read(prompt, message):
+    with pytest.raises(InputError, match=message):
+        decoder_of(random_model("llama-gqa"), "fixed:4").generate(prompt)
 
 
 class Priced(Fixed):

@@ -24,26 +24,14 @@ from decoder.model.making import make_target
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice
 from lab.bench.simulated import SimulatedDrafter, Truth
+from tests.decoder import models
 from tests.decoder.adversaries import ADVERSARIES, MASK
 from tests.decoder.draft_models import PUBLISHED, published
-from tests.decoder.models import (
-    FAMILIES,
-    HYBRIDS,
-    SIZES,
-    LatticeDrafter,
-    OracleDrafter,
-    StairCost,
-    WholeDrafter,
-    decoder_of,
-    greedy,
-    plain_logits,
-    random_model,
-    target_of,
-)
+from tests.decoder.models import HYBRIDS, OracleDrafter, decoder_of, greedy, random_model, target_of
 
 PROMPT = [5, 17, 0, 88, 5, 17, MASK, 41, 5, 17]
 TOKENS = 24
-VOCAB = SIZES["vocab_size"]
+VOCAB = models.SIZES["vocab_size"]
 
 
 @cache
@@ -84,16 +72,13 @@ def overflowed(truth, vocab):
 # Each takes the true text (prompt included) and the vocabulary.
 DRAFTERS = {
     "ngram": lambda truth, vocab: NgramDrafter(),
-    "random": lambda truth, vocab: LatticeDrafter(vocab),
+    "random": lambda truth, vocab: models.LatticeDrafter(vocab),
     "second rank": lambda truth, vocab: OracleDrafter(truth, vocab, rank=1),
-    "last rank": lambda truth, vocab: OracleDrafter(truth, vocab, rank=2),
-    "replay": replay,
-    "twin": autoregressive(seed=0),
-    "stranger": autoregressive(seed=5),
-    "overflowed model": overflowed,
-    **ADVERSARIES,
-}
-EVERY = (*FAMILIES, *HYBRIDS)
+    "last rank": lambda truth, vocab: OracleDrafter(truth, vocab, rank=2), "replay": replay,
+    "twin": autoregressive(seed=0), "stranger": autoregressive(seed=5),
+    "overflowed model": overflowed, **ADVERSARIES,
+}  # fmt: skip
+EVERY = (*models.FAMILIES, *HYBRIDS)
 TURNS = [
     pytest.param(turn, family, marks=pytest.mark.slow if family in HYBRIDS else ())
     for turn, family in enumerate(EVERY)
@@ -109,7 +94,7 @@ CASES = [
 def decoder_for(family, policy, drafter, **options):
     truth = PROMPT + truth_of(family)
     decoder = decoder_of(model_of(family), "plain", DRAFTERS[drafter](truth, VOCAB), **options)
-    decoder.policy = parse_policy(policy, lambda fit=None: StairCost(), max_nodes=60)
+    decoder.policy = parse_policy(policy, lambda fit=None: models.StairCost(), max_nodes=60)
     return decoder
 
 
@@ -117,7 +102,7 @@ def decoder_for(family, policy, drafter, **options):
 def test_the_texts_are_worth_testing(family):
     """Not one token over and over, and no near-tie that float64 could not tell apart."""
     model, truth = model_of(family), truth_of(family)
-    best = plain_logits(model, PROMPT + truth)[len(PROMPT) - 1 : -1].topk(2).values
+    best = models.plain_logits(model, PROMPT + truth)[len(PROMPT) - 1 : -1].topk(2).values
     assert float((best[:, 0] - best[:, 1]).min()) > 1e-4
     assert len(set(truth)) >= 5
 
@@ -151,7 +136,7 @@ def test_sampled_text_is_that_of_plain_sampling(drafter):
     assert texts[0] == texts[1] == texts[2]
 
 
-class DamagedWhole(WholeDrafter):
+class DamagedWhole(models.WholeDrafter):
     """q over the whole vocabulary with some numbers, or all, that are none."""
 
     def __init__(self, value, share):
@@ -185,24 +170,17 @@ def test_sampled_trees_from_damaged_distributions_keep_the_targets(rule, share, 
 class TestDraftersThatReadTheTarget:
     """They need a deeper target for the hidden states that they read."""
 
-    LAYERS = 6
-
     @pytest.mark.parametrize("kind", PUBLISHED)
     @pytest.mark.parametrize(("turn", "family"), TURNS)
     def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
         """Each family with a third of the policies, all of them over the families."""
-        decoder, truth = self.decoder(tmp_path, kind, family)
+        target = target_of(random_model(family, num_hidden_layers=6))
+        truth = greedy(target.model, PROMPT, TOKENS)
+        drafter = published(kind, target, tmp_path / "drafter")
+        decoder = TreeDecoder(target, policy="plain", drafter=drafter)
         for policy in POLICIES[turn % 3 :: 3]:
-            decoder.policy = parse_policy(policy, lambda fit=None: StairCost(), max_nodes=60)
+            decoder.policy = parse_policy(policy, lambda fit=None: models.StairCost(), max_nodes=60)
             assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
-
-    def decoder(self, folder, kind, family):
-        """A decoder with a random drafter, and what its target writes after `PROMPT`."""
-        model = random_model(family, num_hidden_layers=self.LAYERS)
-        target = target_of(model)
-        drafter = published(kind, target, folder / "drafter")
-        truth = greedy(model, PROMPT, TOKENS)
-        return TreeDecoder(target, policy="plain", drafter=drafter), truth
 
 
 class TestUsable:
@@ -245,7 +223,7 @@ class TestSlidingWindow:
     @pytest.mark.parametrize("family", MODELS)
     @pytest.mark.parametrize("tokens", [20, 700])
     def test_texts_beyond_the_window(self, family, tokens):
-        sizes = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 1024}
+        sizes = models.SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 1024}
         model_class, config_class, more = self.MODELS[family]
         torch.manual_seed(2)
         config = config_class(**sizes | more, sliding_window=32)

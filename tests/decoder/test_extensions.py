@@ -179,20 +179,17 @@ class TestNames:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("nothing_here:Repeat", r"there is no module 'nothing_here'\. Install it"),
-            ("mine_here.sub:Repeat", r"there is no module 'mine_here\.sub'|not a package"),
-            ("half_here:Repeat", r"importing it fails: .*no_such_package_at_all"),
-            ("wrong_here:Repeat", r"importing it fails: SyntaxError"),
-            ("mine_here:Gone", r"has no 'Gone'\. Its classes are Repeat, Sized, Small"),
-            ("mine_here:number", r"is no class or function\. Name a subclass of rooftree\.Drafter"),
-            ("mine_here:Small", r"makes a Small\. Name a subclass of rooftree\.Drafter"),
-            ("mine_here:Broken", r"cannot be made: TypeError|ValueError: it is broken"),
-            ("mine_here:Greedy", r"cannot be made: TypeError.*those of target that it names"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "message"), [
+        ("nothing_here:Repeat", r"there is no module 'nothing_here'\. Install it"),
+        ("mine_here.sub:Repeat", r"there is no module 'mine_here\.sub'|not a package"),
+        ("half_here:Repeat", r"importing it fails: .*no_such_package_at_all"),
+        ("wrong_here:Repeat", r"importing it fails: SyntaxError"),
+        ("mine_here:Gone", r"has no 'Gone'\. Its classes are Repeat, Sized, Small"),
+        ("mine_here:number", r"is no class or function\. Name a subclass of rooftree\.Drafter"),
+        ("mine_here:Small", r"makes a Small\. Name a subclass of rooftree\.Drafter"),
+        ("mine_here:Broken", r"cannot be made: TypeError|ValueError: it is broken"),
+        ("mine_here:Greedy", r"cannot be made: TypeError.*those of target that it names"),
+    ])  # fmt: skip
     def test_drafter(self, target, name, message):
         with pytest.raises(InputError, match=message) as caught:
             load_drafter(name, target)
@@ -200,9 +197,8 @@ class TestErrors:
         assert name in str(caught.value)
 
     def test_policy(self):
-        with pytest.raises(
-            InputError, match=r"makes a Repeat\. Name a subclass of rooftree\.Policy"
-        ):
+        message = r"makes a Repeat\. Name a subclass of rooftree\.Policy"
+        with pytest.raises(InputError, match=message):
             policy("mine_here:Repeat")
         with pytest.raises(InputError, match=r"'fixed:x' is not a policy\. Write fixed:N"):
             policy("fixed:x")

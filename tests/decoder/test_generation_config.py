@@ -24,9 +24,8 @@ def configured(**settings):
 
 
 def by_transformers(model, prompt, new_tokens=24):
-    output = model.generate(
-        torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
-    )
+    options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+    output = model.generate(torch.tensor([prompt]), **options)
     return output[0, len(prompt) :].tolist()
 
 
@@ -42,20 +41,17 @@ def test_greedy_texts_are_those_of_transformers(settings, policy):
     assert [one.token_ids for one in both] == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "options", "problem"),
-    [
-        ({"num_beams": 3}, {}, "asks for beam search"),
-        ({"guidance_scale": 2.0}, {}, "ClassifierFree.* is not applied"),
-        ({"max_time": 2.0}, {}, "asks for max_time"),
-        ({"no_repeat_ngram_size": "2"}, {}, "config.json cannot be used: TypeError"),
-        ({"top_k": "5"}, {}, r"config.json cannot be used: .*top_k must be a number \(is '5'\)"),
-        ({"temperature": True}, {}, "temperature must be a number"),
-        ({"stop_strings": [1]}, {}, "stop_strings must be texts"),
-        ({"do_sample": True, "min_p": 0.1}, {"temperature": 1.0}, "asks for min_p"),
-        ({"do_sample": True, "typical_p": 0.9}, {"temperature": 1.0}, "asks for typical_p"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "options", "problem"), [
+    ({"num_beams": 3}, {}, "asks for beam search"),
+    ({"guidance_scale": 2.0}, {}, "ClassifierFree.* is not applied"),
+    ({"max_time": 2.0}, {}, "asks for max_time"),
+    ({"no_repeat_ngram_size": "2"}, {}, "config.json cannot be used: TypeError"),
+    ({"top_k": "5"}, {}, r"config.json cannot be used: .*top_k must be a number \(is '5'\)"),
+    ({"temperature": True}, {}, "temperature must be a number"),
+    ({"stop_strings": [1]}, {}, "stop_strings must be texts"),
+    ({"do_sample": True, "min_p": 0.1}, {"temperature": 1.0}, "asks for min_p"),
+    ({"do_sample": True, "typical_p": 0.9}, {"temperature": 1.0}, "asks for typical_p"),
+])  # fmt: skip
 def test_what_cannot_be_done_exactly_is_refused(settings, options, problem):
     decoder = decoder_of(configured(**settings), "fixed:3")
     with pytest.raises(InputError, match=problem):
@@ -78,31 +74,21 @@ def chatty(tmp_path_factory):
     return decoder
 
 
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
 class TestChat:
-    @pytest.mark.parametrize(
-        ("prompt", "options", "text"),
-        [
-            ("hi", {"chat": True}, "[user]hi[assistant]"),
-            ("hi", {"system": "Be brief."}, "[system]Be brief.[user]hi[assistant]"),
-            ("hi", {"template": {"enable_thinking": False}}, "[user]hi<quick>[assistant]"),
-            ("hi", {"template": {"enable_thinking": True}}, "[user]hi[assistant]"),
-            (
-                [
-                    {"role": "user", "content": "a"},
-                    {"role": "assistant", "content": "b"},
-                    {"role": "user", "content": "c"},
-                ],
-                {"system": "s"},
-                "[system]s[user]a[assistant]b[user]c[assistant]",
-            ),
-            (
-                [{"role": "user", "content": [{"text": "a"}, {"text": "b"}]}],
-                {},
-                "[user]ab[assistant]",
-            ),
-            ("hi", {"chat": False, "system": None, "template": {}}, "hi"),
-        ],
-    )
+    @pytest.mark.parametrize(("prompt", "options", "text"), [
+        ("hi", {"chat": True}, "[user]hi[assistant]"),
+        ("hi", {"system": "Be brief."}, "[system]Be brief.[user]hi[assistant]"),
+        ("hi", {"template": {"enable_thinking": False}}, "[user]hi<quick>[assistant]"),
+        ("hi", {"template": {"enable_thinking": True}}, "[user]hi[assistant]"),
+        ([turn("user", "a"), turn("assistant", "b"), turn("user", "c")], {"system": "s"},
+         "[system]s[user]a[assistant]b[user]c[assistant]"),
+        ([turn("user", [{"text": "a"}, {"text": "b"}])], {}, "[user]ab[assistant]"),
+        ("hi", {"chat": False, "system": None, "template": {}}, "hi"),
+    ])  # fmt: skip
     def test_what_the_model_reads(self, chatty, prompt, options, text):
         ids = chatty.tokenizer(text)["input_ids"]
         assert chatty.encode(prompt, **options) == ids
@@ -112,22 +98,15 @@ class TestChat:
         [batched] = chatty.generate_batch([prompt], max_new_tokens=3, **options)
         assert batched.token_ids == result.token_ids
 
-    @pytest.mark.parametrize(
-        ("prompt", "options", "problem"),
-        [
-            ("hi", {"template": {"enable_thought": False}}, "no option 'enable_thought'"),
-            ([{"role": "user"}], {}, "the prompt: turn 1 has no text"),
-            ([{"role": "user", "content": "a"}, "b"], {}, "the prompt: turn 2 has no"),
-            ([{"role": "tool", "content": "a"}], {}, "chat template fails: .*: no tools"),
-            ([{"role": "assistant", "content": "a"}], {}, "the last turn is the assistant's"),
-            (
-                [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
-                {"system": "c"},
-                "a system turn already",
-            ),
-            ([4, 5], {"system": "a"}, "token ids are not put into a chat template"),
-        ],
-    )
+    @pytest.mark.parametrize(("prompt", "options", "problem"), [
+        ("hi", {"template": {"enable_thought": False}}, "no option 'enable_thought'"),
+        ([{"role": "user"}], {}, "the prompt: turn 1 has no text"),
+        ([turn("user", "a"), "b"], {}, "the prompt: turn 2 has no"),
+        ([turn("tool", "a")], {}, "chat template fails: .*: no tools"),
+        ([turn("assistant", "a")], {}, "the last turn is the assistant's"),
+        ([turn("system", "a"), turn("user", "b")], {"system": "c"}, "a system turn already"),
+        ([4, 5], {"system": "a"}, "token ids are not put into a chat template"),
+    ])  # fmt: skip
     def test_what_is_refused(self, chatty, prompt, options, problem):
         with pytest.raises(InputError, match=problem):
             chatty.generate(prompt, max_new_tokens=3, **options)

@@ -10,14 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.target import PREFILL_CHUNK, Step
 from decoder.tree.draft_tree import best_first
-from tests.decoder.models import (
-    LatticeDrafter,
-    OracleDrafter,
-    decoder_of,
-    random_model,
-    request,
-    target_of,
-)
+from tests.decoder import models
+from tests.decoder.models import LatticeDrafter, OracleDrafter, decoder_of, random_model, request
 
 TOKENS, NEW = 6000, 12
 SIZES = {"max_position_embeddings": 8192}
@@ -90,7 +84,7 @@ class TestMemory:
     NODES = 255
 
     def target(self, tokens):
-        target = target_of(random_model("llama-gqa", dtype=torch.float32, **SIZES))
+        target = models.target_of(random_model("llama-gqa", dtype=torch.float32, **SIZES))
         target.reserve(tokens + 2 * (self.NODES + 1))
         prompt = torch.tensor(long_text()[:tokens])
         return target, prompt

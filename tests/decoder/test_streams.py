@@ -21,12 +21,12 @@ def folder(tmp_path_factory):
     return str(write_all(tmp_path_factory.mktemp("target")))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def decoder(folder):
     return TreeDecoder.from_pretrained(folder, dtype="float64", device="cpu", policy="fixed:9")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def truth(decoder):
     return decoder.generate(PROMPT, max_new_tokens=TOKENS).text
 
@@ -147,7 +147,7 @@ def test_an_interrupt_in_a_forward_gives_a_borrowed_model_back(monkeypatch):
 class TestOverflow:
     def test_more_than_the_positions_is_refused_before_anything_runs(self, monkeypatch):
         decoder = decoder_of(random_model("llama-gqa"), "fixed:9")
-        monkeypatch.setattr(decoder.target, "prefill", forbidden)
+        monkeypatch.setattr(decoder.target, "prefill", lambda *_: pytest.fail("nothing may run"))
         with pytest.raises(InputError, match="exceed the 512 positions"):
             decoder.generate([1] * 500, max_new_tokens=13)
 
@@ -158,10 +158,6 @@ class TestOverflow:
         decoder = decoder_of(model, "fixed:200")
         result = decoder.generate(prompt, max_new_tokens=12)
         assert result.token_ids == greedy(model, prompt, 12)
-
-
-def forbidden(*args, **kwargs):
-    raise AssertionError("nothing may run")
 
 
 THREADS, TEXTS, LENGTH = 4, 12, 24

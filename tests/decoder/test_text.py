@@ -67,11 +67,7 @@ def cut(pieces, stops):
     return shown + watch.finish(), False
 
 
-@given(
-    text=st.text("abc", max_size=20),
-    stops=st.lists(st.text("abc", max_size=4), max_size=3),
-    data=st.data(),
-)
+@given(st.text("abc", max_size=20), st.lists(st.text("abc", max_size=4), max_size=3), st.data())
 def test_stop_strings_do_not_depend_on_how_a_text_is_cut(text, stops, data):
     edges = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     bounds = [0, *edges, len(text)]

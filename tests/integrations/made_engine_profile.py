@@ -7,14 +7,9 @@ import numpy as np
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import fit_stairs
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    CalibrationSection,
-    EngineDrafterSection,
-    EngineSection,
-    RuntimeSection,
-    SurfaceSection,
-)
+from costmodel.profile.schema import CalibrationSection, EngineDrafterSection, EngineSection
 from tests.profiler.made_profile import make_profile
 
 DRAFTER = "vllm-ngram"
@@ -35,37 +30,26 @@ def make_engine_profile(draft_s: float = 0.001, a_token_s: float = 0.0) -> Profi
     grid = np.array(list(product(BATCHES, CONTEXTS, ROWS)))
     batch, context, rows = grid.T
     points = Points(
-        rows=rows,
-        context=context,
-        batch=batch,
-        seconds=step_s(rows, context, batch),
-        mad_s=np.full(len(grid), 1e-5),
-        n=np.full(len(grid), 10),
-    )
+        rows=rows, context=context, batch=batch, seconds=step_s(rows, context, batch),
+        mad_s=np.full(len(grid), 1e-5), n=np.full(len(grid), 10),
+    )  # fmt: skip
     drafts = np.array(list(product((1, 8), (0, 1, 15), (64, 2048))))
     median_s = draft_s + a_token_s * drafts[:, 1] * drafts[:, 0]
     base = make_profile()
     section = EngineDrafterSection(
-        name="ngram",
-        batch=drafts[:, 0].tolist(),
-        tokens=drafts[:, 1].tolist(),
-        context=drafts[:, 2].tolist(),
-        median_s=median_s.tolist(),
-        mad_s=[None] * len(drafts),
+        name="ngram", batch=drafts[:, 0].tolist(), tokens=drafts[:, 1].tolist(),
+        context=drafts[:, 2].tolist(), median_s=median_s.tolist(), mad_s=[None] * len(drafts),
         n=[1] * len(drafts),
-    )
+    )  # fmt: skip
     linear = base.calibration.linear
     physical = fit_physical(points, base.roofline())
     scales = fit_stairs(points, physical, exact=True).scales
     fields = {name: getattr(base, name) for name in Profile.model_fields}
+    runtime = {"kind": "vllm", "dtype": "bfloat16", "attention": "CPU_ATTN", "engine": ENGINE}
+    fits = {"linear": linear, "physical": physical, "stairs": scales}
     fields |= {
-        "runtime": RuntimeSection(
-            kind="vllm", dtype="bfloat16", attention="CPU_ATTN", engine=ENGINE
-        ),
-        "calibration": CalibrationSection(
-            selected="stairs", linear=linear, physical=physical, stairs=scales
-        ),
-        "surface": SurfaceSection.of(points),
-        "engine_drafters": {DRAFTER: section},
-    }
+        "runtime": schema.RuntimeSection(**runtime),
+        "calibration": CalibrationSection(selected="stairs", **fits),
+        "surface": schema.SurfaceSection.of(points), "engine_drafters": {DRAFTER: section},
+    }  # fmt: skip
     return Profile(**fields)

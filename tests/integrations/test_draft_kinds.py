@@ -21,11 +21,9 @@ def by_hand(text: list[int], least: int, most: int) -> int:
 
 
 @given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=60),
-    st.integers(1, 3),
-    st.integers(0, 3),
+    st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 3), st.integers(0, 3),
     st.integers(0, 60),
-)
+)  # fmt: skip
 def test_the_agreement_is_that_of_the_drafters_place(text, least, more, cut):
     matched = MatchedText(least, least + more)
     matched.extend(text[:cut])

@@ -33,10 +33,8 @@ def test_verified_lengths_are_the_best_of_all(drafted, rates):
     names = ["a", "b", "c"]
     for name, rate in zip(names, rates, strict=True):
         teach(policy, name, rate)
-    sequences = [
-        RunningSequence(name=name, context=1000, draft=[0] * count)
-        for name, count in zip(names, drafted, strict=True)
-    ]
+    pairs = zip(names, drafted, strict=True)
+    sequences = [RunningSequence(name=n, context=1000, draft=[0] * count) for n, count in pairs]
     chosen = policy.verified(sequences)
     survival = [policy.acceptance.survival(name) for name in names]
     seconds = policy.costs.verify_s(3, 1000, 3 * policy.longest)

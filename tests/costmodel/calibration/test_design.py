@@ -8,20 +8,7 @@ from costmodel.calibration.design import CandidateShapes, PointDesign, design_po
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import fit_stairs
-from costmodel.catalog import find_device, find_target
-from costmodel.roofline import Roofline
-from tests.costmodel.conftest import FORWARDS, measured_points
-
-
-def roofline_of() -> Roofline:
-    return Roofline(
-        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
-        peaks=find_device("rtx-a6000").peaks,
-    )
-
-
-def grid(rows, contexts):
-    return tuple(x.ravel() for x in np.meshgrid(rows, contexts))
+from tests.costmodel.conftest import A6000, FORWARDS, grid, measured_points
 
 
 def stair_seconds(rows, context, edges):
@@ -53,11 +40,11 @@ def test_no_response_that_was_not_chosen_is_read():
     rows, context = grid(np.arange(16, 513, 16), [64, 512, 4096])
     seconds = stair_seconds(rows, context, (128, 320))
     points = Points(rows=rows, context=context, seconds=seconds)
-    chosen = design_points(points, roofline_of(), 20)
+    chosen = design_points(points, A6000, 20)
     scrambled = seconds[::-1].copy() * 7
     scrambled[chosen] = seconds[chosen]
     others = Points(rows=rows, context=context, seconds=scrambled)
-    assert design_points(others, roofline_of(), 20).tolist() == chosen.tolist()
+    assert design_points(others, A6000, 20).tolist() == chosen.tolist()
     assert len(set(chosen.tolist())) == 20
 
 
@@ -66,7 +53,7 @@ def test_no_response_that_was_not_chosen_is_read():
 def test_steps_are_closed_in_on(edge):
     rows, context = grid(np.arange(8, 521, 8), [64, 4096])
     seconds = stair_seconds(rows, context, (edge,))
-    chosen = design_points(Points(rows=rows, context=context, seconds=seconds), roofline_of(), 24)
+    chosen = design_points(Points(rows=rows, context=context, seconds=seconds), A6000, 24)
     measured = np.unique(rows[chosen])
     gap = measured[measured > edge].min() - measured[measured <= edge].max()
     assert gap <= 48  # evenly spread, 24 rows would leave 22; without a step nearby 64 or more
@@ -74,7 +61,7 @@ def test_steps_are_closed_in_on(edge):
 
 def test_the_first_points_span_the_space():
     rows, context = grid([1, 2, 16, 64, 256, 1024], [64, 1024, 8192])
-    chooser = PointDesign(CandidateShapes(rows=rows, context=context), roofline_of())
+    chooser = PointDesign(CandidateShapes(rows=rows, context=context), A6000)
     first = chooser.first(6)
     chosen = set(zip(rows[first].tolist(), context[first].tolist(), strict=True))
     assert {(1, 64), (1, 8192)} <= chosen
@@ -84,7 +71,7 @@ def test_the_first_points_span_the_space():
 
 def test_rounds_go_on_until_nothing_is_left():
     rows, context = grid([1, 4, 16, 64, 256], [64, 1024])
-    chooser = PointDesign(CandidateShapes(rows=rows, context=context), roofline_of())
+    chooser = PointDesign(CandidateShapes(rows=rows, context=context), A6000)
     taken = chooser.first(4).tolist()
     while len(taken) < len(rows):
         seconds = stair_seconds(rows, context, (16,))[taken]
@@ -102,5 +89,5 @@ def test_batches_are_candidates_too():
     rows, context = np.tile(rows, 2), np.tile(context, 2)
     seconds = stair_seconds(rows * batch, context * batch, (64,))
     points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
-    chosen = design_points(points, roofline_of(), 10)
+    chosen = design_points(points, A6000, 10)
     assert set(batch[chosen].tolist()) == {1, 4} and len(set(chosen.tolist())) == 10

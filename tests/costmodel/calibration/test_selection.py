@@ -10,19 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.calibration.linear import fit_linear
-from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import select_calibration, smoothed_steps
-from costmodel.calibration.stairs import fit_stairs
 from costmodel.errors import InputError
-from tests.costmodel.conftest import (
-    FORWARDS,
-    ROOFLINE,
-    cpu_points,
-    cpu_seconds,
-    measured_points,
-    usual_selection,
-)
+from tests.costmodel import conftest as made
+from tests.costmodel.conftest import FORWARDS, ROOFLINE, cpu_points, cpu_seconds, grid, stairs_of
 
 # tests/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
 PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7.8)), strict=True))
@@ -30,7 +22,7 @@ PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_linear_calibration_of_published_forwards(measured, name):
-    points, roofline = measured_points(measured, name)
+    points, roofline = made.measured_points(measured, name)
     linear = fit_linear(points, roofline)
     bare, fitted = PUBLISHED[name]
     assert 100 * linear.mape_before == pytest.approx(bare, abs=0.06)
@@ -41,27 +33,18 @@ def test_linear_calibration_of_published_forwards(measured, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_calibrations_of_published_forwards_predict_points_left_out(measured, name):
-    points, roofline = measured_points(measured, name)
+    points, roofline = made.measured_points(measured, name)
     selection = select_calibration(points, roofline)
     assert selection.selected == "stairs"
     assert selection.cross_validated["stairs"].mape < 0.004
     assert selection.cross_validated["linear"].mape > 0.045
 
 
-def line_points(roofline, slope, intercept_s, noise=0.0, seed=0) -> Points:
-    rows, context = (x.ravel() for x in np.meshgrid([1, 4, 16, 64, 256], [64, 1024, 4096]))
-    true_s = slope * roofline.seconds(rows, context) + intercept_s
-    factor = 1 + noise * np.random.default_rng(seed).standard_normal(len(rows))
+def line_points(slope, intercept_s, noise=0.0) -> Points:
+    rows, context = grid([1, 4, 16, 64, 256], [64, 1024, 4096])
+    true_s = slope * ROOFLINE.seconds(rows, context) + intercept_s
+    factor = 1 + noise * np.random.default_rng(0).standard_normal(len(rows))
     return Points(rows=rows, context=context, seconds=true_s * factor)
-
-
-def test_a_line_is_recovered_exactly():
-    linear = fit_linear(line_points(ROOFLINE, 1.8, 0.02), ROOFLINE)
-    assert linear.slope == pytest.approx(1.8, rel=1e-9)
-    assert linear.intercept_s == pytest.approx(0.02, rel=1e-9)
-    assert linear.slope_se < 1e-9 and linear.rmse_after_s < 1e-12
-    expected = 1.8 * ROOFLINE.seconds([3, 99], 700) + 0.02
-    assert linear.predict_s([3, 99], 700) == pytest.approx(expected)
 
 
 def test_a_step_that_the_fit_smooths_over_is_named():
@@ -106,7 +89,7 @@ def test_standard_errors_cover_the_truth():
     inside = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        clean = line_points(ROOFLINE, 1.8, 0.02)
+        clean = line_points(1.8, 0.02)
         noisy = clean.seconds + 0.004 * rng.standard_normal(len(clean))
         points = Points(rows=clean.rows, context=clean.context, seconds=np.maximum(noisy, 1e-3))
         linear = fit_linear(points, ROOFLINE)
@@ -122,21 +105,18 @@ def test_a_falling_line_is_a_flat_cost():
 
 
 def test_a_line_never_predicts_less_than_the_physical_bound():
-    points = line_points(ROOFLINE, 5.0, -0.08)
+    points = line_points(5.0, -0.08)
     linear = fit_linear(points, ROOFLINE)
     assert linear.intercept_s < 0
     bound = ROOFLINE.with_count("physical").seconds([1, 2], 0)
     assert np.all(linear.predict_s([1, 2], 0) >= bound)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rows": [1, 2], "context": [1, 1], "seconds": [1.0, 2.0]}, "at least 3 points"),
-        ({"seconds": [0.1, 0.1, 0.1]}, "exactly the same time"),
-        ({"rows": [4, 4, 4]}, "same roofline time"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"rows": [1, 2], "context": [1, 1], "seconds": [1.0, 2.0]}, "at least 3 points"),
+    ({"seconds": [0.1, 0.1, 0.1]}, "exactly the same time"),
+    ({"rows": [4, 4, 4]}, "same roofline time"),
+])  # fmt: skip
 def test_points_that_cannot_be_fitted(changes, message):
     good = {"rows": [1, 2, 4], "context": [64, 64, 64], "seconds": [0.1, 0.2, 0.3]}
     with pytest.raises(InputError, match=message):
@@ -151,13 +131,9 @@ def test_errors_are_summarised():
     assert summary.worst == pytest.approx(0.1)
 
 
-def stairs(points, roofline, exact=False):
-    return fit_stairs(points, fit_physical(points, roofline), exact=exact)
-
-
 @pytest.mark.parametrize(("noise", "median", "worst"), [(0.0, 0.005, 0.08), (0.02, 0.015, 0.08)])
 def test_stairs_predict_between_their_points(noise, median, worst):
-    fitted = stairs(cpu_points(noise), ROOFLINE)
+    fitted = stairs_of(cpu_points(noise), ROOFLINE)
     rng = np.random.default_rng(7)
     rows = np.round(np.exp(rng.uniform(0, np.log(256), 300)))
     context = np.round(np.exp(rng.uniform(np.log(64), np.log(2048), 300)))
@@ -175,36 +151,38 @@ def steps_s(rows, context):
 def test_exact_points_with_real_steps_and_falls_are_returned():
     """Sums of operator tables have no noise: none of them is smoothed or left out."""
     rows = [1, 32, 33, 64, 65, 96, 97, 127, 128, 256]
-    grid_rows, context = (x.ravel() for x in np.meshgrid(rows, [64, 300, 1024]))
-    for true_s in (steps_s(grid_rows, context), cpu_seconds(grid_rows, context)):
-        points = Points(rows=grid_rows, context=context, seconds=true_s)
-        fitted = stairs(points, ROOFLINE, exact=True)
-        assert fitted.predict_s(grid_rows, context) == pytest.approx(true_s, rel=1e-3)
+    rows, context = grid(rows, [64, 300, 1024])
+    for true_s in (steps_s(rows, context), cpu_seconds(rows, context)):
+        fitted = stairs_of(Points(rows=rows, context=context, seconds=true_s), ROOFLINE, exact=True)
+        assert fitted.predict_s(rows, context) == pytest.approx(true_s, rel=1e-3)
 
 
-row_sets = st.sets(st.integers(1, 600), min_size=3, max_size=12)
-context_sets = st.sets(st.integers(0, 9000), min_size=1, max_size=5)
+@st.composite
+def ragged(draw, fewest, most):
+    """Some points of a grid, and a generator for times without any order."""
+    row_set = draw(st.sets(st.integers(1, 600), min_size=3, max_size=12))
+    context_set = draw(st.sets(st.integers(0, 9000), min_size=1, max_size=5))
+    rows, context = grid(sorted(row_set), sorted(context_set))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    chosen = random.permutation(len(rows))[: draw(st.integers(fewest, most))]
+    return rows[chosen], context[chosen], random
 
 
 @settings(max_examples=40)
-@given(rows=row_sets, contexts=context_sets, keep=st.integers(6, 60), seed=st.integers(0, 99))
-def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed):
-    """Ragged points with times without any order."""
-    random = np.random.default_rng(seed)
-    grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
-    chosen = random.permutation(len(grid_rows))[:keep]
-    if len(chosen) < 6 or len(np.unique(grid_rows[chosen])) < 2:
+@given(ragged(6, 60), st.booleans())
+def test_between_measured_rows_nothing_overshoots(shapes, exact):
+    rows, context, random = shapes
+    if len(rows) < 6 or len(np.unique(rows)) < 2:
         return
-    seconds = random.uniform(0.01, 1.0, len(chosen))
-    points = Points(rows=grid_rows[chosen], context=context[chosen], seconds=seconds)
+    points = Points(rows=rows, context=context, seconds=random.uniform(0.01, 1.0, len(rows)))
     try:
-        fitted = stairs(points, ROOFLINE, exact=bool(seed % 2))
+        fitted = stairs_of(points, ROOFLINE, exact)
     except InputError as error:  # times that fall with the rows may be no sum of work at all
         assert "no sum of physical work fits the points" in str(error)
         return
     knots = np.unique(points.rows)
     every = np.arange(knots[0], knots[-1] + 1)
-    for one in (*sorted(contexts), 20_000):
+    for one in (*np.unique(context), 20_000):
         at_knots, predicted = fitted.predict_s(knots, one), fitted.predict_s(every, one)
         assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)
         upper = np.clip(np.searchsorted(knots, every), 1, len(knots) - 1)
@@ -226,29 +204,23 @@ def test_each_point_is_predicted_by_a_fit_without_it():
 
 @pytest.mark.slow
 def test_selection_prefers_what_predicts_better():
-    curved = usual_selection()
+    curved = made.usual_selection()
     assert curved.selected == "stairs"
     assert curved.calibration is getattr(curved, curved.selected)
     assert curved.cross_validated[curved.selected].mape < curved.cross_validated["linear"].mape
-    straight = line_points(ROOFLINE, 1.8, 0.02, noise=0.05)
+    straight = line_points(1.8, 0.02, noise=0.05)
     chosen = select_calibration(straight, ROOFLINE)
     assert chosen.selected == "linear" and chosen.calibration is chosen.linear
 
 
 @pytest.mark.slow
 @settings(max_examples=15)
-@given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 16), seed=st.integers(0, 99))
-def test_any_points_have_a_selection(rows, contexts, keep, seed):
-    """Times without any order, down to fewer points than some calibrations have coefficients."""
-    grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
-    random = np.random.default_rng(seed)
-    chosen = random.permutation(len(grid_rows))[:keep]
-    points = Points(
-        rows=grid_rows[chosen],
-        context=context[chosen],
-        batch=random.integers(1, 9, len(chosen)),
-        seconds=10 ** random.uniform(-4, 1, len(chosen)),
-    )
+@given(ragged(4, 16))
+def test_any_points_have_a_selection(shapes):
+    """Down to fewer points than some calibrations have coefficients."""
+    rows, context, random = shapes
+    batch, seconds = random.integers(1, 9, len(rows)), 10 ** random.uniform(-4, 1, len(rows))
+    points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
     selection = select_calibration(points, ROOFLINE)
     predicted = selection.calibration.predict_s(np.array([1, 7, 300]), 500)
     assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)

@@ -24,11 +24,8 @@ def attention(form, *, sm_count=100, busy_key_s=KEY_S):
     return Attention(
         generation={pair: {(1, 1): 9e-6, (1, 10001): 59e-6, (4, 1): 9e-6, (4, 10001): 209e-6}},
         context={pair: {(1, 1): 8e-6, (1, 64): 10e-6, (1, 512): 40e-6}},
-        form=form,
-        sm_count=sm_count,
-        key_s=KEY_S,
-        busy_key_s=busy_key_s,
-    )
+        form=form, sm_count=sm_count, key_s=KEY_S, busy_key_s=busy_key_s,
+    )  # fmt: skip
 
 
 def test_one_row_is_the_generation_table():
@@ -149,10 +146,9 @@ def test_time_a_key_is_read_off_few_heads_over_long_prompts():
         measure_keys({(1, 1): {(1, 32): 1e-6}}, TileForm(tile_rows=64), 188, 128)
 
 
-@pytest.mark.parametrize(
-    ("name", "sm_count", "tile_rows"),
-    [("rtx4090", 128, 64), ("rtxpro6000-server", 188, 64), ("rtx-a6000", 84, 128)],
-)
+@pytest.mark.parametrize(("name", "sm_count", "tile_rows"), [
+    ("rtx4090", 128, 64), ("rtxpro6000-server", 188, 64), ("rtx-a6000", 84, 128),
+])  # fmt: skip
 def test_the_form_holds_on_published_chunks(measured, name, sm_count, tile_rows):
     rows, cached, seconds = measured_forwards(measured, f"{name}_llama-3.1-8b_tp1", "attention_us")
     rows, cached, seconds = (column[rows > 1] for column in (rows, cached, seconds))

@@ -5,13 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from costmodel.catalog import find_target
 from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
-from tests.costmodel.conftest import measured_forwards
+from tests.costmodel.conftest import LLAMA, measured_forwards
 
-LLAMA = find_target("llama-3.1-8b-instruct").architecture
 OPERATORS = "rtx-pro-6000-server_llama-3.1-8b_tp1"
 
 
@@ -42,13 +40,10 @@ def make_operators(folder):
         (place / name).write_text("\n".join([head, *rows]) + "\n")
 
 
-@pytest.mark.parametrize(
-    ("folder", "name", "limit"),
-    [
-        ("rtx-a6000_llama-3.1-8b_tp1", "rtx-a6000", 0.004),
-        ("rtx-pro-6000-server_llama-3.1-8b_tp1", "rtxpro6000-server", 0.01),
-    ],
-)
+@pytest.mark.parametrize(("folder", "name", "limit"), [
+    ("rtx-a6000_llama-3.1-8b_tp1", "rtx-a6000", 0.004),
+    ("rtx-pro-6000-server_llama-3.1-8b_tp1", "rtxpro6000-server", 0.01),
+])  # fmt: skip
 def test_forwards_equal_their_published_sums(measured, folder, name, limit):
     forward = ComposedForward(
         architecture=LLAMA, tables=load_folder(measured / "operators" / folder)
@@ -98,19 +93,16 @@ def test_bad_folders_are_refused(tmp_path):
         load_folder(empty)
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after", "message"),
-    [
-        ("per_sequence.csv", "lm_head,4,704", "lm_head,4,1e-320", "beyond all measure"),
-        ("attention.csv", "0,0,1,16,8.032", "0,0,1,,8.032", "a cell is empty"),
-        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,nan", "'nan' is negative or beyond"),
-        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,inf", "'inf' is negative or beyond"),
-        ("attention.csv", "0,0,1,16,8.032", "0,0,1,nan,8.032", "'nan' is negative or beyond"),
-        ("per_sequence.csv", "lm_head,4,704", "lm_head,nan,704", "'nan' is negative or beyond"),
-        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16", "a time that is empty"),
-        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16," + "9" * 200_000, "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "before", "after", "message"), [
+    ("per_sequence.csv", "lm_head,4,704", "lm_head,4,1e-320", "beyond all measure"),
+    ("attention.csv", "0,0,1,16,8.032", "0,0,1,,8.032", "a cell is empty"),
+    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,nan", "'nan' is negative or beyond"),
+    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,inf", "'inf' is negative or beyond"),
+    ("attention.csv", "0,0,1,16,8.032", "0,0,1,nan,8.032", "'nan' is negative or beyond"),
+    ("per_sequence.csv", "lm_head,4,704", "lm_head,nan,704", "'nan' is negative or beyond"),
+    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16", "a time that is empty"),
+    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16," + "9" * 200_000, "cannot be read"),
+])  # fmt: skip
 def test_damaged_cells(tmp_path, name, before, after, message):
     make_operators(tmp_path)
     table = tmp_path / OPERATORS / name

@@ -36,11 +36,8 @@ def test_few_scattered_shapes_work_too():
 
 
 def test_measured_points_come_back_and_time_is_linear_between_them():
-    made = MatmulTable(
-        shapes={(4096, 4096): (np.array([1.0, 3.0]), np.array([1e-3, 3e-3]))},
-        peaks=PEAKS,
-        l2_bytes=1,
-    )
+    shapes = {(4096, 4096): (np.array([1.0, 3.0]), np.array([1e-3, 3e-3]))}
+    made = MatmulTable(shapes=shapes, peaks=PEAKS, l2_bytes=1)
     assert made.seconds([1, 2, 3], 4096, 4096) == pytest.approx([1e-3, 2e-3, 3e-3])
 
 

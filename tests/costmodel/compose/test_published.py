@@ -16,24 +16,29 @@ from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_b
 from costmodel.errors import DeviceError, InputError
 from costmodel.planning.forwards import TargetForward
 from costmodel.roofline import distinct_experts
-from tests.costmodel.conftest import measured_forwards
+from tests.costmodel.conftest import LLAMA, measured_forwards
 
-LLAMA = find_target("llama-3.1-8b-instruct").architecture
 MOE = find_target("Qwen/Qwen3-30B-A3B").architecture
 H100 = find_device("h100-sxm")
 PRO = find_device("rtx-pro-6000-server")
+
+
+def needs_operators() -> None:
+    for package in ("aiconfigurator_core", "pyarrow"):
+        pytest.importorskip(package, reason="the extra 'operators' is not installed")
+
+
+def forward_of(tables, architecture=LLAMA, **split) -> ComposedForward:
+    return ComposedForward(architecture=architecture, tables=tables, **split)
 
 
 def gemm_table():
     n, k, m = (x.ravel() for x in np.meshgrid([128, 4096, 65536], [2048, 16384], [1, 64, 1024]))
     seconds = np.maximum(2 * m * n * k / 9e14, 2.0 * n * k / 3e12) + 2e-6
     return {
-        "gemm_dtype": np.array(["bfloat16"] * len(n) + ["fp8"]),
-        "m": np.append(m, 1),
-        "n": np.append(n, 128),
-        "k": np.append(k, 2048),
-        "latency": np.append(seconds * 1e3, 1e-9),
-    }
+        "gemm_dtype": np.array(["bfloat16"] * len(n) + ["fp8"]), "m": np.append(m, 1),
+        "n": np.append(n, 128), "k": np.append(k, 2048), "latency": np.append(seconds * 1e3, 1e-9),
+    }  # fmt: skip
 
 
 def attention_table(kind):
@@ -45,9 +50,8 @@ def attention_table(kind):
             lines.append((1, tokens if context else 1, 0 if context else tokens - 1,
                           heads, kv_heads, 1e3 * (9e-6 + work_s)))  # fmt: skip
     names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
-    table = {
-        name: np.array(values) for name, values in zip(names, zip(*lines, strict=True), strict=True)
-    }
+    columns = zip(names, zip(*lines, strict=True), strict=True)
+    table = {name: np.array(values) for name, values in columns}
     label = {"kernel_source": "vllm_flash_attn_fa2", "attn_dtype": "bfloat16"}
     label |= {"kv_cache_dtype": "bfloat16"}
     table |= {name: np.array([value] * len(lines)) for name, value in label.items()}
@@ -61,14 +65,11 @@ def moe_table():
     count = len(tokens)
     sizes = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128}
     return {
-        "moe_dtype": np.array(["bfloat16"] * count),
-        "moe_tp_size": tp,
-        "moe_ep_size": ep,
-        "distribution": np.array(["balanced"] * count),
-        "num_tokens": tokens,
+        "moe_dtype": np.array(["bfloat16"] * count), "moe_tp_size": tp, "moe_ep_size": ep,
+        "distribution": np.array(["balanced"] * count), "num_tokens": tokens,
         "latency": 1e-3 * (5 - tp - 2 * (ep - 1)) * np.minimum(8 * tokens, 128),
         **{name: np.full(count, size) for name, size in sizes.items()},
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -77,9 +78,8 @@ def package(tmp_path, monkeypatch):
 
     def fake_table(path: Path, columns):
         kind = path.name.split("_")[0]
-        table = {"gemm": gemm_table, "moe": moe_table, "gdn": gdn_table}.get(
-            kind, lambda: attention_table(kind)
-        )()
+        made = {"gemm": gemm_table, "moe": moe_table, "gdn": gdn_table}
+        table = made[kind]() if kind in made else attention_table(kind)
         return {name: table[name] for name in columns if name in table}
 
     for system, version in (("h100_sxm", "0.9.0"), ("h100_sxm", "0.24.0"),
@@ -106,7 +106,7 @@ def test_unsound_versions_are_never_used(package):
 
 
 def test_forward_is_the_sum_of_its_operators(package):
-    forward = ComposedForward(architecture=LLAMA, tables=load_published(H100))
+    forward = forward_of(load_published(H100))
     total = forward.seconds([1, 64], [1024])
     rows = np.array([1.0, 64.0])
     parts = forward.linear_s(rows) + forward.lm_head_s(rows)
@@ -121,13 +121,12 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
     tokens = np.array([1.0, 4.0, 16.0, 64.0])
     seconds = tables.expert_table(MOE).seconds(MOE, tokens)
     assert seconds == pytest.approx(4e-6 * distinct_experts(MOE, tokens), rel=0.02)
-    ComposedForward(architecture=MOE, tables=tables).seconds([1], [256])
+    forward_of(tables, MOE).seconds([1], [256])
 
 
-@pytest.mark.parametrize(
-    ("factors", "form", "us"), [((0.6, 0.5), "", 2.4), ((2.4, 0.5), "fp8_block", 2.0),
-                                ((2.4, 1.5), "bfloat16", 4.0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("factors", "form", "us"), [
+    ((0.6, 0.5), "", 2.4), ((2.4, 0.5), "fp8_block", 2.0), ((2.4, 1.5), "bfloat16", 4.0),
+])  # fmt: skip
 def test_experts_slower_than_in_bfloat16_are_taken_in_another_form(
     package, monkeypatch, factors, form, us
 ):
@@ -140,9 +139,8 @@ def test_experts_slower_than_in_bfloat16_are_taken_in_another_form(
     monkeypatch.setattr(published, "read_table", lambda path, columns: whole)
     experts = published._all_experts(package / "h100_sxm", "vllm", "fp8")[2048, 768, 8, 128, 1, 1]
     assert experts.form == form
-    assert experts.seconds_measured == pytest.approx(
-        us * 1e-6 * np.minimum(8 * experts.tokens, 128)
-    )
+    expected = us * 1e-6 * np.minimum(8 * experts.tokens, 128)
+    assert experts.seconds_measured == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +152,14 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     size = np.array([1.0, 1e9])
     tables = dataclasses.replace(tables, all_reduce={2: (size, np.array([0.0, 1.0]))})
     split = {"tensor_parallel": tp, "data_parallel": dp, "expert_parallel": whole}
-    forward = ComposedForward(architecture=MOE, tables=tables, **split)
+    forward = forward_of(tables, MOE, **split)
     rows = np.array([16.0, 64.0])
     experts = us * 1e-6 * distinct_experts(MOE, dp * rows)
     moved = forward._ffn_s(rows) - forward._products_s(rows, ("router",))
     assert moved == pytest.approx(MOE.layers * experts, rel=0.03)
     reduced = np.array([1e-9 * (tp == 2) + 1e-9 * dp]) * rows * MOE.hidden
-    assert forward._all_reduce_s(rows, tp) + forward._all_reduce_s(dp * rows, 2) == pytest.approx(
-        reduced, rel=0.01
-    )
+    moved = forward._all_reduce_s(rows, tp) + forward._all_reduce_s(dp * rows, 2)
+    assert moved == pytest.approx(reduced, rel=0.01)
     profile = composed_profile(forward, error_bar(forward))
     assert profile.target.architecture.experts == MOE.experts // dp
     assert TargetForward(profile).tensor_parallel == tp
@@ -171,16 +168,16 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
 def test_what_cannot_be_split_so_is_refused(package):
     tables = load_published(H100, experts=True)
     with pytest.raises(InputError, match="data_parallel 3 does not divide 128 experts"):
-        ComposedForward(architecture=MOE, tables=tables, data_parallel=3)
+        forward_of(tables, MOE, data_parallel=3)
     with pytest.raises(InputError, match="has no experts to share"):
-        ComposedForward(architecture=LLAMA, tables=tables, data_parallel=2)
+        forward_of(tables, data_parallel=2)
 
 
 def test_windows_in_some_layers_are_the_sum_of_both_kinds_of_layer(package):
     tables = load_published(H100)
     windowed = dataclasses.replace(LLAMA, sliding_window=2048)
     mixed = dataclasses.replace(windowed, full_layers=8)
-    forwards = [ComposedForward(architecture=a, tables=tables) for a in (LLAMA, windowed, mixed)]
+    forwards = [forward_of(tables, a) for a in (LLAMA, windowed, mixed)]
     context = np.array([128.0, 4096.0])
     full, narrow, both = (forward.attention_s(4, context) for forward in forwards)
     assert both == pytest.approx(full * 8 / 32 + narrow * 24 / 32)
@@ -192,17 +189,15 @@ def test_windows_in_some_layers_are_the_sum_of_both_kinds_of_layer(package):
 def test_shared_experts_and_dense_layers_are_products_beside_the_experts(package):
     tables = load_published(H100, experts=True)
     rows = np.array([4.0])
-    plain = ComposedForward(architecture=MOE, tables=tables)
+    plain = forward_of(tables, MOE)
     shared = dataclasses.replace(MOE, shared_ffn=1024)
-    extra = ComposedForward(architecture=shared, tables=tables).linear_s(rows)
+    extra = forward_of(tables, shared).linear_s(rows)
     product = tables.matmul.seconds(rows, 2 * 1024, MOE.hidden)
     product = product + tables.matmul.seconds(rows, MOE.hidden, 1024)
     product = product + tables.small.seconds("activation", rows, 1024)
     assert extra == pytest.approx(plain.linear_s(rows) + MOE.layers * product)
-    dense = ComposedForward(
-        architecture=dataclasses.replace(shared, ffn=1024, dense_layers=MOE.layers - 1),
-        tables=tables,
-    )
+    dense = dataclasses.replace(shared, ffn=1024, dense_layers=MOE.layers - 1)
+    dense = forward_of(tables, dense)
     # all but one layer have the dense FFN instead of router, experts and shared one
     layer = (plain.linear_s(rows) - dense.linear_s(rows)) / (MOE.layers - 1)
     expected = tables.expert_table(MOE).seconds(MOE, rows)
@@ -237,7 +232,7 @@ def hybrid(package):
     folder = package / "h100_sxm" / "linear_attention" / "vllm" / "0.24.0"
     folder.mkdir(parents=True)
     (folder / "gdn_perf.parquet").touch()
-    return ComposedForward(architecture=HYBRID, tables=load_published(H100))
+    return forward_of(load_published(H100), HYBRID)
 
 
 def test_recurrent_layers_are_summed_beside_those_with_attention(hybrid):
@@ -246,16 +241,13 @@ def test_recurrent_layers_are_summed_beside_those_with_attention(hybrid):
     assert hybrid.recurrent_s(rows) == pytest.approx([168e-6, 336e-6, 24 * 26e-6])
     assert hybrid.recurrent_s(rows[:1], 2)[0] == pytest.approx(24 * 12e-6)  # 7 and 22 us, a third
     assert hybrid.recurrent_s(rows[:1], 8)[0] == pytest.approx(24 * 44e-6)
-    plain = ComposedForward(architecture=LLAMA, tables=hybrid.tables)
+    plain = forward_of(hybrid.tables)
     context = np.array([1024.0])
     assert hybrid.attention_s(8, context) == pytest.approx(plain.attention_s(8, context) / 4)
     matmul, small = hybrid.tables.matmul, hybrid.tables.small
-    mixer = small.seconds("norm", rows, 4096) + sum(
-        matmul.seconds(rows, n, k) for n, k in ((8192 + 4096, 4096), (64, 4096), (4096, 4096))
-    )
-    attention = small.seconds("rotary", rows, 5120) + sum(
-        matmul.seconds(rows, n, 4096) for n in (6144, 4096)
-    )
+    products = [matmul.seconds(rows, n, 4096) for n in (8192 + 4096, 64, 4096, 6144, 4096)]
+    mixer = small.seconds("norm", rows, 4096) + sum(products[:3])
+    attention = small.seconds("rotary", rows, 5120) + sum(products[3:])
     assert hybrid.linear_s(rows) == pytest.approx(plain.linear_s(rows) + 24 * (mixer - attention))
     total = hybrid.seconds(rows, context)[1, 0] - hybrid.attention_s(32, context)[0]
     parts = hybrid.linear_s(rows) + hybrid.lm_head_s(rows) + hybrid.recurrent_s(rows)
@@ -280,21 +272,19 @@ def test_parts_without_tables_are_estimated_and_widen_the_bar(package, hybrid):
     tables = load_published(H100)
     tables = dataclasses.replace(tables, matmul=dataclasses.replace(tables.matmul))
     object.__setattr__(tables.matmul, "read_bytes_per_s", 3.35e12)
-    latent = ComposedForward(architecture=dataclasses.replace(LLAMA, **LATENT), tables=tables)
-    mamba = ComposedForward(
-        architecture=dataclasses.replace(HYBRID, recurrent="mamba2"), tables=tables
-    )
+    latent = forward_of(tables, dataclasses.replace(LLAMA, **LATENT))
+    mamba = forward_of(tables, dataclasses.replace(HYBRID, recurrent="mamba2"))
     context = np.array([4096.0])
     assert latent.attention_s(8, context, 4) == pytest.approx(32 * by_hand("latent", 8, 4096, 4))
     states_s = 24 * by_hand("states", 8, 0, 4)
     assert mamba.recurrent_s(np.array([8.0]), 4) == pytest.approx(states_s)
     assert dataclasses.replace(hybrid, tensor_parallel=2).estimated == ("recurrent layers",)
     coder = dataclasses.replace(MOE, expert_ffn=512)
-    mixture = ComposedForward(architecture=coder, tables=tables)
+    mixture = forward_of(tables, coder)
     moved, flops = 8 * 2 * 3 * 2048 * 512, 2 * 8 * 3 * 2048 * 512
     one_s = 20e-6 + moved / (0.6 * 3.35e12) + flops / (0.4 * 989.4e12)
     assert mixture.experts_s(np.ones(1)) == pytest.approx(48 * one_s)
-    plain = error_bar(ComposedForward(architecture=LLAMA, tables=tables))
+    plain = error_bar(forward_of(tables))
     assert plain.estimated == 0
     for forward, part in ((latent, "latent attention"), (mamba, "recurrent layers"),
                           (mixture, "experts")):  # fmt: skip
@@ -306,10 +296,8 @@ def test_parts_without_tables_are_estimated_and_widen_the_bar(package, hybrid):
 
 def test_other_sequences_pay_for_their_states(hybrid):
     profile = composed_profile(hybrid, error_bar(hybrid))
-    assert (
-        "of trees up to 64 rows, beyond which the times are those of a chain"
-        in profile.provenance.note
-    )
+    note = "of trees up to 64 rows, beyond which the times are those of a chain"
+    assert note in profile.provenance.note
     forward = TargetForward(profile, "rooftree")
     assert forward.most_tree_rows == 64
     verify, plain = profile.verify_calibration(), profile.stages.plain
@@ -321,14 +309,11 @@ def test_other_sequences_pay_for_their_states(hybrid):
 
 def test_two_devices_share_the_work_and_pay_for_two_all_reduces_a_layer(package):
     tables = load_published(H100)
-    alone = ComposedForward(architecture=LLAMA, tables=tables)
-    silent = ComposedForward(architecture=LLAMA, tables=tables, tensor_parallel=2)
+    alone = forward_of(tables)
+    silent = forward_of(tables, tensor_parallel=2)
     curve = (np.array([1.0, 1e9]), np.array([5e-6, 5e-6]))
-    talking = ComposedForward(
-        architecture=LLAMA,
-        tables=dataclasses.replace(tables, all_reduce={2: curve}),
-        tensor_parallel=2,
-    )
+    reducing = dataclasses.replace(tables, all_reduce={2: curve})
+    talking = forward_of(reducing, tensor_parallel=2)
     one, two, paid = (forward.seconds([16], [1024])[0, 0] for forward in (alone, silent, talking))
     assert 0.5 * one < two < 0.7 * one
     assert paid - two == pytest.approx(2 * LLAMA.layers * 5e-6)
@@ -340,15 +325,9 @@ def test_half_of_what_split_keys_save_is_doubted(package, splits):
     tables = load_published(H100)
     unsplit = TileForm(tile_rows=128)
     form = dataclasses.replace(unsplit, splits_keys=splits, packs_groups=splits)
-    walking, forward = (
-        ComposedForward(
-            architecture=LLAMA,
-            tables=dataclasses.replace(
-                tables, attention=dataclasses.replace(tables.attention, form=each)
-            ),
-        )
-        for each in (unsplit, form)
-    )
+    kernels = [dataclasses.replace(tables.attention, form=each) for each in (unsplit, form)]
+    both = [dataclasses.replace(tables, attention=kernel) for kernel in kernels]
+    walking, forward = (forward_of(one) for one in both)
     rows = [count for count in ROWS if 1 < count <= 256]
     saved = 1 - forward.verifying().seconds(rows, CONTEXTS) / walking.seconds(rows, CONTEXTS)
     bar = error_bar(forward)
@@ -364,14 +343,10 @@ def test_an_all_reduce_is_looked_up_by_its_values(package):
     """16 rows of 4096 values are 65,536 values: the knee of this curve."""
     tables = load_published(H100)
     curve = (np.array([1.0, 65536.0, 131072.0]), np.array([4e-6, 4e-6, 8e-6]))
-    flat, rising = (
-        ComposedForward(
-            architecture=LLAMA,
-            tables=dataclasses.replace(tables, all_reduce={2: measured}),
-            tensor_parallel=2,
-        ).linear_s(np.array([16.0, 32.0]))
-        for measured in ((curve[0], np.full(3, 4e-6)), curve)
-    )
+    curves = ((curve[0], np.full(3, 4e-6)), curve)
+    reducing = [dataclasses.replace(tables, all_reduce={2: one}) for one in curves]
+    rows = np.array([16.0, 32.0])
+    flat, rising = (forward_of(one, tensor_parallel=2).linear_s(rows) for one in reducing)
     assert rising - flat == pytest.approx([0.0, 2 * LLAMA.layers * 4e-6])
 
 
@@ -383,10 +358,10 @@ def test_bad_requests(package):
     assert "`rooftree transfer` scales a profile, from" in missing.value.hint
     tables = load_published(H100)
     with pytest.raises(InputError, match="tensor_parallel 3 does not divide 32 heads"):
-        ComposedForward(architecture=LLAMA, tables=tables, tensor_parallel=3)
+        forward_of(tables, tensor_parallel=3)
     small = find_target("Llama-3.2-1B-Instruct").architecture
     with pytest.raises(InputError, match="heads of size 128"):
-        ComposedForward(architecture=small, tables=tables)
+        forward_of(tables, small)
     with pytest.raises(InputError, match="no heads of size 64"):
         load_published(H100, head_dim=64)
 
@@ -400,9 +375,8 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
 
 def test_composed_against_measured(measured):
     """RTX PRO 6000 Server, Llama-3.1-8B, up to 256 rows on at most 4096 tokens."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
-    forward = ComposedForward(architecture=LLAMA, tables=load_published(PRO))
+    needs_operators()
+    forward = forward_of(load_published(PRO))
     shapes = zip(*measured_forwards(measured, "rtxpro6000-server_llama-3.1-8b_tp1"), strict=True)
     errors = [
         abs(forward.seconds([rows], [context])[0, 0] / seconds - 1)
@@ -418,8 +392,7 @@ def test_composed_against_measured(measured):
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_rows_of_a_verification_cost_what_as_many_query_heads_do(device, engine):
     """16 rows of 4 query heads on one key-value head are one row of 64 heads: the same work."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    needs_operators()
     attention = load_published(find_device(device), engine).attention.splitting_keys()
     assert proxy_error(attention, 16, 4, (1,)) < 0.1
     # 64 rows on a single key-value head take 4 us of 10 to 20 longer on B200 and GB300.
@@ -431,8 +404,7 @@ def test_rows_of_a_verification_cost_what_as_many_query_heads_do(device, engine)
 @pytest.mark.parametrize("cache", ["bfloat16", "fp8"])
 def test_so_do_those_of_many_sequences(device, cache):
     """Two and four rows of 32 heads' groups of 4, of 16 to 128 sequences at once."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    needs_operators()
     attention = load_published(find_device(device), cache=cache).attention.splitting_keys()
     for heads, rows in ((16, 4), (16, 2), (32, 2)):
         assert proxy_error(attention, heads, rows, (16, 32, 64, 128)) < 0.1

@@ -29,6 +29,9 @@ PATHS = [path for path in ALL_PATHS if path not in SENT]  # made from others' me
 NAMES = [f"{path.parent.name}/{path.name}" for path in PATHS]
 
 
+SHIPPED = ProfileStore([shipped_directory()])
+
+
 def check_sent(path: Path) -> None:
     """What CONTRIBUTING.md says of a measured profile that somebody sends."""
     profile = Profile.from_yaml(path)
@@ -47,16 +50,13 @@ def test_measured_profiles_that_were_sent_are_what_they_should_be():
         check_sent(path)
 
 
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (lambda text: text, ""),
-        (lambda text: "# mine\n" + text, "it was edited"),
-        (lambda text: text.replace("dtype: bfloat16", "dtype: float16"), "lookup does not find"),
-        (lambda text: text.replace("  worst: 0.01\n", "  worst: 0.09\n"), "do not use"),
-        (lambda text: text.replace("bytes_per_s: 4.0e+12", "bytes_per_s: 1.0e+12"), "the physical"),
-    ],
-)
+@pytest.mark.parametrize(("edit", "reason"), [
+    (lambda text: text, ""),
+    (lambda text: "# mine\n" + text, "it was edited"),
+    (lambda text: text.replace("dtype: bfloat16", "dtype: float16"), "lookup does not find"),
+    (lambda text: text.replace("  worst: 0.01\n", "  worst: 0.09\n"), "do not use"),
+    (lambda text: text.replace("bytes_per_s: 4.0e+12", "bytes_per_s: 1.0e+12"), "the physical"),
+])  # fmt: skip
 def test_a_sent_profile_with_a_fault_is_refused(tmp_path, edit, reason):
     path = ProfileStore([tmp_path]).save(judged())
     text = path.read_text(encoding="utf-8")
@@ -79,19 +79,13 @@ def test_every_file_has_a_command_and_every_command_a_file():
 def test_the_lookup_finds_it_under_graphs(shipped, reported):
     """Also where the driver or error correction keeps some of the memory."""
     key = dataclasses.replace(
-        shipped.key,
-        runtime="graphs",
-        attention="split",
+        shipped.key, runtime="graphs", attention="split",
         memory_bytes=int(reported * shipped.device.memory_bytes),
-    )
-    found = ProfileStore([shipped_directory()]).find(key)
+    )  # fmt: skip
+    found = SHIPPED.find(key)
     assert found.profile.key == shipped.key
     assert found.online_correction and not found.needs_floor_probe
-    assert (
-        ProfileStore([shipped_directory()])
-        .find(dataclasses.replace(key, runtime="eager"))
-        .needs_floor_probe
-    )
+    assert SHIPPED.find(dataclasses.replace(key, runtime="eager")).needs_floor_probe
 
 
 def test_no_point_is_faster_than_the_physical_bound(shipped):
@@ -122,9 +116,8 @@ def test_no_device_is_slower_than_one_that_is_weaker_in_every_peak(target):
     seconds = [p.verify_calibration().predict_s(rows, contexts) for p in profiles]
     compared = 0
     for (i, strong), (j, weak) in itertools.permutations(enumerate(profiles), 2):
-        if strong.peaks.flops_per_s < weak.peaks.flops_per_s:
-            continue
-        if strong.peaks.bytes_per_s < weak.peaks.bytes_per_s:
+        peaks = [(one.peaks.flops_per_s, one.peaks.bytes_per_s) for one in (strong, weak)]
+        if any(np.less(*peaks)):
             continue
         compared += 1
         bar = np.hypot(strong.provenance.error_bar, weak.provenance.error_bar)
@@ -157,18 +150,14 @@ def test_the_page_is_up_to_date():
     assert (ROOT / "docs" / "calibrations.md").read_text(encoding="utf-8") == document()
 
 
-SHIPPED = ProfileStore([shipped_directory()])
-
-
 @pytest.fixture
 def few(monkeypatch):
     """Two devices and four targets are all that is known."""
     names = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "mistralai/Mixtral-8x7B-v0.1", "openai/gpt-oss-20b")
     devices = {slug: find_device(slug) for slug in ("h100-sxm", "b200")}
+    targets = {name: find_target(name) for name in names}
     monkeypatch.setattr(support, "load_devices", lambda: devices)
-    monkeypatch.setattr(
-        support, "load_targets", lambda: {name: find_target(name) for name in names}
-    )
+    monkeypatch.setattr(support, "load_targets", lambda: targets)
 
 
 def test_what_is_composed_is_what_the_tables_hold():

@@ -13,27 +13,25 @@ from costmodel.compose.transfer_errors import TransferErrors, transfer_errors
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
-from tests.costmodel.conftest import measured_forwards
+from tests.costmodel.conftest import altered, measured_forwards
 
 RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "transfer_study.json"
 
 
+def shipped(slug, name) -> Profile:
+    return Profile.from_yaml(shipped_directory() / slug / f"{name}.bfloat16.kernels.tp1.yaml")
+
+
 @pytest.fixture(scope="module")
 def source():
-    return Profile.from_yaml(
-        shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml"
-    )
+    return shipped("h100-sxm", "qwen3-8b")
 
 
 def faster(profile, *, bandwidth=1.0, flops=1.0):
     spec = find_device(profile.device.name)
-    return dataclasses.replace(
-        spec,
-        name="Test GPU",
-        slug="test-gpu",
-        peak_bytes_per_s=bandwidth * spec.peak_bytes_per_s,
-        peak_flops_per_s=flops * spec.peak_flops_per_s,
-    )
+    peaks = {"peak_bytes_per_s": bandwidth * spec.peak_bytes_per_s}
+    peaks |= {"peak_flops_per_s": flops * spec.peak_flops_per_s}
+    return dataclasses.replace(spec, name="Test GPU", slug="test-gpu", **peaks)
 
 
 def scaled(profile, device):
@@ -59,10 +57,7 @@ def test_each_peak_scales_what_it_bounds_and_both_all_but_the_fixed_time(source)
 @pytest.mark.parametrize(("slug", "other"), [("h100-sxm", "h200"), ("h200", "h100-sxm")])
 def test_the_fixed_time_brings_siblings_nearer_than_the_ratio_alone(slug, other):
     """H100 and H200 are one chip with different memory, each composed from its own tables."""
-    here, there = (
-        Profile.from_yaml(shipped_directory() / name / "qwen3-4b.bfloat16.kernels.tp1.yaml")
-        for name in (slug, other)
-    )
+    here, there = (shipped(name, "qwen3-4b") for name in (slug, other))
     few = np.array(here.surface.rows) <= 64
     truth = np.array(there.surface.median_s)[few]
     moved = np.array(transfer_profile(here, find_device(other)).surface.median_s)[few]
@@ -90,11 +85,9 @@ def study(**pairs):
         "h3": ("NVIDIA Hopper", "GH100"), "m1": ("AMD CDNA 3", "MI300X"),
     }  # fmt: skip
     return TransferErrors(
-        pairs=table,
-        deviations={"a1": 0.12, "h1": 0.09, "h2": 0.05},
-        chips=chips,
+        pairs=table, deviations={"a1": 0.12, "h1": 0.09, "h2": 0.05}, chips=chips,
         fixed_s_per_layer=4e-5,
-    )
+    )  # fmt: skip
 
 
 def test_the_error_of_a_pair_is_its_own_else_that_of_its_likes():
@@ -123,8 +116,7 @@ def test_one_chip_at_another_rate_is_not_taken_as_alike(source, device):
 @pytest.mark.parametrize("source", ["l40s", "h100-sxm", "a100-sxm-80gb", "rtx-pro-6000-server"])
 def test_the_measured_rtx_4090_lies_within_the_interval(measured, source):
     """Mean error of a transfer to it against its measured forwards; the study has no such pair."""
-    name = "llama-3.1-8b-instruct.bfloat16.kernels.tp1.yaml"
-    profile = Profile.from_yaml(shipped_directory() / source / name)
+    profile = shipped(source, "llama-3.1-8b-instruct")
     moved = transfer_profile(profile, find_device("rtx-4090"))
     rows, context, seconds = measured_forwards(measured, "rtx4090_llama-3.1-8b_tp1")
     here = (rows <= 256) & (context <= 2048)
@@ -136,11 +128,11 @@ def test_the_measured_rtx_4090_lies_within_the_interval(measured, source):
 
 def test_the_shipped_table_is_the_stored_study_and_knows_every_device():
     stored = json.loads(RESULT.read_text(encoding="utf-8"))
-    shipped = transfer_errors()
-    assert {" to ".join(pair): error for pair, error in shipped.pairs.items()} == stored["pairs"]
-    assert dict(shipped.deviations) == stored["deviations"]
-    assert shipped.fixed_s_per_layer == pytest.approx(1e-6 * stored["fixed_us_per_layer"])
-    assert set(shipped.chips) == set(load_devices())
+    table = transfer_errors()
+    assert {" to ".join(pair): error for pair, error in table.pairs.items()} == stored["pairs"]
+    assert dict(table.deviations) == stored["deviations"]
+    assert table.fixed_s_per_layer == pytest.approx(1e-6 * stored["fixed_us_per_layer"])
+    assert set(table.chips) == set(load_devices())
 
 
 def test_the_study_holds_for_every_device_left_out():
@@ -160,11 +152,9 @@ def test_the_study_holds_for_every_device_left_out():
 def test_what_cannot_be_transferred(source):
     with pytest.raises(InputError, match="already"):
         transfer_profile(source, find_device("h100-sxm"))
-    eager = source.model_copy(
-        update={"runtime": source.runtime.model_copy(update={"kind": "eager"})}
-    )
+    eager = altered(source, runtime={"kind": "eager"})
     with pytest.raises(InputError, match="host's time"):
         transfer_profile(eager, find_device("h100-pcie"))
-    cpu = source.model_copy(update={"device": source.device.model_copy(update={"kind": "cpu"})})
+    cpu = altered(source, device={"kind": "cpu", "threads": 2, "instruction_set": "avx2"})
     with pytest.raises(InputError, match="whole GPU"):
         transfer_profile(cpu, find_device("h100-pcie"))

@@ -13,12 +13,8 @@ def forward_s(rows: int, context: int, batch: int) -> float:
 
 def write_points(path: Path, factor: float = 1.0, batches: tuple[int, ...] = BATCHES) -> Path:
     """A CSV of every shape, its times multiplied by `factor`."""
-    lines = [
-        f"{rows},{context},{batch},{forward_s(rows, context, batch) * 1e3 * factor!r}"
-        for batch in batches
-        for context in CONTEXTS
-        for rows in ROWS
-    ]
+    shapes = [(rows, context, batch) for batch in batches for context in CONTEXTS for rows in ROWS]
+    lines = [f"{r},{c},{b},{forward_s(r, c, b) * 1e3 * factor!r}" for r, c, b in shapes]
     path.write_text("\n".join(["new_tokens,context_tokens,batch,milliseconds", *lines]))
     return path
 

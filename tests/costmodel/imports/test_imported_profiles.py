@@ -10,13 +10,8 @@ import pytest
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceFingerprint, find_device, find_target
 from costmodel.errors import InputError, ProfileError
-from costmodel.imports.profiles import (
-    MOST_FITTED,
-    READERS,
-    TimedModel,
-    check_times,
-    imported_profile,
-)
+from costmodel.imports import profiles
+from costmodel.imports.profiles import READERS, TimedModel, imported_profile
 from costmodel.imports.table import ImportedTable
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
@@ -25,15 +20,9 @@ from costmodel.profile.lookup import find_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.profile.store import ProfileStore
-from tests.costmodel.imports.files import (
-    BATCHES,
-    CONTEXTS,
-    ROWS,
-    forward_s,
-    write_json,
-    write_lines,
-    write_points,
-)
+from tests.costmodel.conftest import altered, grid
+from tests.costmodel.imports import files
+from tests.costmodel.imports.files import BATCHES, CONTEXTS, ROWS, forward_s, write_points
 
 CPU = DeviceFingerprint(
     kind="cpu", name="AMD EPYC", memory_bytes=2**34, threads=1, instruction_set="avx512"
@@ -44,13 +33,11 @@ LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
 
 def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedModel:
     spec = find_device(device)
-    return TimedModel(
-        device=DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes),
-        peaks=PeaksSection(
-            source="datasheet", flops_per_s=spec.peak_flops_per_s, bytes_per_s=spec.peak_bytes_per_s
-        ),
-        architecture=find_target(target).architecture,
-    )
+    device = DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes)
+    peaks = {"flops_per_s": spec.peak_flops_per_s, "bytes_per_s": spec.peak_bytes_per_s}
+    peaks = PeaksSection(source="datasheet", **peaks)
+    architecture = find_target(target).architecture
+    return TimedModel(device=device, peaks=peaks, architecture=architecture)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +81,7 @@ def test_it_is_stored_found_and_never_replaces_a_measured_one(profile, tmp_path)
     assert stored.name == "qwen3-8b.bfloat16.kernels.tp1.yaml"
     found = find_profile("h100-sxm", "qwen3-8b", store=store)
     assert found.to_yaml() == profile.to_yaml()
-    measured = profile.model_copy(
-        update={"provenance": profile.provenance.model_copy(update={"kind": "measured"})}
-    )
-    measured.to_yaml(stored)
+    altered(profile, provenance={"kind": "measured"}).to_yaml(stored)
     assert store.save(profile) != stored
     with pytest.raises(ProfileError, match="is imported"):
         ProfileStore.write(profile, stored)
@@ -116,12 +100,9 @@ def test_a_plan_takes_it(profile, tmp_path):
     path = tmp_path / "mine.yaml"
     profile.to_yaml(path)
     request = PlanRequest(
-        target="Qwen/Qwen3-8B",
-        gpus=(str(path),),
-        traffic=Traffic(prompt_tokens=800, output_tokens=200),
-        rate=1.0,
-        acceptance="0.8",
-    )
+        target="Qwen/Qwen3-8B", gpus=(str(path),),
+        traffic=Traffic(prompt_tokens=800, output_tokens=200), rate=1.0, acceptance="0.8",
+    )  # fmt: skip
     result = plan(request, ProfileStore([tmp_path]))
     assert result.best is not None and result.best.origin is not None
     assert result.best.origin.kind == "imported"
@@ -140,13 +121,12 @@ def table_of(name: str, path: Path, factor: float) -> ImportedTable:
     """A file of one format whose times are multiplied, as it is read."""
     if name == "llama-bench":
         lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
-        write_lines(
-            path, [x | {"samples_ns": [factor * t for t in x["samples_ns"]]} for x in lines]
-        )
+        slower = [x | {"samples_ns": [factor * t for t in x["samples_ns"]]} for x in lines]
+        files.write_lines(path, slower)
     elif name == "sglang-dspark":
         rates = [1 / forward_s(rows, 512, 1) / factor for rows in ROWS]
         steps = {"sample_batch_tokens": ROWS, "sample_steps_per_sec": rates}
-        write_json(path, steps | {"max_batch_tokens": ROWS[-1]})
+        files.write_json(path, steps | {"max_batch_tokens": ROWS[-1]})
     else:
         write_points(path, factor)
     return READERS[name](path, 512 if name == "sglang-dspark" else None)
@@ -158,7 +138,7 @@ def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name):
     if name == "llama-bench":
         one = dataclasses.replace(subject(target="SmolLM2-135M-Instruct"), device=CPU, peaks=PEAKS)
     sound = table_of(name, path, 1.0)
-    assert check_times(sound.points, one.roofline(sound.weights), path) == ""
+    assert profiles.check_times(sound.points, one.roofline(sound.weights), path) == ""
     wrong = {
         1e-3: "times faster than",
         12.0 if name == "llama-bench" else 1e3: "wrong unit or device",
@@ -193,18 +173,14 @@ def test_a_profile_of_a_published_run_on_a_gb10():
 
 @pytest.mark.slow
 def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
-    rows, contexts = np.meshgrid(np.arange(1, 33), np.arange(1, 14) * 512)
-    points = Points(
-        rows=rows.ravel(),
-        context=contexts.ravel(),
-        seconds=[forward_s(*shape, 1) for shape in zip(rows.flat, contexts.flat, strict=True)],
-    )
+    rows, context = grid(np.arange(1, 33), np.arange(1, 14) * 512)
+    points = Points(rows=rows, context=context, seconds=forward_s(rows, context, 1))
     table = dataclasses.replace(
         READERS["llama-bench"](LLAMA, None),
         points=points, processor=None, threads=None, parameters=0,
     )  # fmt: skip
     profile = imported_profile(table, subject(), path=LLAMA, source="made up")
-    assert profile.surface is not None and len(profile.surface.rows) == MOST_FITTED
+    assert profile.surface is not None and len(profile.surface.rows) == profiles.MOST_FITTED
     assert profile.held_out is not None
-    assert profile.held_out.error.points == len(points) - MOST_FITTED
+    assert profile.held_out.error.points == len(points) - profiles.MOST_FITTED
     assert profile.held_out.error.worst < 0.02

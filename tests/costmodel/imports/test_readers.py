@@ -16,18 +16,11 @@ from tests.costmodel.imports.files import ROWS, forward_s, write_json, write_lin
 
 DATA = Path(__file__).parent / "data"
 LLAMA = DATA / "llama_bench.jsonl"
-STEPS = {
-    "sample_batch_tokens": [1, 8, 16, 64],
-    "sample_steps_per_sec": [100.0, 90.0, 80.0, 40.0],
-    "max_batch_tokens": 64,
-}
-SUM = {
-    "bias_seconds": 0.005,
-    "bs_probes": [1, 4],
-    "alpha_seconds": [0.0, 0.002],
-    "m_probes": [1, 4, 16, 64],
-    "theta_seconds": [0.0, 0.001, 0.002, 0.005],
-}
+LINES = [json.loads(line) for line in LLAMA.read_text().splitlines()]
+STEPS = {"sample_batch_tokens": [1, 8, 16, 64], "max_batch_tokens": 64}
+STEPS |= {"sample_steps_per_sec": [100.0, 90.0, 80.0, 40.0]}
+SUM = {"bias_seconds": 0.005, "bs_probes": [1, 4], "alpha_seconds": [0.0, 0.002]}
+SUM |= {"m_probes": [1, 4, 16, 64], "theta_seconds": [0.0, 0.001, 0.002, 0.005]}
 
 
 def read(name: str, path: Path, context: int | None = None):
@@ -41,33 +34,30 @@ def times_of(table) -> dict[tuple[int, int, int], float]:
 
 
 def test_a_file_that_llama_bench_wrote():
-    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
     table = read("llama-bench", LLAMA)
     times = times_of(table)
-    assert len(times) == len(lines)
-    for line in lines:
+    assert len(times) == len(LINES)
+    for line in LINES:
         count = max(line["n_gen"], 1)
         shape = (max(line["n_prompt"], 1), line["n_depth"] + (count - 1) // 2, 1)
         assert times[shape] == pytest.approx(median(line["samples_ns"]) / 1e9 / count)
-    assert table.parameters == 134515008 and table.threads == lines[0]["n_threads"]
+    assert table.parameters == 134515008 and table.threads == LINES[0]["n_threads"]
     assert table.weights is not None and table.weights.dtype == "bfloat16"
     assert table.version is None  # it was built outside of a checkout
 
 
 def test_a_quantised_gguf_is_no_bfloat16(tmp_path):
-    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
     changed = {"model_type": "llama 8B Q4_K - Medium", "build_commit": "abc", "build_number": 7}
-    table = read("llama-bench", write_lines(tmp_path / "f", [one | changed for one in lines]))
+    table = read("llama-bench", write_lines(tmp_path / "f", [one | changed for one in LINES]))
     assert table.weights is not None and table.weights.quantization == "q4_k-medium"
     assert table.weights.weight_bytes == pytest.approx(269100288 / 134515008)
     assert table.version == "llama.cpp abc (7)"
 
 
 def test_tests_beyond_one_forward_are_left_out(tmp_path):
-    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
-    more = [lines[0] | {"n_prompt": 600}, lines[0] | {"n_gen": 8}]
-    table = read("llama-bench", write_lines(tmp_path / "f", [*lines, *more]))
-    assert len(table.points) == len(lines) and sum(table.left_out.values()) == 2
+    more = [LINES[0] | {"n_prompt": 600}, LINES[0] | {"n_gen": 8}]
+    table = read("llama-bench", write_lines(tmp_path / "f", [*LINES, *more]))
+    assert len(table.points) == len(LINES) and sum(table.left_out.values()) == 2
 
 
 def test_a_file_that_llama_batched_bench_wrote(tmp_path):
@@ -94,9 +84,9 @@ def test_a_file_that_llama_batched_bench_wrote(tmp_path):
 
 def test_both_tables_of_dspark(tmp_path):
     steps = read("sglang-dspark", write_json(tmp_path / "a", STEPS), context=512)
-    assert times_of(steps) == pytest.approx(
-        {(1, 512, 1): 1 / 100, (8, 512, 1): 1 / 90, (16, 512, 1): 1 / 80, (64, 512, 1): 1 / 40}
-    )
+    rates = {1: 100, 8: 90, 16: 80, 64: 40}
+    expected = {(rows, 512, 1): 1 / rate for rows, rate in rates.items()}
+    assert times_of(steps) == pytest.approx(expected)
     times = times_of(read("sglang-dspark", write_json(tmp_path / "b", SUM), context=512))
     # By hand: 4 requests of 4 rows are 16 rows; 10 rows of one lie half-way from 4 to 16.
     assert times[4, 512, 4] == pytest.approx(0.005 + 0.002 + 0.002)
@@ -108,9 +98,8 @@ def test_tables_that_the_dspark_profiler_wrote():
     steps = times_of(read("sglang-dspark", DATA / "sglang_dspark_steps.json", context=512))
     # As its log prints them, in milliseconds.
     printed = {8: 97.3, 16: 128.0, 32: 184.4, 64: 263.2, 96: 323.1, 128: 395.7}
-    assert {rows: seconds * 1e3 for (rows, _, _), seconds in steps.items()} == pytest.approx(
-        printed, abs=0.06
-    )
+    found = {rows: seconds * 1e3 for (rows, _, _), seconds in steps.items()}
+    assert found == pytest.approx(printed, abs=0.06)
     sums = times_of(read("sglang-dspark", DATA / "sglang_dspark_sums.json", context=512))
     assert {batch for _, _, batch in sums} == {1, 4, 16, 64}
     for (rows, _, batch), seconds in sums.items():
@@ -140,9 +129,8 @@ BAD = [
 @pytest.mark.parametrize(("name", "value", "message"), BAD)
 def test_what_is_wrong_in_a_file_is_named(tmp_path, name, value, message):
     path = write_json(tmp_path / "bad.json", value)
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(InputError, match=rf"bad\.json.*{message}"):
         read(name, path, context=512)
-    assert message in str(raised.value) and str(path) in str(raised.value)
 
 
 BAD_LINES = [
@@ -154,33 +142,27 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("change", "message"), BAD_LINES)
 def test_what_is_wrong_in_a_line_is_named(tmp_path, change, message):
-    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
-    path = write_lines(tmp_path / "bad.jsonl", [lines[0], lines[1] | change, *lines[2:]])
-    with pytest.raises(InputError) as raised:
+    path = write_lines(tmp_path / "bad.jsonl", [LINES[0], LINES[1] | change, *LINES[2:]])
+    with pytest.raises(InputError, match=message):
         read("llama-bench", path)
-    assert message in str(raised.value)
-    write_lines(path, [without(line, "n_prompt") for line in lines])
+    write_lines(path, [without(line, "n_prompt") for line in LINES])
     with pytest.raises(InputError, match="line 1 has no field n_prompt"):
         read("llama-bench", path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"gpu_info": "RTX 4090, RTX 4090", "split_mode": "layer"}, "it ran on 2 GPUs"),
-        ({"n_gpu_layers": "0"}, "layers ran on the CPU"),
-        ({"tensor_buft_overrides": "exps=CPU"}, "tensors were kept elsewhere"),
-        ({"backends": "CUDA,RPC"}, r"other machines too \(RPC\)"),
-        ({"no_kv_offload": True}, "its KV cache was in the CPU's memory"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"gpu_info": "RTX 4090, RTX 4090", "split_mode": "layer"}, "it ran on 2 GPUs"),
+    ({"n_gpu_layers": "0"}, "layers ran on the CPU"),
+    ({"tensor_buft_overrides": "exps=CPU"}, "tensors were kept elsewhere"),
+    ({"backends": "CUDA,RPC"}, r"other machines too \(RPC\)"),
+    ({"no_kv_offload": True}, "its KV cache was in the CPU's memory"),
+])  # fmt: skip
 def test_what_ran_on_no_single_gpu_is_refused(tmp_path, change, message):
-    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
     gpu = {"backends": "CUDA", "gpu_info": "RTX 4090", "n_gpu_layers": 99, "model_size": 2 * 10**10}
-    path = write_lines(tmp_path / "one.jsonl", [line | gpu for line in lines])
+    path = write_lines(tmp_path / "one.jsonl", [line | gpu for line in LINES])
     assert read("llama-bench", path).processor == "RTX 4090"
     with pytest.raises(InputError, match=message):
-        read("llama-bench", write_lines(path, [line | gpu | change for line in lines]))
+        read("llama-bench", write_lines(path, [line | gpu | change for line in LINES]))
 
 
 DRESSES = st.builds(

@@ -8,7 +8,7 @@ from costmodel.online.cycle import CycleCost
 from costmodel.online.estimator import AffineCorrection, DriftMonitor, OnlineEstimator
 from costmodel.profile.profile import Profile
 from costmodel.speculation import AcceptanceCurve, standard_curves
-from tests.costmodel.conftest import ROOFLINE
+from tests.costmodel.conftest import ROOFLINE, altered
 
 # Matrix products of Qwen3-8B on an H100 in ms, published (docs/method.md, calibrations).
 KERNEL_ROWS = (1, 16, 64, 128, 256, 512, 1024)
@@ -44,25 +44,16 @@ def simulate(mode, curve: AcceptanceCurve, true_s, profile=None, rounds=50):
     return truth[np.argmax(committed / estimator.cycle_s(NODES, context))] / truth.max()
 
 
-def with_added_host(rows, context):
-    return HOST_S + Kernels().predict_s(rows, context)
+@pytest.mark.parametrize(("joined", "multiplicative"), [(np.add, 0.93), (np.maximum, 0.80)])
+def test_a_borrowed_profile_learns_the_host_floor(joined, multiplicative):
+    """The host's time is added, or launches overlap the kernels and the slower of both counts."""
 
+    def true_s(rows, context):
+        return joined(HOST_S, Kernels().predict_s(rows, context))
 
-def with_hidden_host(rows, context):
-    """Launches overlap the kernels, so that the slower of both counts."""
-    return np.maximum(HOST_S, Kernels().predict_s(rows, context))
-
-
-@pytest.mark.parametrize(
-    ("true_s", "multiplicative"), [(with_added_host, 0.93), (with_hidden_host, 0.80)]
-)
-def test_a_borrowed_profile_learns_the_host_floor(true_s, multiplicative):
-    shares = {
-        mode: [simulate(mode, curve, true_s) for curve in standard_curves()]
-        for mode in ("affine", "ema+calib")
-    }
-    assert min(shares["affine"]) > 0.99
-    assert min(shares["ema+calib"]) < multiplicative
+    curves = standard_curves()
+    assert min(simulate("affine", curve, true_s) for curve in curves) > 0.99
+    assert min(simulate("ema+calib", curve, true_s) for curve in curves) < multiplicative
 
 
 # Shares of tokens/s that one factor loses with an added host: mean over the curves, and worst.
@@ -78,9 +69,7 @@ def test_a_composed_profile_learns_the_added_host_floor(device, mean, worst):
         return HOST_S + composed.predict_s(rows, context)
 
     def lost(mode):
-        return 1 - np.array(
-            [simulate(mode, curve, true_s, composed) for curve in standard_curves()]
-        )
+        return 1 - np.array([simulate(mode, one, true_s, composed) for one in standard_curves()])
 
     factor = lost("ema+calib")
     assert np.max(lost("affine")) < 0.01
@@ -199,6 +188,5 @@ def test_a_change_within_the_profiles_uncertainty_is_no_drift(factor, is_drift):
 def test_the_uncertainty_is_the_largest_that_a_profile_states():
     profile = Profile.from_yaml(shipped_directory() / "b200/qwen3-8b.bfloat16.kernels.tp1.yaml")
     assert CycleCost.from_profile(profile).uncertainty == profile.provenance.error_bar > 0
-    provenance = profile.provenance.model_copy(update={"pace_spread": 0.4})
-    unsteady = profile.model_copy(update={"provenance": provenance})
+    unsteady = altered(profile, provenance={"pace_spread": 0.4})
     assert CycleCost.from_profile(unsteady).uncertainty == pytest.approx(0.8)

@@ -32,30 +32,26 @@ def judged(**changed) -> Profile:
         mean=wanted["mean"], worst=wanted["worst"], interval=(0, wanted["high"]), curves=18,
         contexts=(70, 300),
     )  # fmt: skip
-    return made.model_copy(
-        update={"device": device, "surface": surface, "held_out": held_out, "regret": regret}
-    )
+    parts = {"device": device, "surface": surface, "held_out": held_out, "regret": regret}
+    return made.model_copy(update=parts)
 
 
-@pytest.mark.parametrize(
-    ("changed", "word", "reason"),
-    [
-        ({}, "good", ""),
-        ({"mean": 0.006}, "usable", "loses 0.6% on average, more than 0.5%"),
-        ({"mean": 0.006, "kind": "cpu"}, "good", ""),
-        ({"worst": 0.04}, "usable", "4.0% at worst, more than 3.0%"),
-        ({"high": 0.03}, "usable", "up to 3.0% on average"),
-        ({"error": 0.025, "noise": 0.02}, "usable", "off by 2.5%, more than 2.0%"),
-        ({"error": 0.025, "noise": 0.02, "kind": "cpu"}, "good", ""),
-        ({"held_out": 5}, "usable", "5 held-out points, 6 will do"),
-        ({"ms": (10, 11, 12, 13, 14)}, "usable", "measured at 10 points, 12 will do"),
-        ({"mean": 0.021, "worst": 0.021}, "do not use", "2.1% on average, more than 2.0%"),
-        ({"worst": 0.099}, "do not use", "9.9% at worst, more than 8.0%"),
-        ({"error": 0.444, "noise": 0.0}, "do not use", "uncertain by 44%"),
-        # As stored once by a busy machine, beside a regret that looked fair.
-        ({"ms": (49, 1211.75, 56.64, 60, 61, 62)}, "do not use", "2 rows at context 256 took 21"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changed", "word", "reason"), [
+    ({}, "good", ""),
+    ({"mean": 0.006}, "usable", "loses 0.6% on average, more than 0.5%"),
+    ({"mean": 0.006, "kind": "cpu"}, "good", ""),
+    ({"worst": 0.04}, "usable", "4.0% at worst, more than 3.0%"),
+    ({"high": 0.03}, "usable", "up to 3.0% on average"),
+    ({"error": 0.025, "noise": 0.02}, "usable", "off by 2.5%, more than 2.0%"),
+    ({"error": 0.025, "noise": 0.02, "kind": "cpu"}, "good", ""),
+    ({"held_out": 5}, "usable", "5 held-out points, 6 will do"),
+    ({"ms": (10, 11, 12, 13, 14)}, "usable", "measured at 10 points, 12 will do"),
+    ({"mean": 0.021, "worst": 0.021}, "do not use", "2.1% on average, more than 2.0%"),
+    ({"worst": 0.099}, "do not use", "9.9% at worst, more than 8.0%"),
+    ({"error": 0.444, "noise": 0.0}, "do not use", "uncertain by 44%"),
+    # As stored once by a busy machine, beside a regret that looked fair.
+    ({"ms": (49, 1211.75, 56.64, 60, 61, 62)}, "do not use", "2 rows at context 256 took 21"),
+])  # fmt: skip
 def test_one_word_and_why(changed, word, reason):
     found = grade(judged(**changed))
     assert found.word == word
@@ -66,17 +62,14 @@ MANY = (256, 700, 1500, 2048)
 WIDE = judged(contexts=MANY)
 
 
-@pytest.mark.parametrize(
-    ("newer", "reason"),
-    [
-        (judged(mean=0.004, worst=0.02, contexts=(256, 1000, 2048)), ""),
-        (judged(mean=0.01, contexts=MANY), "worse (usable, the stored one is good)"),
-        (judged(contexts=(256, 1024)), "contexts go from 256 to 1024, the stored one's from 256"),
-        (judged(ms=(9, 10, 11, 12, 13), contexts=MANY), "row counts go from 1 to 16, the stored"),
-        (judged(), "measured at 12 points, the stored one at 24"),
-        (judged(contexts=(100, *MANY, 4096), ms=range(10, 18)), ""),
-    ],
-)
+@pytest.mark.parametrize(("newer", "reason"), [
+    (judged(mean=0.004, worst=0.02, contexts=(256, 1000, 2048)), ""),
+    (judged(mean=0.01, contexts=MANY), "worse (usable, the stored one is good)"),
+    (judged(contexts=(256, 1024)), "contexts go from 256 to 1024, the stored one's from 256"),
+    (judged(ms=(9, 10, 11, 12, 13), contexts=MANY), "row counts go from 1 to 16, the stored"),
+    (judged(), "measured at 12 points, the stored one at 24"),
+    (judged(contexts=(100, *MANY, 4096), ms=range(10, 18)), ""),
+])  # fmt: skip
 def test_what_a_stored_profile_stays_for(tmp_path, newer, reason):
     store = ProfileStore([tmp_path])
     place = store.save(WIDE)

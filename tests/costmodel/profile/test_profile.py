@@ -19,14 +19,14 @@ from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
     CalibrationSection,
-    DrafterSection,
     EngineDrafterSection,
     RuntimeSection,
     SurfaceSection,
 )
 from costmodel.profile.store import profile_file_name
 from costmodel.profile.text import dump_yaml, float_text
-from tests.costmodel.conftest import ROOFLINE, cpu_seconds, usual_selection
+from tests.costmodel.conftest import ROOFLINE, altered, cpu_seconds
+from tests.costmodel.profile.test_store import TIMED
 from tests.integrations.made_engine_profile import ENGINE, make_engine_profile
 
 STORED = Path(__file__).parents[1] / "data/profile.yaml"
@@ -52,57 +52,40 @@ def test_floats_keep_six_digits_and_stay_floats(value):
     assert back == pytest.approx(value, rel=5e-6, abs=1e-300)
 
 
-@given(
-    text=st.text(
-        st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufeff\u2028\u2029"),
-        min_size=1,
-        max_size=40,
-    )
+LETTERS = st.characters(
+    blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufeff\u2028\u2029"
 )
+
+
+@given(text=st.text(LETTERS, min_size=1, max_size=40))
 def test_any_text_survives(text):
     assert yaml.safe_load(dump_yaml({"note": text})) == {"note": text}
 
 
 @st.composite
 def surfaces(draw):
-    keys = draw(
-        st.sets(
-            st.tuples(st.integers(1, 1024), st.integers(0, 8192), st.integers(1, 8)),
-            min_size=6,
-            max_size=40,
-        ).filter(lambda found: len({rows for rows, _, _ in found}) > 2)
-    )
+    shapes = st.tuples(st.integers(1, 1024), st.integers(0, 8192), st.integers(1, 8))
+    several = st.sets(shapes, min_size=6, max_size=40)
+    keys = draw(several.filter(lambda found: len({rows for rows, _, _ in found}) > 2))
     rows, context, batch = (list(column) for column in zip(*sorted(keys), strict=True))
     size = len(rows)
-    times = draw(st.lists(st.floats(1e-4, 10), min_size=size, max_size=size, unique=True))
-    shares = draw(
-        st.lists(st.floats(0, 0.99) | st.just(float("nan")), min_size=size, max_size=size)
-    )
+    each = {"min_size": size, "max_size": size}
+    times = draw(st.lists(st.floats(1e-4, 10), unique=True, **each))
+    shares = draw(st.lists(st.floats(0, 0.99) | st.just(float("nan")), **each))
     return Points(
-        rows=rows,
-        context=context,
-        batch=batch,
-        seconds=times,
+        rows=rows, context=context, batch=batch, seconds=times,
         mad_s=[share * time for share, time in zip(shares, times, strict=True)],
-        n=draw(st.lists(st.integers(1, 99), min_size=size, max_size=size)),
-    )
+        n=draw(st.lists(st.integers(1, 99), **each)),
+    )  # fmt: skip
 
 
 @settings(max_examples=30)
 @given(points=surfaces())
 def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile):
-    sections = profile.calibration.model_dump() | {
-        "linear": fit_linear(points, ROOFLINE).model_dump(),
-        "selected": "stairs",
-    }
-    made = Profile.model_validate(
-        profile.model_dump()
-        | {
-            "target": profile.target,
-            "calibration": CalibrationSection.model_validate(sections),
-            "surface": SurfaceSection.of(points),
-        }
-    )
+    linear = {"linear": fit_linear(points, ROOFLINE).model_dump(), "selected": "stairs"}
+    sections = CalibrationSection.model_validate(profile.calibration.model_dump() | linear)
+    parts = {"calibration": sections, "surface": SurfaceSection.of(points)}
+    made = Profile.model_validate(profile.model_dump() | {"target": profile.target} | parts)
     text = made.to_yaml()
     loaded = Profile.from_bytes(text.encode(), "memory")
     assert loaded.to_yaml() == text
@@ -117,37 +100,18 @@ def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile)
     assert loaded.verify_calibration().predict_s(rows, 500) == pytest.approx(before, rel=1e-3)
 
 
-def selecting(profile, name) -> Profile:
-    """The same profile with another calibration selected."""
-    calibration = profile.calibration.model_dump() | {"selected": name}
-    fields = profile.model_dump() | {"target": profile.target, "calibration": calibration}
-    return Profile.model_validate(fields)
-
-
-@pytest.mark.parametrize("name", ["physical", "stairs"])
-def test_a_stored_calibration_predicts_what_the_fitted_one_did(profile, tmp_path, name):
-    fitted = getattr(usual_selection(), name)
-    selecting(profile, name).to_yaml(tmp_path / "profile.yaml")
-    rows, context = np.arange(1, 300), 700
-    again = Profile.from_yaml(tmp_path / "profile.yaml").verify_calibration()
-    assert again.predict_s(rows, context) == pytest.approx(
-        fitted.predict_s(rows, context), rel=1e-4
-    )
-
-
 def test_the_selected_calibration_predicts(profile):
-    calibration = selecting(profile, "stairs").verify_calibration()
+    calibration = altered(profile, calibration={"selected": "stairs"}).verify_calibration()
     assert isinstance(calibration, StairsCalibration)
     rows = np.array([3, 50, 200])
     assert calibration.predict_s(rows, 500) == pytest.approx(cpu_seconds(rows, 500), rel=0.03)
-    linear = selecting(profile, "linear")
+    linear = altered(profile, calibration={"selected": "linear"})
     calibration = linear.verify_calibration()
     assert isinstance(calibration, LinearCalibration)
     paper_s = linear.roofline("paper").seconds(rows, 500)
     fitted = linear.calibration.linear
-    assert calibration.predict_s(rows, 500) == pytest.approx(
-        fitted.slope * paper_s + fitted.intercept_s
-    )
+    expected = fitted.slope * paper_s + fitted.intercept_s
+    assert calibration.predict_s(rows, 500) == pytest.approx(expected)
 
 
 def test_the_roofline_uses_the_profile_s_own_figures():
@@ -159,31 +123,19 @@ def test_the_roofline_uses_the_profile_s_own_figures():
 
 
 def test_a_drafter_is_added_without_touching_the_rest(profile):
-    drafter = DrafterSection(
-        name="other", context=[0, 10], median_s=[1e-3, 2e-3], mad_s=[None, None], n=[1, 1]
-    )
-    changed = profile.with_drafter("abc123", drafter)
+    changed = profile.with_drafter("abc123", TIMED)
     assert set(changed.drafters) == {"ngram-1", "abc123"}
     assert set(profile.drafters) == {"ngram-1"}
     assert changed.surface == profile.surface
     with pytest.raises(ProfileError, match="drafters"):
-        profile.with_drafter("not a hash!", drafter)
+        profile.with_drafter("not a hash!", TIMED)
 
 
 def test_a_draft_cost_may_be_of_another_time_than_the_rest(profile, tmp_path):
-    own = DrafterSection(
-        name="other",
-        kind="quick",
-        created_utc="2026-05-01T08:00:00Z",
-        context=[10],
-        median_s=[2e-3],
-        mad_s=[None],
-        n=[1],
-    )
     path = tmp_path / "profile.yaml"
-    profile.with_drafter("abc123", own).to_yaml(path)
+    profile.with_drafter("abc123", TIMED).to_yaml(path)
     stored = Profile.from_yaml(path)
-    assert stored.drafters["abc123"] == own
+    assert stored.drafters["abc123"] == TIMED
     assert stored.drafter_origin("abc123") == ("quick", "2026-05-01T08:00:00Z")
     assert stored.drafter_origin("ngram-1") == ("measured", profile.provenance.created_utc)
     assert path.read_text().count("created_utc") == 2
@@ -223,14 +175,9 @@ def test_every_shipped_profile_is_written_as_it_was_read(path):
 
 RUNTIME = {"kind": "vllm", "dtype": "bfloat16", "attention": "CPU_ATTN"}
 GRID = {
-    "name": "ngram",
-    "batch": [1, 1, 2, 2],
-    "tokens": [0, 4, 0, 4],
-    "context": [64, 64, 64, 64],
-    "median_s": [0.001, 0.005, 0.002, 0.010],
-    "mad_s": [None] * 4,
-    "n": [1] * 4,
-}
+    "name": "ngram", "batch": [1, 1, 2, 2], "tokens": [0, 4, 0, 4], "context": [64, 64, 64, 64],
+    "median_s": [0.001, 0.005, 0.002, 0.010], "mad_s": [None] * 4, "n": [1] * 4,
+}  # fmt: skip
 
 
 def test_written_and_read_again(tmp_path) -> None:
@@ -253,14 +200,11 @@ def test_draft_costs_between_and_beyond_the_points() -> None:
     assert section.seconds(8, 64, 2) == pytest.approx(0.018)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {name: values[:3] for name, values in GRID.items() if name != "name"},
-        {"batch": [1, 2, 1, 2]},
-        {"tokens": [0, 4, 0, 5]},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {name: values[:3] for name, values in GRID.items() if name != "name"},
+    {"batch": [1, 2, 1, 2]},
+    {"tokens": [0, 4, 0, 5]},
+])  # fmt: skip
 def test_draft_costs_must_be_a_full_ascending_grid(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         EngineDrafterSection(**(GRID | wrong))

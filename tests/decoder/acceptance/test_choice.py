@@ -16,29 +16,22 @@ from decoder.tree.draft_tree import EMPTY, best_first
 from tests.decoder.models import WholeDrafter, decoder_of, random_model
 
 CPU = torch.device("cpu")
+LACKING = "{} acceptance needs .* ngram drafter has none"
 
 
-@pytest.mark.parametrize("name", ["recursive", "traversal"])
-def test_a_drafter_without_them_cannot_serve_the_sampled_rules(name):
-    with pytest.raises(InputError, match=f"{name} acceptance needs .* ngram drafter has none"):
+@pytest.mark.parametrize(("name", "message"), [
+    ("recursive", LACKING.format("recursive")), ("traversal", LACKING.format("traversal")),
+    ("argmax", "'argmax' is not an acceptance rule"),
+])  # fmt: skip
+def test_rules_that_are_unknown_or_need_another_drafter(name, message):
+    with pytest.raises(InputError, match=message):
         decoder_of(random_model("llama-gqa"), "fixed:4", NgramDrafter(), acceptance=name)
 
 
-def test_unknown_rules_are_refused():
-    with pytest.raises(InputError, match="'argmax' is not an acceptance rule"):
-        decoder_of(random_model("llama-gqa"), "fixed:4", acceptance="argmax")
-
-
-@pytest.mark.parametrize(
-    ("policy", "rule", "temperature"),
-    [
-        ("fixed:4", "walk", 1.0),
-        ("chain", "walk", 0.7),
-        ("static-tree:2x2", "walk", 0.7),
-        ("dynatree", "walk", 0.7),
-        ("package", "auto", 0.7),
-    ],
-)
+@pytest.mark.parametrize(("policy", "rule", "temperature"), [
+    ("fixed:4", "walk", 1.0), ("chain", "walk", 0.7), ("static-tree:2x2", "walk", 0.7),
+    ("dynatree", "walk", 0.7), ("package", "auto", 0.7),
+])  # fmt: skip
 def test_the_papers_policies_walk_and_ddtree_does_not_temper(policy, rule, temperature):
     """Whoever asks for another rule gets it, with trees drawn from the tempered q."""
     seen = []

@@ -40,16 +40,10 @@ PROMPT = [1, 3, 0]
 def model():
     torch.manual_seed(11)
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        eos_token_id=None,
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, eos_token_id=None,
         bos_token_id=None,
-    )
+    )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(20.0)
@@ -109,17 +103,14 @@ def test_outputs_follow_the_target(model, policy, sampling):
 HOT, COOL = {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.9, "top_k": 4}
 
 
-@pytest.mark.parametrize(
-    ("rule", "policy", "sampling"),
-    [
-        ("recursive", "fixed:6", HOT),
-        ("recursive", "chain", COOL),
-        ("traversal", "fixed:6", COOL),
-        ("traversal", "chain", HOT),
-        ("auto", "fixed:6", HOT),  # by traversal, once its entropy is known
-        (None, "fixed:6", HOT),  # the policy's: a walk, scored by q at temperature 1
-    ],
-)
+@pytest.mark.parametrize(("rule", "policy", "sampling"), [
+    ("recursive", "fixed:6", HOT),
+    ("recursive", "chain", COOL),
+    ("traversal", "fixed:6", COOL),
+    ("traversal", "chain", HOT),
+    ("auto", "fixed:6", HOT),  # by traversal, once its entropy is known
+    (None, "fixed:6", HOT),  # the policy's: a walk, scored by q at temperature 1
+])  # fmt: skip
 def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
     exact = exact_probabilities(model, Sampling(**sampling))
     decoder = drawing_decoder(model, policy, rule)

@@ -39,10 +39,6 @@ def p_value(drawn, exact):
     return chi_square_p(observed, len(drawn) * np.array(list(exact.values())))
 
 
-def exact_draws(q, count):
-    return {tokens: probability for probability, tokens in ordered_draws(q.tolist(), count)}
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("source", range(3))
 def test_ordered_draws_have_their_exact_probabilities(source, count):
@@ -52,7 +48,8 @@ def test_ordered_draws_have_their_exact_probabilities(source, count):
     drawn = without_replacement(DISTRIBUTIONS, sources, counts, generator(count))
     assert drawn.shape == (2 * DRAWS, max(count, 2))
     mine = drawn[::2, :count]
-    assert p_value(mine, exact_draws(DISTRIBUTIONS[source], count)) > 0.001
+    draws = ordered_draws(DISTRIBUTIONS[source].tolist(), count)
+    assert p_value(mine, {tokens: probability for probability, tokens in draws}) > 0.001
 
 
 def test_parents_of_one_distribution_draw_independently():

@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.rules import SeededChoices, recursive_rejection, traversal
@@ -14,7 +13,7 @@ from decoder.acceptance.sampling import Sampling
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.enumeration import chi_square_p
-from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
+from tests.decoder.models import decoder_of, paths_of, plain_logits, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
 
@@ -47,14 +46,6 @@ def assert_distributed(counts, expected):
     assert chi_square_p([counts[outcome] for outcome in expected], wanted) > 1e-3
 
 
-def path_to(tree, row):
-    path = []
-    while row:
-        path.insert(0, int(tree.tokens[row - 1]))
-        row = int(tree.parents[row - 1])
-    return path
-
-
 @pytest.mark.parametrize("topology", [CHAIN, BUSHY, shape(0), shape(0, 0, 0)])
 def test_children_are_drawn_from_the_plain_models_distribution(topology):
     model = random_model("gpt-neox", scale=2.0)
@@ -65,13 +56,13 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
         np.testing.assert_array_equal(tree.depths, topology.depths)
         np.testing.assert_array_equal(tree.scores, topology.scores)
         assert tree.q.dtype == torch.float32
-        for row in range(tree.rows):
+        for row, path in enumerate(paths_of(tree)):
             below = tree.children(row)
             if len(below) == 0:
                 assert tree.sources[row] == -1
                 continue
             assert len(set(tree.tokens[below - 1])) == len(below), "without replacement"
-            logits = plain_logits(model, [*text, *path_to(tree, row)])[-1]
+            logits = plain_logits(model, [*text, *path])[-1]
             torch.testing.assert_close(
                 tree.q[tree.sources[row]], (logits / 0.7).softmax(-1).float(), rtol=1e-5, atol=0
             )
@@ -109,40 +100,27 @@ def test_draws_have_the_probabilities_of_ordered_draws():
     assert_distributed(counts, expected)
 
 
-def tiny_model(seed):
-    torch.manual_seed(seed)
-    config = LlamaConfig(**(SIZES | {"vocab_size": 5}), num_key_value_heads=2)
-    model = LlamaForCausalLM(config).to(torch.float64).eval()
-    with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(8.0)
-    return model
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [recursive_rejection, traversal])
 @pytest.mark.parametrize("topology", [shape(0, 1), shape(0, 0, 1)])
 def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, topology):
     """Drawn, verified and continued by plain draws to two tokens, against p(a) p(b | a)."""
-    small, large, text = tiny_model(1), tiny_model(2), [0, 3, 1]
+    small, large = (random_model("llama-gqa", vocab_size=5, scale=8.0, seed=s) for s in (1, 2))
+    text = [0, 3, 1]
 
     def p(ids):
         return plain_logits(large, ids)[-1].softmax(-1)
 
-    expected = {
-        (a, b): float(p(text)[a] * p([*text, a])[b])
-        for a, b in itertools.product(range(5), repeat=2)
-    }
+    pairs = itertools.product(range(5), repeat=2)
+    expected = {(a, b): float(p(text)[a] * p([*text, a])[b]) for a, b in pairs}
     session, generator = session_of(small, text[:-1]), seeded(5)
     choices = SeededChoices(Sampling(temperature=1.0, seed=6), torch.device("cpu"))
-    known = {
-        path: plain_logits(large, [*text, *path])[-1]
-        for length in range(3)
-        for path in itertools.product(range(5), repeat=length)
-    }
+    paths = [path for n in range(3) for path in itertools.product(range(5), repeat=n)]
+    known = {path: plain_logits(large, [*text, *path])[-1] for path in paths}
     counts, rounds = Counter(), 800
     for _ in range(rounds):
         tree = session.draw(np.array(text), topology, 1.0, generator)
-        logits = torch.stack([known[tuple(path_to(tree, row))] for row in range(tree.rows)])
+        logits = torch.stack([known[path] for path in paths_of(tree)])
         outcome = rule(tree, logits, choices)
         emitted = (*outcome.tokens, outcome.bonus)[:2]
         if len(emitted) == 1:
@@ -156,12 +134,9 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
 def test_a_seed_gives_the_same_sampled_text_again(rule, policy):
     model = random_model("llama-gqa", scale=2.0)
     drafter = CausalLMDrafter(target_of(random_model("llama-gqa", scale=2.0)))  # a twin
-    results = [
-        decoder_of(model, policy, drafter, acceptance=rule).generate(
-            PROMPT, max_new_tokens=25, temperature=0.8, seed=3
-        )
-        for _ in range(2)
-    ]
+    options = {"max_new_tokens": 25, "temperature": 0.8, "seed": 3}
+    decoders = [decoder_of(model, policy, drafter, acceptance=rule) for _ in range(2)]
+    results = [decoder.generate(PROMPT, **options) for decoder in decoders]
     assert results[0].token_ids == results[1].token_ids
     assert len(results[0].token_ids) == 25
     assert results[0].stats.accepted_tokens > 0

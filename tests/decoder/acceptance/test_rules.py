@@ -16,31 +16,28 @@ ORACLE_CASES = 7
 # Parents' rows, node by node: unequal numbers of children, three levels, a chain, siblings
 # whose subtrees are interleaved in row order.
 SHAPES = {
-    "chain": [0, 1, 2],
-    "wide": [0, 0, 0],
-    "unequal": [0, 0, 1, 1, 2],
-    "deep-left": [0, 0, 1, 3, 3],
-    "deep-right": [0, 0, 2, 2, 3],
-    "interleaved": [0, 1, 0, 3, 1],
-}
+    "chain": [0, 1, 2], "wide": [0, 0, 0], "unequal": [0, 0, 1, 1, 2], "deep-left": [0, 0, 1, 3, 3],
+    "deep-right": [0, 0, 2, 2, 3], "interleaved": [0, 1, 0, 3, 1],
+}  # fmt: skip
 
 
-def random_target(vocab, seed, spread=1.5):
+def random_rows(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return (1.5 * torch.randn(shape, generator=generator, dtype=torch.float64)).softmax(-1)
+
+
+def random_target(vocab, seed):
     """A target with a distribution of its own after every path."""
 
     def after(path):
         key = seed + sum((token + 1) * 7 ** (place + 1) for place, token in enumerate(path))
-        generator = torch.Generator().manual_seed(key)
-        logits = torch.randn(vocab, generator=generator, dtype=torch.float64)
-        return (spread * logits).softmax(0)
+        return random_rows(key, vocab)
 
     return Target(after, vocab)
 
 
-def random_draft(depth, vocab, seed, spread=1.5):
-    generator = torch.Generator().manual_seed(1000 + seed)
-    logits = torch.randn(depth, vocab, generator=generator, dtype=torch.float64)
-    return (spread * logits).softmax(-1).float().double()
+def random_draft(depth, vocab, seed):
+    return random_rows(1000 + seed, depth, vocab).float().double()
 
 
 def oracle_case(index):
@@ -55,14 +52,11 @@ def oracle_case(index):
     return case["expected_accepted"], target, draft, parents
 
 
-@pytest.mark.parametrize(
-    "index",
-    # The later cases have so many outcomes that enumerating them takes up to half a minute.
-    [
-        pytest.param(index, marks=pytest.mark.slow if index >= 2 else ())
-        for index in range(ORACLE_CASES)
-    ],
-)
+# The later cases have so many outcomes that enumerating them takes up to half a minute.
+SLOW = [pytest.param(i, marks=pytest.mark.slow if i >= 2 else ()) for i in range(ORACLE_CASES)]
+
+
+@pytest.mark.parametrize("index", SLOW)
 @pytest.mark.parametrize("name", RULES)
 def test_expected_acceptance_equals_the_reference(index, name):
     expected, target, draft, parents = oracle_case(index)
@@ -146,11 +140,9 @@ def competing_trees(draft, nodes):
         for token in free:
             share = q[token] / sum(q[one] for one in free)
             yield from grow(
-                chance * share,
-                [*tokens, token],
-                [*parents, row],
+                chance * share, [*tokens, token], [*parents, row],
                 [*scores, scores[row] * q[token] ** 0.5],
-            )
+            )  # fmt: skip
 
     def source(tokens, row):
         return 0 if row == 0 else 1 + tokens[row - 1]

@@ -57,10 +57,8 @@ def test_both_ways_of_top_p_leave_out_the_same_tokens(top_p):
             total += float(probabilities[token])
             if total >= top_p:
                 break
-        for beyond in (
-            _beyond_top_p(probabilities, top_p),
-            _beyond_in_order(probabilities, 1.0 - top_p),
-        ):
+        in_order = _beyond_in_order(probabilities, 1.0 - top_p)
+        for beyond in (_beyond_top_p(probabilities, top_p), in_order):
             assert set(torch.nonzero(~beyond).flatten().tolist()) == kept
 
 

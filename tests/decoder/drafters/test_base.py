@@ -10,16 +10,14 @@ from tests.decoder.models import decoder_of, greedy, random_model
 PROMPT = [3, 1, 4, 1, 5]
 
 
-class Repeat(Drafter):
+class Repeat(Drafter, DraftSession):
     """Drafts the last token over and over."""
 
     name = "repeat"
 
     def start(self, prompt, features, logits=None):
-        return RepeatSession()
+        return self
 
-
-class RepeatSession(DraftSession):
     def draft(self, context, request):
         tokens = np.full((request.depth, 1), context[-1])
         return Lattice(tokens, np.full(tokens.shape, 0.5))

@@ -33,11 +33,8 @@ class PlainSource:
         return self.answer([()], width)
 
     def expand(self, frontier, width):
-        paths = [
-            (*self.paths[above], int(token))
-            for above, token in zip(frontier.above, frontier.tokens, strict=True)
-        ]
-        return self.answer(paths, width)
+        grown = zip(frontier.above, frontier.tokens, strict=True)
+        return self.answer([(*self.paths[above], int(token)) for above, token in grown], width)
 
     def answer(self, paths, width):
         self.paths = paths
@@ -143,10 +140,9 @@ class TestVocabularies:
     @pytest.fixture
     def load(self, tmp_path):
         def loading(name, write, **changed):
-            folder = write(tmp_path / name, **changed)
-            return load_model(
-                str(folder), dtype=torch.float32, device=torch.device("cpu"), weights="pretrained"
-            )
+            folder = str(write(tmp_path / name, **changed))
+            place = {"dtype": torch.float32, "device": torch.device("cpu")}
+            return load_model(folder, weights="pretrained", **place)
 
         return loading
 
@@ -172,12 +168,8 @@ class TestVocabularies:
 
 
 def test_it_drafts_deeper_only_where_a_growth_rule_has_a_larger_depth_of_its_own():
-    free, bounded = (
-        drafter_of(random_model("qwen3")),
-        drafter_of(random_model("qwen3"), max_depth=4),
-    )
+    free, bounded = (drafter_of(random_model("qwen3"), **own) for own in ({}, {"max_depth": 4}))
     both = EnsembleDrafter(NgramDrafter(max_depth=3), free)
     for growth, deepest in ((TopPaths(), 8), (SinglePath(), 8), (SinglePath(max_depth=12), 12)):
-        assert (free.deepest(growth), both.deepest(growth), bounded.deepest(growth)) == (
-            deepest, deepest, 4,
-        )  # fmt: skip
+        found = [drafter.deepest(growth) for drafter in (free, both, bounded)]
+        assert found == [deepest, deepest, 4]

@@ -33,31 +33,17 @@ def made(request, tmp_path):
     return lambda where: drafter(draft_target(), where), folder, name
 
 
-def change_tensors(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
 def test_all_that_is_wrong_is_listed_at_once(made):
     drafter, folder, name = made
-
-    def change(tensors):
-        del tensors["fc.weight"], tensors["norm.weight"]
-        tensors[name] = tensors[name][:-1].clone()
-        tensors["selector.weight"] = torch.ones(2)
-
-    change_tensors(folder, change)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["fc.weight"], tensors["norm.weight"]
+    tensors[name] = tensors[name][:-1].clone()
+    save_file(tensors | {"selector.weight": torch.ones(2)}, folder / "model.safetensors")
     with pytest.raises(InputError) as raised:
         drafter(folder)
-    for part in (
-        "2 missing (",
-        "fc.weight",
-        "norm.weight",
-        "1 not known (selector.weight)",
-        f"1 of a wrong shape ({name} [39, 32] instead of [40, 32])",
-        str(folder),
-    ):
+    wrong = f"1 of a wrong shape ({name} [39, 32] instead of [40, 32])"
+    missing = ("2 missing (", "fc.weight", "norm.weight")
+    for part in (*missing, "1 not known (selector.weight)", wrong, str(folder)):
         assert part in raised.value.problem
 
 
@@ -67,9 +53,8 @@ def test_truncated_safetensors(made, kept):
     path = folder / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    with pytest.raises(
-        InputError, match=r"cannot read the weights in .*model\.safetensors"
-    ) as raised:
+    message = r"cannot read the weights in .*model\.safetensors"
+    with pytest.raises(InputError, match=message) as raised:
         drafter(folder)
     assert "fetch it again" in raised.value.hint
 
@@ -116,16 +101,13 @@ def test_a_hub_that_does_not_have_it(made, monkeypatch):
 
 
 class TestKinds:
-    @pytest.mark.parametrize(
-        ("write", "kind"),
-        [
-            (lambda place: "ngram", NgramDrafter),
-            (lambda place: dflash_folder(place)[0], DFlashDrafter),
-            # also where it calls itself a causal model
-            (lambda place: eagle3_folder(place, architectures=CAUSAL)[0], Eagle3Drafter),
-            (lambda place: write_weights(place, vocab_size=VOCAB), CausalLMDrafter),
-        ],
-    )
+    @pytest.mark.parametrize(("write", "kind"), [
+        (lambda place: "ngram", NgramDrafter),
+        (lambda place: dflash_folder(place)[0], DFlashDrafter),
+        # also where it calls itself a causal model
+        (lambda place: eagle3_folder(place, architectures=CAUSAL)[0], Eagle3Drafter),
+        (lambda place: write_weights(place, vocab_size=VOCAB), CausalLMDrafter),
+    ])  # fmt: skip
     def test_each_is_known_by_its_name_or_config(self, tmp_path, write, kind):
         assert isinstance(load_drafter(str(write(tmp_path / "draft")), draft_target()), kind)
 

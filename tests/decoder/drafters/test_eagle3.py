@@ -15,29 +15,13 @@ from decoder.engine import TreeDecoder
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.draft_tree import DraftTree
 from decoder.tree.growth import TopPaths
-from tests.decoder.draft_models import (
-    EAGLE3,
-    HIDDEN,
-    LAYERS,
-    VOCAB,
-    draft_target,
-    eagle3_folder,
-    eagle3_shapes,
-    mapping,
-    plain_states,
-    random_tensors,
-    rms,
-    rounds,
-    turned,
-    write_checkpoint,
-)
-from tests.decoder.models import as_paths
+from tests.decoder import draft_models as made
+from tests.decoder.draft_models import EAGLE3, HIDDEN, LAYERS, PROMPT, VOCAB, draft_target, rms
+from tests.decoder.models import as_paths, greedy, paths_of
 
 pytestmark = pytest.mark.cpu_kind
 
 NAMED_LAYERS = "eagle_aux_hidden_state_layer_ids"
-PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
-ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
 GROWTH = TopPaths(width=3, frontier=3, max_depth=4)
 
 
@@ -58,7 +42,7 @@ def outputs(config, tensors, embedding, hidden):
     speeds = config["rope_theta"] ** (-torch.arange(0, width, 2).double() / width)
     query = (rows @ part["self_attn.q_proj.weight"].T).view(-1, heads, width)
     key = (rows @ part["self_attn.k_proj.weight"].T).view(-1, kv_heads, width)
-    query, key = (turned(rotated, places, speeds) for rotated in (query, key))
+    query, key = (made.turned(rotated, places, speeds) for rotated in (query, key))
     value = (rows @ part["self_attn.v_proj.weight"].T).view(-1, kv_heads, width)
     key, value = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) / width**0.5
@@ -76,7 +60,7 @@ class Reference:
 
     def __init__(self, config, tensors, target, context, layers=(2, LAYERS // 2, LAYERS - 3)):
         self.config, self.tensors = config, tensors
-        states = plain_states(target, context[:-1])
+        states = made.plain_states(target, context[:-1])
         features = torch.cat([states[i] for i in layers], dim=-1)
         self.hidden = features @ tensors["fc.weight"].T
         self.next = [int(token) for token in context[1:]]
@@ -113,10 +97,7 @@ class Reference:
 
 
 def assert_same(tree, expected):
-    drafted = as_paths(tree)
-    assert drafted.keys() == expected.keys()
-    for path, probability in expected.items():
-        assert drafted[path] == pytest.approx(probability, abs=1e-5)
+    assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
 
 
 VARIANTS = {
@@ -134,9 +115,9 @@ class TestAgainstTheReference:
     def test_several_rounds(self, tmp_path, variant, prompt):
         family, changed = VARIANTS[variant]
         target = draft_target(family)
-        folder, config, tensors = eagle3_folder(tmp_path / "draft", **changed)
+        folder, config, tensors = made.eagle3_folder(tmp_path / "draft", **changed)
         drafter = Eagle3Drafter(target, folder)
-        for session, context in rounds(target, drafter, prompt, ACCEPTED):
+        for session, context in made.rounds(target, drafter, prompt, made.ACCEPTED):
             tree = session.draft(context, asked())
             assert_same(tree, Reference(config, tensors, target, context).tree(3, 3, 4))
             again = session.draft(context, asked())
@@ -147,20 +128,17 @@ class TestAgainstTheReference:
         assert_same(tree, Reference(config, tensors, target, context).tree(2, 1, 9))
 
     @torch.inference_mode()
-    @pytest.mark.parametrize(
-        ("config", "layers"),
-        [
-            ({"eagle_config": {NAMED_LAYERS: [1, 3, 4]}}, (2, 4, 5)),  # outputs of layers
-            ({NAMED_LAYERS: [2, 4, 5]}, (2, 4, 5)),  # inputs of layers
-            ({NAMED_LAYERS: [3, 1, 0], "eagle_config": {NAMED_LAYERS: []}}, (3, 1, 0)),
-        ],
-    )
+    @pytest.mark.parametrize(("config", "layers"), [
+        ({"eagle_config": {NAMED_LAYERS: [1, 3, 4]}}, (2, 4, 5)),  # outputs of layers
+        ({NAMED_LAYERS: [2, 4, 5]}, (2, 4, 5)),  # inputs of layers
+        ({NAMED_LAYERS: [3, 1, 0], "eagle_config": {NAMED_LAYERS: []}}, (3, 1, 0)),
+    ])  # fmt: skip
     def test_named_feature_layers(self, tmp_path, config, layers):
         target = draft_target()
-        folder, config, tensors = eagle3_folder(tmp_path / "draft", **config)
+        folder, config, tensors = made.eagle3_folder(tmp_path / "draft", **config)
         drafter = Eagle3Drafter(target, folder)
         assert drafter.feature_layers == layers
-        for session, context in rounds(target, drafter, PROMPT, [2]):
+        for session, context in made.rounds(target, drafter, PROMPT, [2]):
             expected = Reference(config, tensors, target, context, layers).tree(3, 3, 4)
             assert_same(session.draft(context, asked()), expected)
 
@@ -170,17 +148,18 @@ class TestAgainstTheReference:
         """The layer's fields and tensors nested; an embedding of the drafter's own width."""
         if layout == "own-embedding":
             config = EAGLE3 | {"hidden_size": 24, "target_hidden_size": HIDDEN, "head_dim": 8}
-            tensors = random_tensors(eagle3_shapes(config) | {"embed_tokens.weight": (VOCAB, 24)})
+            shapes = made.eagle3_shapes(config) | {"embed_tokens.weight": (VOCAB, 24)}
+            tensors = made.random_tensors(shapes)
             written, stored = config, tensors
         else:
             own = {"draft_vocab_size": 31, "norm_before_residual": layout.endswith("normed")}
             config = EAGLE3 | own
-            tensors = random_tensors(eagle3_shapes(config)) | mapping(config)
+            tensors = made.random_tensors(made.eagle3_shapes(config)) | made.mapping(config)
             layer = {name: value for name, value in config.items() if name not in own}
             written = own | {"target_hidden_size": None, "transformer_layer_config": layer}
             stored = {name.replace("midlayer", "layers.0"): one for name, one in tensors.items()}
-        folder, target = write_checkpoint(tmp_path / "draft", written, stored), draft_target()
-        for session, context in rounds(target, Eagle3Drafter(target, folder), PROMPT, [2, 1]):
+        folder, target = made.write_checkpoint(tmp_path / "draft", written, stored), draft_target()
+        for session, context in made.rounds(target, Eagle3Drafter(target, folder), PROMPT, [2, 1]):
             expected = Reference(config, tensors, target, context).tree(3, 3, 4)
             assert_same(session.draft(context, asked()), expected)
 
@@ -188,19 +167,16 @@ class TestAgainstTheReference:
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Every parent's children come from the reference's q below its path."""
         target = draft_target()
-        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        folder, config, tensors = made.eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
         drafter = Eagle3Drafter(target, folder)
-        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
+        *_, (session, context) = made.rounds(target, drafter, PROMPT, [1])
         reference = Reference(config, tensors, target, context)
         parents = np.array([0, 0, 1, 1, 2, 3, 5])
         depths = np.array([1, 1, 2, 2, 2, 3, 3])
         shape = DraftTree(np.zeros(7, np.int64), parents, depths, np.ones(7))
         tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
         np.testing.assert_array_equal(tree.parents, parents)
-        paths = [()]
-        for token, parent in zip(tree.tokens.tolist(), parents.tolist(), strict=True):
-            paths.append((*paths[parent], token))
-        assert len(set(paths)) == 8
+        paths = paths_of(tree)
         for row in sorted(set(parents.tolist())):
             drawn = tree.q[tree.sources[row]]
             assert drawn.shape == (VOCAB,)
@@ -211,10 +187,9 @@ class TestAgainstTheReference:
 
 class TestCheckpoints:
     def test_pickled_weights_without_running_anything(self, tmp_path):
-        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
-        pickled = tmp_path / "pickled"
-        pickled.mkdir()
-        (pickled / "config.json").write_text(json.dumps(config))
+        folder, config, tensors = made.eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        pickled = made.write_checkpoint(tmp_path / "pickled", config, tensors)
+        (pickled / "model.safetensors").unlink()
         torch.save(tensors, pickled / "pytorch_model.bin")
         target = draft_target()
         expected = plain_state(Eagle3Drafter(target, folder).model)
@@ -224,17 +199,14 @@ class TestCheckpoints:
         with pytest.raises(InputError, match="cannot read the weights"):
             Eagle3Drafter(target, pickled)
 
-    @pytest.mark.parametrize(
-        "changed",
-        [
-            {"num_hidden_layers": LAYERS},  # of its target
-            {"draft_vocab_size": None},
-            {"draft_vocab_size": ...},  # not there
-            {"draft_vocab_size": ..., "architectures": ["LlamaForCausalLM"]},
-        ],
-    )
+    @pytest.mark.parametrize("changed", [
+        {"num_hidden_layers": LAYERS},  # of its target
+        {"draft_vocab_size": None},
+        {"draft_vocab_size": ...},  # not there
+        {"draft_vocab_size": ..., "architectures": ["LlamaForCausalLM"]},
+    ])  # fmt: skip
     def test_fields_that_checkpoints_leave_out(self, tmp_path, changed):
-        folder, config, _ = eagle3_folder(tmp_path / "draft")
+        folder, config, _ = made.eagle3_folder(tmp_path / "draft")
         fields = {name: value for name, value in (config | changed).items() if value is not ...}
         (folder / "config.json").write_text(json.dumps(fields))
         drafter = load_drafter(str(folder), draft_target())
@@ -243,23 +215,22 @@ class TestCheckpoints:
     @pytest.mark.parametrize("own_embedding", [False, True])
     def test_a_drafter_may_have_fewer_rows_of_padding(self, tmp_path, own_embedding):
         config = EAGLE3 | {"vocab_size": VOCAB - 7, "draft_vocab_size": VOCAB - 7}
-        tensors = random_tensors(eagle3_shapes(config))
+        tensors = made.random_tensors(made.eagle3_shapes(config))
         if own_embedding:
             tensors["embed_tokens.weight"] = torch.randn(VOCAB - 7, HIDDEN)
         target = draft_target()
-        drafter = Eagle3Drafter(target, write_checkpoint(tmp_path / "draft", config, tensors))
-        decoders = (
-            TreeDecoder(target, drafter=drafter, policy="fixed:6"),
-            TreeDecoder(target, policy="plain"),
-        )
-        drafted, plain = (one.generate(PROMPT, max_new_tokens=24).token_ids for one in decoders)
-        assert drafted == plain
+        drafter = Eagle3Drafter(target, made.write_checkpoint(tmp_path / "draft", config, tensors))
+        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:6")
+        drafted = decoder.generate(PROMPT, max_new_tokens=24).token_ids
+        assert drafted == greedy(target.model, PROMPT, 24)
 
     @pytest.mark.parametrize("named", [["EagleLlamaForCausalLM"], ["LlamaForCausalLM"]])
     def test_the_first_eagle_is_named(self, tmp_path, named):
         tensors = {"fc.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}
         fields = {name: value for name, value in EAGLE3.items() if name != "draft_vocab_size"}
-        folder = write_checkpoint(tmp_path / "draft", fields | {"architectures": named}, tensors)
+        folder = made.write_checkpoint(
+            tmp_path / "draft", fields | {"architectures": named}, tensors
+        )
         with pytest.raises(InputError, match="first EAGLE, which is not supported"):
             load_drafter(str(folder), draft_target())
 
@@ -276,14 +247,9 @@ BAD_CONFIGS = {
 }
 
 
-class TestBadInput:
-    @pytest.mark.parametrize("case", BAD_CONFIGS)
-    def test_configs(self, tmp_path, case):
-        changed, message = BAD_CONFIGS[case]
-        config = EAGLE3 | changed
-        tensors = random_tensors(eagle3_shapes(config))
-        if config["draft_vocab_size"] != config["vocab_size"]:
-            tensors["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
-        folder = write_checkpoint(tmp_path / "draft", config, tensors)
-        with pytest.raises(InputError, match=message):
-            Eagle3Drafter(draft_target(), folder)
+@pytest.mark.parametrize("case", BAD_CONFIGS)
+def test_bad_configs(tmp_path, case):
+    changed, message = BAD_CONFIGS[case]
+    folder = made.eagle3_folder(tmp_path / "draft", **changed)[0]
+    with pytest.raises(InputError, match=message):
+        Eagle3Drafter(draft_target(), folder)

@@ -1,5 +1,7 @@
 """Two drafters as one: the union against its definition, what is learnt, and whole texts."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -17,12 +19,7 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
 from decoder.tree.pairs import PairLattice
-from tests.decoder.draft_models import (
-    conditional_folder,
-    dflash_folder,
-    draft_target,
-    eagle3_folder,
-)
+from tests.decoder.draft_models import PUBLISHED, dflash_folder, draft_target
 from tests.decoder.models import PROMPT, as_paths, greedy, request
 from tests.decoder.tree.test_pairs import random_pairs
 
@@ -40,10 +37,8 @@ def tree_of(paths):
 
 def scores_of(paths):
     """Path scores: the product of the probabilities on the way."""
-    return {
-        path: float(np.prod([paths[path[:end]] for end in range(1, len(path) + 1)]))
-        for path in paths
-    }
+    ways = {path: [path[:end] for end in range(1, len(path) + 1)] for path in paths}
+    return {path: float(np.prod([paths[one] for one in way])) for path, way in ways.items()}
 
 
 class Definition:
@@ -58,14 +53,8 @@ class Definition:
         if source == 1 and isinstance(self.second, Lattice):
             if len(path) >= len(self.second.tokens):
                 return {}
-            row = len(path)
-            return dict(
-                zip(
-                    self.second.tokens[row].tolist(),
-                    self.second.probabilities[row].tolist(),
-                    strict=True,
-                )
-            )
+            rows = self.second.tokens[len(path)], self.second.probabilities[len(path)]
+            return dict(zip(*(row.tolist() for row in rows), strict=True))
         paths = self.second if source else self.first
         return {p[-1]: q for p, q in paths.items() if p[:-1] == path}
 
@@ -101,12 +90,10 @@ class Definition:
         common = {t: p[t] * q[t] for t in p.keys() & q.keys()}
         neither = (1 - sum(p.values())) * (1 - sum(q.values()))
         divisor = sum(common.values()) + neither
-        mixture = {
-            t: weights[0] * p.get(t, 0.0)
-            + weights[1] * q.get(t, 0.0)
-            + (weights[2] * common[t] / divisor if common.get(t) else 0.0)
-            for t in p.keys() | q.keys()
-        }
+        parts = (p, q, {t: share / divisor for t, share in common.items() if share})
+        mixture = dict.fromkeys(p.keys() | q.keys(), 0.0)
+        for weight, part in zip(weights, parts, strict=True):
+            mixture = {t: share + weight * part.get(t, 0.0) for t, share in mixture.items()}
         named = sum(mixture.values())
         expected, realised = self.missed[min(len(path), 1), a, b]
         neither = min(neither * (realised + 1.0) / (expected + 1.0), 1.0)
@@ -197,11 +184,10 @@ class TestUnion:
             tree = best_paths(join_drafts(first, second, 99), fresh, 99)
             assert as_paths(tree) == pytest.approx(kept)
         pairs = random_pairs(random, 3, 4)
-        for first, second in (
-            (nothing, lattice), (lattice, nothing), (nothing, pairs), (pairs, nothing)
-        ):  # fmt: skip
-            alone = best_first(second if first is nothing else first, 20)
-            drawn = best_first(best_paths(join_drafts(first, second, 20), fresh, 20), alone.nodes)
+        for one, first in product((lattice, pairs), (True, False)):
+            alone = best_first(one, 20)
+            sources = (one, nothing) if first else (nothing, one)
+            drawn = best_first(best_paths(join_drafts(*sources, 20), fresh, 20), alone.nodes)
             np.testing.assert_array_equal(drawn.tokens, alone.tokens)
             np.testing.assert_array_equal(drawn.parents, alone.parents)
             np.testing.assert_allclose(drawn.scores, alone.scores)
@@ -265,24 +251,25 @@ class TestLearning:
     def drafter(self, first, second):
         return EnsembleDrafter(Stated(always(first)), Stated(always(second), "other"))
 
+    def learn(self, drafter, tokens):
+        """Rounds of one text that bring a token each."""
+        session = drafter.start(np.array([1]), None)
+        for token in tokens:
+            session.draft(np.array([1]), request(4))
+            session.observe([token], None)
+
     def test_a_source_that_is_always_wrong_fades(self):
         for right, wrong in ((0, 1), (1, 0)):
             drafter = self.drafter({(3,): 0.7}, {(4,): 0.7})
             before = root_children(drafter)
-            session = drafter.start(np.array([1]), None)
-            for _ in range(60):
-                session.draft(np.array([1]), request(4))
-                session.observe([3 + right], None)
+            self.learn(drafter, [3 + right] * 60)
             after = root_children(drafter)  # of another text
             assert after[3 + right] > 0.8 > before[3 + right]
             assert after[3 + wrong] < 0.05 < before[3 + wrong]
 
     def test_both_being_right_is_learnt_as_agreement(self):
         drafter, random = self.drafter({(3,): 0.7}, {(3,): 0.7}), np.random.default_rng(0)
-        session = drafter.start(np.array([1]), None)
-        for _ in range(400):
-            session.draft(np.array([1]), request(4))
-            session.observe([3 if random.random() < 0.95 else 9], None)
+        self.learn(drafter, [3 if random.random() < 0.95 else 9 for _ in range(400)])
         assert root_children(drafter)[3] == pytest.approx(0.95, abs=0.04)
 
     def test_sources_that_miss_together_are_found_out(self):
@@ -290,20 +277,16 @@ class TestLearning:
         random = np.random.default_rng(0)
         independent, together = (self.drafter({(3,): 0.5}, {(4,): 0.5}) for _ in range(2))
         for drafter, tokens in ((independent, (3, 4, 9, 9)), (together, (3, 9, 9, 9))):
-            session = drafter.start(np.array([1]), None)
-            for _ in range(600):
-                session.draft(np.array([1]), request(4))
-                session.observe([int(random.choice(tokens))], None)
+            self.learn(drafter, random.choice(tokens, 600).tolist())
         for drafter, share in ((independent, 0.5), (together, 0.25)):
             assert sum(root_children(drafter).values()) == pytest.approx(share, abs=0.1)
 
 
 class TestBothDrafters:
-    @pytest.mark.parametrize(
-        ("layers", "parts"),
-        [(((1,), (2, 3)), ([0, 1], [2, 3, 4, 5])), (((), (2,)), (None, [0, 1])),
-         (((5,), ()), ([0, 1], None)), (((), ()), (None, None))],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("layers", "parts"), [
+        (((1,), (2, 3)), ([0, 1], [2, 3, 4, 5])), (((), (2,)), (None, [0, 1])),
+        (((5,), ()), ([0, 1], None)), (((), ()), (None, None)),
+    ])  # fmt: skip
     def test_each_gets_the_features_of_its_layers(self, layers, parts):
         drafters = [Stated(always({}), str(i), own) for i, own in enumerate(layers)]
         drafter = EnsembleDrafter(*drafters)
@@ -331,9 +314,7 @@ class TestBothDrafters:
 
 def combined_decoder(tmp_path, second, policy, **options):
     target = draft_target("qwen3", torch.float64)
-    folders = {"dflash": dflash_folder, "eagle3": eagle3_folder}
-    folders["dspark"] = lambda folder: conditional_folder(folder, "dspark")
-    names = [str(folders[kind](tmp_path / kind)[0]) for kind in second.split("+")]
+    names = [str(PUBLISHED[kind](tmp_path / kind)[0]) for kind in second.split("+")]
     drafter = load_drafter("+".join(names if len(names) == 2 else ["ngram", *names]), target)
     return TreeDecoder(target, drafter=drafter, policy=policy, **options)
 
@@ -350,10 +331,8 @@ class TestWholeTexts:
 
     def test_sampled_texts_are_the_same_for_a_seed(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
-        texts = [
-            decoder.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=seed).token_ids
-            for seed in (1, 1, 2)
-        ]
+        options = {"max_new_tokens": 20, "temperature": 1.0}
+        texts = [decoder.generate(PROMPT, seed=seed, **options).token_ids for seed in (1, 1, 2)]
         assert texts[0] == texts[1] != texts[2]
         with pytest.raises(InputError, match="whole vocabulary"):
             combined_decoder(tmp_path / "again", "dflash", "fixed:20", acceptance="traversal")

@@ -13,17 +13,11 @@ from decoder.model.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import DraftTree, Lattice
 from decoder.tree.growth import TopPaths
 from decoder.tree.pairs import PairLattice
-from tests.decoder.draft_models import VOCAB, draft_target, published, rounds
+from tests.decoder import draft_models as made
+from tests.decoder.draft_models import ACCEPTED, PROMPT, VOCAB, WINDOWED, draft_target, rounds
 from tests.decoder.models import greedy, random_model, target_of
 from tests.decoder.replay import ReplayCapture
 
-PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
-ACCEPTED = [3, 0, 1, 0, 0, 4, 2]
-WINDOWED = {
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 7,
-    "use_sliding_window": True,
-}
 GROWTH = TopPaths(width=4, frontier=3, max_depth=4)
 REQUEST = DraftRequest(depth=4, width=8, growth=GROWTH)
 
@@ -36,20 +30,14 @@ def captured(target, budget_bytes=1 << 40, **capture):
 
 
 CASES = {
-    "dflash": {},
-    "dflash-window": WINDOWED,
+    "dflash": {}, "dflash-window": WINDOWED,
     "dflash-window-both-ways": WINDOWED | {"is_causal": False},
-    "dflash-causal": {"is_causal": True},
-    "dflash-shifted": {"sample_from_anchor": True},
-    "dflash2": {"final_logit_softcapping": 4.0},
-    "domino": {},
-    "dspark": {},
+    "dflash-causal": {"is_causal": True}, "dflash-shifted": {"sample_from_anchor": True},
+    "dflash2": {"final_logit_softcapping": 4.0}, "domino": {}, "dspark": {},
     "dspark-gated": {"markov_head_type": "gated", "target_layer_ids": [-1, 2, 4]},
-    "dspark-rnn": {"markov_head_type": "rnn"},
-    "eagle3": {},
-    "eagle3-mapped": {"draft_vocab_size": 31},
-    "autoregressive": {},
-}
+    "dspark-rnn": {"markov_head_type": "rnn"}, "eagle3": {},
+    "eagle3-mapped": {"draft_vocab_size": 31}, "autoregressive": {},
+}  # fmt: skip
 make = pytest.mark.parametrize("case", CASES)
 
 
@@ -57,7 +45,7 @@ def build(case, target, folder):
     kind = case.partition("-")[0]
     if kind == "autoregressive":
         return CausalLMDrafter(target_of(random_model("llama-gqa", seed=4)), target=target)
-    return published(kind, target, folder / "draft", **CASES[case])
+    return made.published(kind, target, folder / "draft", **CASES[case])
 
 
 def pair(tmp_path, case, **capture):
@@ -121,14 +109,11 @@ class TestTheSameCandidates:
         eager, graphed, _ = pair(tmp_path, case)
         random = np.random.default_rng(3)
         tokens = random.integers(0, VOCAB, 1040 if case != "autoregressive" else 500)
-        width = 3 * 32
-        features = torch.randn(
-            len(tokens), width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-        )
+        generator = torch.Generator().manual_seed(1)
+        features = torch.randn(len(tokens), 96, dtype=torch.float64, generator=generator)
         start = 1000 if case != "autoregressive" else 460
-        sessions = [
-            drafter.start(tokens[:start], features[:start]) for _, drafter in (eager, graphed)
-        ]
+        known = tokens[:start], features[:start]
+        sessions = [drafter.start(*known) for _, drafter in (eager, graphed)]
         places = set()
         for at in range(start, len(tokens) - 8, 8):
             expected, found = (session.draft(tokens[: at + 1], REQUEST) for session in sessions)

@@ -134,9 +134,8 @@ def test_a_kind_of_candidates_of_ones_own(model, truth, policy, joined):
             return Line(truth[len(context) - len(PROMPT) :][: request.depth])
 
     drafter = EnsembleDrafter(NgramDrafter(), Knows(VOCAB)) if joined else Knows(VOCAB)
-    result = TreeDecoder(target_of(model), drafter=drafter, policy=policy).generate(
-        PROMPT, max_new_tokens=TOKENS
-    )
+    decoder = TreeDecoder(target_of(model), drafter=drafter, policy=policy)
+    result = decoder.generate(PROMPT, max_new_tokens=TOKENS)
     assert result.token_ids == truth and result.stats.warnings == []
     assert result.stats.accepted_tokens >= TOKENS // 2
 
@@ -169,19 +168,17 @@ def test_sampled_trees_without_a_whole_distribution(model, whole):
             drafted = super().draft(context, request)
             return Lattice(drafted.tokens, drafted.probabilities, whole)
 
-    decoder = TreeDecoder(
-        target_of(model), drafter=NotWhole(VOCAB), policy="fixed:6", acceptance="recursive"
-    )
+    rule = {"policy": "fixed:6", "acceptance": "recursive"}
+    decoder = TreeDecoder(target_of(model), drafter=NotWhole(VOCAB), **rule)
     result = decoder.generate(PROMPT, max_new_tokens=TOKENS, temperature=1.0, seed=4)
     assert len(result.token_ids) == TOKENS
     assert "whole must be a tensor" in result.stats.warnings[0]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("max_depth", "8"), ("max_depth", -1), ("feature_layers", 3), ("draws", "often"),
-     ("name", ""), ("name", None)],
-)  # fmt: skip
+@pytest.mark.parametrize(("field", "value"), [
+    ("max_depth", "8"), ("max_depth", -1), ("feature_layers", 3), ("draws", "often"), ("name", ""),
+    ("name", None),
+])  # fmt: skip
 def test_attributes_that_are_none(model, field, value):
     drafter = LatticeDrafter(VOCAB)
     setattr(drafter, field, value)

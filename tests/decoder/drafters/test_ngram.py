@@ -5,24 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.drafters.ngram import (
-    FORGETTING,
-    MAX_MATCH,
-    MAX_MATCHES,
-    PRIOR_HITS,
-    PRIOR_WEIGHT,
-    WEIGHT_GROWTH,
-    NgramDrafter,
-)
+from decoder.drafters import ngram
+from decoder.drafters.ngram import FORGETTING, MAX_MATCH, MAX_MATCHES, PRIOR_HITS, NgramDrafter
 from tests.decoder.models import as_paths, request
 
-contexts = st.one_of(
-    st.lists(st.integers(0, 2), min_size=1, max_size=40),
-    st.lists(st.integers(0, 9), min_size=1, max_size=60),
-    st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(2, 9)).map(
-        lambda pair: pair[0] * pair[1]
-    ),
-)
+parts = [
+    st.lists(st.integers(0, most), min_size=1, max_size=size)
+    for most, size in ((2, 40), (9, 60), (3, 9))
+]
+repeated = st.tuples(parts[2], st.integers(2, 9)).map(lambda pair: pair[0] * pair[1])
+contexts = st.one_of(*parts[:2], repeated)
 
 
 def matches(context):
@@ -42,10 +34,8 @@ def matches(context):
 
 def reference(context, depth, rates):
     """{path of tokens: probability given its parent}, straight from the definition."""
-    paths = [
-        (length, context[end + 1 : end + 1 + depth], WEIGHT_GROWTH**length)
-        for length, end in matches(context)
-    ]
+    found = [(length, context[end + 1 :][:depth]) for length, end in matches(context)]
+    paths = [(length, tokens, ngram.WEIGHT_GROWTH**length) for length, tokens in found]
     probabilities = {}
     for _, tokens, _ in paths:
         for step in range(len(tokens)):
@@ -93,8 +83,8 @@ class TestLearning:
         before = self.observe(drafter, [6, 9])
         assert before == PRIOR_HITS[0]
         raised = self.observe(drafter, [9])
-        tried = PRIOR_WEIGHT * FORGETTING + 1
-        hits = PRIOR_HITS[0] * PRIOR_WEIGHT * FORGETTING + 1
+        tried = ngram.PRIOR_WEIGHT * FORGETTING + 1
+        hits = PRIOR_HITS[0] * ngram.PRIOR_WEIGHT * FORGETTING + 1
         assert raised == pytest.approx(hits / tried)
         lowered = self.observe(drafter, [9])
         assert lowered == pytest.approx(hits * FORGETTING / (tried * FORGETTING + 1))

@@ -37,22 +37,14 @@ from lab.studies.common import environment, store
 # Bytes of shared memory that one program may use (CUDA C++ Programming Guide, technical
 # specifications by compute capability).
 SHARED_BYTES = {
-    80: 163 << 10,
-    86: 99 << 10,
-    89: 99 << 10,
-    90: 227 << 10,
-    100: 227 << 10,
-    120: 99 << 10,
-}
+    80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10,
+}  # fmt: skip
 STORED = Path(__file__).parents[3] / "lab/studies/results/compiled_kernels.json"
 KERNELS = ("_attend_part", "_merge_parts", "_rms_norm", "_swiglu", "_rotate_and_store")
 POINTERS = {
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.float32: "*fp32",
-    torch.int32: "*i32",
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
     torch.int64: "*i64",
-}
+}  # fmt: skip
 ALIGNMENT = 16  # bytes or elements for which Triton makes a kernel of its own
 OPTIONS = ("num_warps", "num_stages")
 
@@ -203,14 +195,11 @@ def table(capabilities: list[int], names: list[str] | None = None) -> list[dict[
                         key = (source.hash(), tuple(launched.options.items()), capability)
                         if key not in rows:
                             rows[key] = {
-                                "kernel": launched.kernel.__name__,
-                                "layer": name,
-                                "dtype": str(dtype).removeprefix("torch."),
-                                "rows": count,
-                                "capability": capability,
-                                **assemble(launched, capability),
+                                "kernel": launched.kernel.__name__, "layer": name,
+                                "dtype": str(dtype).removeprefix("torch."), "rows": count,
+                                "capability": capability, **assemble(launched, capability),
                                 "shared_limit_bytes": SHARED_BYTES[capability],
-                            }
+                            }  # fmt: skip
     return list(rows.values())
 
 

@@ -4,16 +4,10 @@ from collections import Counter
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from decoder.model.runtime.eager import ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan, fuse
@@ -37,7 +31,7 @@ MIXTURE = {
 MODELS = {  # layers, the kind, and sizes unlike `SIZES`
     "Qwen3-8B": (36, Qwen3Config, Qwen3ForCausalLM, {}),
     "Llama-3.1-8B": (32, LlamaConfig, LlamaForCausalLM, {"vocab_size": 128256}),
-    "Qwen3-30B-A3B": (48, Qwen3MoeConfig, Qwen3MoeForCausalLM, MIXTURE),
+    "Qwen3-30B-A3B": (48, transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, MIXTURE),
 }
 
 

@@ -93,10 +93,9 @@ def test_two_at_once_make_it_once(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_model, "_make", make)
     place = tmp_path / "model"
     threads = [threading.Thread(target=ensure_demo_model, args=(place,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for act in (threading.Thread.start, threading.Thread.join):
+        for thread in threads:
+            act(thread)
     assert made == [place]
     assert has_demo_model(place)
 
@@ -120,13 +119,11 @@ def test_no_code_of_the_package_runs_before_its_hash_is_checked(tmp_path, monkey
     project = f"{name.replace('-', '_')}-{version}"
     source = tmp_path / project
     source.mkdir()
+    _only_index(monkeypatch, index)
     (source / "setup.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     (source / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    index.mkdir()
     with tarfile.open(index / f"{project}.tar.gz", "w:gz") as archive:
         archive.add(source, arcname=project)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "1")
     work = tmp_path / "work"
     work.mkdir()

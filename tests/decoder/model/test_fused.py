@@ -1,5 +1,7 @@
 """Fused layers: equal outputs to the model's own layers, and an unchanged state dict."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,29 +11,17 @@ from decoder.model.attention import ForwardPlan, plan_segment
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
+from decoder.model.runtime import few_rows
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.runtime.eager import greedy_token, greedy_tokens
-from decoder.model.runtime.few_rows import (
-    LANES,
-    MOST_NUMBERS,
-    NO_NORM,
-    FewNorm,
-    FewRows,
-    are_few,
-    sum_lanes,
-)
+from decoder.model.runtime.few_rows import LANES, MOST_NUMBERS, NO_NORM, FewNorm, FewRows, are_few
 from decoder.model.runtime.fused import fuse, unfuse
 from decoder.model.structure import Structure
 from decoder.model.target import Step
+from decoder.profiling.measured_profile import weights_note
 from decoder.tree.draft_tree import visibility
-from tests.decoder.models import (
-    FAMILIES,
-    PROMPT,
-    plain_logits,
-    random_model,
-    random_tree,
-    target_of,
-)
+from tests.decoder import models
+from tests.decoder.models import FAMILIES, PROMPT, plain_logits, random_model, random_tree
 
 UNFUSED = ("gpt-neox", "qwen3-moe")
 FUSIBLE = [family for family in FAMILIES if family not in UNFUSED]
@@ -130,13 +120,9 @@ def test_fused_layers_on_the_device(family, dtype):
 
 
 def test_random_routing_is_said_in_the_profile():
-    from dataclasses import replace as changed
-
-    from decoder.profiling.measured_profile import weights_note
-
-    target = target_of(random_model("llama-gqa"))
+    target = models.target_of(random_model("llama-gqa"))
     assert weights_note(target) == "random weights"
-    target.architecture = changed(target.architecture, experts=8, active_experts=2, expert_ffn=16)
+    target.architecture = replace(target.architecture, experts=8, active_experts=2, expert_ffn=16)
     assert "random routing" in weights_note(target)
 
 
@@ -181,7 +167,7 @@ def torch_norm(rows, weight):
 
 @pytest.mark.parametrize("width", [1, 7, 64, 128, 576, 1000, 4096, 11008])
 def test_rows_are_summed_in_the_order_of_torch(width):
-    assert sum_lanes(width) in LANES
+    assert few_rows.sum_lanes(width) in LANES
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -227,12 +213,8 @@ def test_few_rows_are_in_bfloat16_and_float32():
 @pytest.mark.parametrize("vocab", [1, 3, 512, 513, 5000])
 def test_greedy_tokens_are_those_of_torch(vocab):
     torch.manual_seed(vocab)
-    for logits in (
-        random(vocab),
-        -random(vocab).abs(),
-        random(vocab).round(),
-        -0.0 * random(vocab),
-    ):
+    rounded, zeros = random(vocab).round(), -0.0 * random(vocab)
+    for logits in (random(vocab), -random(vocab).abs(), rounded, zeros):
         assert greedy_token(logits) == int(greedy_tokens(logits.float()))
 
 

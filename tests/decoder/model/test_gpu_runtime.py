@@ -12,17 +12,10 @@ from decoder.model.making import make_target
 from decoder.model.runtime.capture import CudaCapture, GraphedFunction
 from decoder.model.runtime.fused import unfuse
 from decoder.model.target import Step, Target
+from tests.decoder import models
 from tests.decoder.draft_models import PUBLISHED, draft_target, published, rounds
 from tests.decoder.drafters.test_graphed_drafters import assert_same
-from tests.decoder.models import (
-    PROMPT,
-    LatticeDrafter,
-    greedy,
-    random_model,
-    random_tree,
-    request,
-    target_of,
-)
+from tests.decoder.models import PROMPT, LatticeDrafter, random_model, random_tree, target_of
 
 pytestmark = pytest.mark.gpu
 
@@ -74,7 +67,7 @@ def test_a_prompt_by_flash_attention_is_one_by_our_kernel(length, monkeypatch):
 def test_a_padded_batch_gives_plain_decoding():
     model = random_model("llama-gqa", dtype=torch.float32)
     prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
-    truths = [greedy(model, prompt, 20) for prompt in prompts]
+    truths = [models.greedy(model, prompt, 20) for prompt in prompts]
     target = make_target(target_of(model.cuda(), "eager").loaded, runtime="graphs")
     decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97))
     results = decoder.generate_batch(prompts, max_new_tokens=20)
@@ -102,7 +95,7 @@ def test_captured_drafters_propose_what_eager_ones_do(tmp_path, kind):
     for runtime in ("graphs", "eager"):
         target, drafter = drafting(tmp_path / runtime, kind, runtime)
         walk = rounds(target, drafter, PROMPT, [3, 0, 1, 4, 2])
-        found.append([session.draft(context, request(4)) for session, context in walk])
+        found.append([session.draft(context, models.request(4)) for session, context in walk])
         assert target.runtime.warnings == ()
     for graphed, eager in zip(*found, strict=True):
         assert_same(graphed, eager, atol=1e-4)

@@ -21,16 +21,8 @@ from decoder.model.target import Step, Target
 from decoder.profiling.measured_profile import profile_key, runtime_section
 from decoder.profiling.startup import ProfileChoice, find_cost
 from decoder.tree.draft_tree import EMPTY
-from tests.decoder.models import (
-    FAMILIES,
-    PROMPT,
-    LatticeDrafter,
-    OracleDrafter,
-    greedy,
-    random_model,
-    random_tree,
-    target_of,
-)
+from tests.decoder import models
+from tests.decoder.models import PROMPT, LatticeDrafter, OracleDrafter, greedy, random_model
 from tests.decoder.replay import ReplayCapture
 
 PEAKS = PeaksSection(source="measured", flops_per_s=1e11, bytes_per_s=1e10)
@@ -38,7 +30,7 @@ PEAKS = PeaksSection(source="measured", flops_per_s=1e11, bytes_per_s=1e10)
 
 def graph_target(model, budget_bytes=1 << 40, **capture) -> tuple[Target, ReplayCapture]:
     """A target whose forwards are captured by `ReplayCapture`."""
-    target = target_of(model)
+    target = models.target_of(model)
     stand_in = ReplayCapture(**capture)
     target.runtime = GraphRuntime(target._step, target._eager, stand_in, budget_bytes)
     return target, stand_in
@@ -55,16 +47,15 @@ def test_graphs_serve_a_text_up_to_its_window():
 
 
 def test_buckets():
-    assert [bucket(rows) for rows in (1, 2, 3, 17, 1024, 1025, 1026)] == [
-        1, 2, 4, 24, 1024, 1025, None,
-    ]  # fmt: skip
+    wanted = {1: 1, 2: 2, 3: 4, 17: 24, 1024: 1024, 1025: 1025, 1026: None}
+    assert {rows: bucket(rows) for rows in wanted} == wanted
     assert [padded_rows(rows, 4) for rows in (35, 1026, 2049)] == [48, 1536, None]
     with pytest.raises(InputError, match="one row or more"):
         bucket(0)
 
 
 # The routing of a mixture of experts asks the host, so it is never captured.
-CAPTURABLE = [family for family in FAMILIES if family != "qwen3-moe"]
+CAPTURABLE = [family for family in models.FAMILIES if family != "qwen3-moe"]
 
 
 @pytest.mark.slow
@@ -102,9 +93,8 @@ def test_a_batch_gives_what_each_prompt_gives_alone():
     for policy in ("plain", "fixed:7"):
         decoder = TreeDecoder(graph_target(model)[0], policy=policy, drafter=LatticeDrafter(97))
         together = decoder.generate_batch(prompts, max_new_tokens=20)
-        assert [result.token_ids for result in together] == [
-            greedy(model, prompt, 20) for prompt in prompts
-        ]
+        alone = [greedy(model, prompt, 20) for prompt in prompts]
+        assert [result.token_ids for result in together] == alone
 
 
 @given(
@@ -116,11 +106,9 @@ def test_a_batch_gives_what_each_prompt_gives_alone():
 def test_logits_and_features_are_those_of_eager_forwards(rows, prompt, seed):
     model = random_model("qwen3")
     target, _ = graph_target(model)
-    eager = target_of(model)
-    steps = [
-        Step(5, random_tree(count, seed) if count > 1 else EMPTY, sequence)
-        for sequence, count in enumerate(rows)
-    ]
+    eager = models.target_of(model)
+    trees = [models.random_tree(count, seed) if count > 1 else EMPTY for count in rows]
+    steps = [Step(5, tree, sequence) for sequence, tree in enumerate(trees)]
     for one in (target, eager):
         one.capture((0, 1))
         one.reserve(120, sequences=len(rows))
@@ -178,9 +166,8 @@ def test_the_profile_of_a_graph_runtime_says_so_and_is_priced_by_bucket():
     (warning,) = other_fit.warnings
     assert "fit needs a profile and is not used" in warning and source.warnings == ()
     seconds = source.cost.cost.verify_s(np.arange(32), 100)
-    assert [len(set(seconds[low:high])) for low, high in ((4, 8), (8, 16), (16, 24), (24, 32))] == [
-        1, 1, 1, 1,
-    ]  # fmt: skip
+    for low, high in ((4, 8), (8, 16), (16, 24), (24, 32)):
+        assert len(set(seconds[low:high])) == 1
     assert len(set(seconds)) == 7  # buckets 1, 2, 4, 8, 16, 24 and 32
 
 
@@ -197,15 +184,12 @@ def test_a_drafters_function_is_replayed_on_new_inputs():
     assert (capture.recorded, capture.replayed) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("way", "dtype", "capability", "expected"),
-    [
-        ("grouped_mm", torch.bfloat16, (9, 0), True),
-        ("grouped_mm", torch.bfloat16, (8, 0), False),
-        ("grouped_mm", torch.float16, (9, 0), False),
-        ("eager", torch.bfloat16, (9, 0), False),
-    ],
-)
+@pytest.mark.parametrize(("way", "dtype", "capability", "expected"), [
+    ("grouped_mm", torch.bfloat16, (9, 0), True),
+    ("grouped_mm", torch.bfloat16, (8, 0), False),
+    ("grouped_mm", torch.float16, (9, 0), False),
+    ("eager", torch.bfloat16, (9, 0), False),
+])  # fmt: skip
 def test_experts_are_captured_where_one_kernel_computes_them(
     monkeypatch, way, dtype, capability, expected
 ):

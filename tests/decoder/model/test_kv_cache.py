@@ -21,12 +21,9 @@ ARCHITECTURE = ModelArchitecture(
 
 def make(capacity=32, sequences=1):
     return KVCache(
-        ARCHITECTURE,
-        capacity=capacity,
-        sequences=sequences,
-        dtype=torch.float32,
+        ARCHITECTURE, capacity=capacity, sequences=sequences, dtype=torch.float32,
         device=torch.device("cpu"),
-    )
+    )  # fmt: skip
 
 
 def rows_of(names, layer, kind):
@@ -57,17 +54,14 @@ def held(cache, sequence=0):
     return names
 
 
-rounds = st.lists(
-    st.integers(1, 6).flatmap(
-        lambda rows: st.tuples(
-            st.just(rows),
-            st.lists(st.integers(1, rows), unique=True, max_size=rows).map(
-                lambda picked: [0, *sorted(row for row in picked if row < rows)]
-            ),
-        )
-    ),
-    max_size=5,
-)
+@st.composite
+def one_round(draw):
+    rows = draw(st.integers(1, 6))
+    picked = draw(st.lists(st.integers(1, rows), unique=True, max_size=rows))
+    return rows, [0, *sorted(row for row in picked if row < rows)]
+
+
+rounds = st.lists(one_round(), max_size=5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), rounds), max_size=4))

@@ -21,12 +21,10 @@ MORE = {
 INDEXED = {"index_topk": CHOSEN, "index_head_dim": INDEX_WIDTH, "index_n_heads": 32}
 SHARED = INDEXED | {"num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}
 KINDS = [  # latents wider than what is made of them are never expanded
-    ("deepseek_v2", {"kv_lora_rank": 40}, 0),
-    ("deepseek_v3", {"kv_lora_rank": 12}, 0),
-    ("glm4_moe_lite", {"kv_lora_rank": 12}, 0),
-    ("deepseek_v32", {"kv_lora_rank": 12} | INDEXED, 2),
+    ("deepseek_v2", {"kv_lora_rank": 40}, 0), ("deepseek_v3", {"kv_lora_rank": 12}, 0),
+    ("glm4_moe_lite", {"kv_lora_rank": 12}, 0), ("deepseek_v32", {"kv_lora_rank": 12} | INDEXED, 2),
     ("glm_moe_dsa", {"kv_lora_rank": 40} | SHARED, 2),
-]
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Loading targets: valid folders and names, and the error of each invalid one."""
 
 import gc
-import json
 from pathlib import Path
 
 import huggingface_hub
@@ -14,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from costmodel.errors import InputError
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
-from tests.tiny_folder import write_config, write_weights
+from tests.tiny_folder import change_config, write_config, write_weights
 
 CPU = torch.device("cpu")
 MAPS = Path("/proc/self/maps")
@@ -42,11 +41,8 @@ def hub_requests(monkeypatch):
 class TestFolders:
     def test_weights_of_a_folder(self, tmp_path):
         loaded = load(write_weights(tmp_path / "tiny"))
-        assert (loaded.weights, loaded.name, loaded.source) == (
-            "pretrained",
-            "tiny",
-            str(tmp_path / "tiny"),
-        )
+        assert (loaded.weights, loaded.name) == ("pretrained", "tiny")
+        assert loaded.source == str(tmp_path / "tiny")
         stored = load_file(tmp_path / "tiny" / "model.safetensors")
         torch.testing.assert_close(loaded.model.lm_head.weight.data, stored["lm_head.weight"])
         assert not loaded.model.training
@@ -86,9 +82,8 @@ class TestFolders:
         assert ours.keys() == theirs.keys() and "model.rotary_emb.inv_freq" in ours
         for name, buffer in theirs.items():
             torch.testing.assert_close(ours[name], buffer, rtol=0, atol=0)
-        for (name, one), (other, two) in zip(
-            model.named_parameters(), plain.named_parameters(), strict=True
-        ):
+        both = model.named_parameters(), plain.named_parameters()
+        for (name, one), (other, two) in zip(*both, strict=True):
             assert (name, one.shape, one.dtype) == (other, two.shape, two.dtype)
             if "norm" in name:
                 assert bool((one == 1).all())
@@ -120,21 +115,15 @@ class TestBrokenFolders:
         with pytest.raises(InputError, match=r"holds no config\.json"):
             load(tmp_path, weights=weights)
 
-    @pytest.mark.parametrize(
-        ("changed", "message"),
-        [
-            ({"model_type": "t5"}, "encoder-decoder"),
-            (
-                {"model_type": "mamba", "num_attention_heads": None},
-                "no field 'num_attention_heads'",
-            ),
-            ({"model_type": "nonesuch"}, "nonesuch"),
-            ({"hidden_size": "wide"}, "hidden_size"),
-            ({"hidden_size": -32}, "hidden_size"),
-            ({"num_attention_heads": 5}, "attention heads"),
-            ({"num_key_value_heads": 3}, "kv_heads|key_value_heads"),
-        ],
-    )
+    @pytest.mark.parametrize(("changed", "message"), [
+        ({"model_type": "t5"}, "encoder-decoder"),
+        ({"model_type": "mamba", "num_attention_heads": None}, "no field 'num_attention_heads'"),
+        ({"model_type": "nonesuch"}, "nonesuch"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"hidden_size": -32}, "hidden_size"),
+        ({"num_attention_heads": 5}, "attention heads"),
+        ({"num_key_value_heads": 3}, "kv_heads|key_value_heads"),
+    ])  # fmt: skip
     def test_a_config_of_something_else(self, tmp_path, changed, message):
         with pytest.raises(InputError, match=message) as caught:
             load(write_config(tmp_path, **changed))
@@ -183,12 +172,9 @@ class TestKernels:
     @pytest.fixture
     def fetched(self, monkeypatch):
         """Names that reach transformers' loader of kernels."""
-        names = []
+        names, place = [], "transformers.integrations.hub_kernels"
         for loader in ("load_and_register_attn_kernel", "get_kernel"):
-            monkeypatch.setattr(
-                f"transformers.integrations.hub_kernels.{loader}",
-                lambda name, *rest, **options: names.append(name),
-            )
+            monkeypatch.setattr(f"{place}.{loader}", lambda name, *_, **__: names.append(name))
         return names
 
     @pytest.mark.parametrize("weights", ["pretrained", "random"])
@@ -197,9 +183,7 @@ class TestKernels:
         "name", ["evil/kernel", "paged|evil/kernel", {"": "evil/kernel"}, "evil/kernel@v1:f", 5]
     )
     def test_code_from_the_hub_is_refused(self, tmp_path, fetched, weights, field, name):
-        folder = write_weights(tmp_path / "tiny")
-        fields = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(fields | {field: name}))
+        folder = change_config(write_weights(tmp_path / "tiny"), **{field: name})
         with pytest.raises(InputError, match=rf"as {field}, which is no part") as caught:
             load(folder, weights=weights)
         assert caught.value.hint == f"Take {field} out of its config.json."
@@ -208,8 +192,6 @@ class TestKernels:
     @pytest.mark.parametrize("name", [None, "eager", "sdpa", "flash_attention_2"])
     def test_names_of_transformers_itself_change_nothing(self, tmp_path, fetched, name):
         """Flash attention, where its package is missing, would come from the hub too."""
-        folder = write_weights(tmp_path / "tiny")
-        fields = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(fields | {"attn_implementation": name}))
+        folder = change_config(write_weights(tmp_path / "tiny"), attn_implementation=name)
         assert load(folder).model.config._attn_implementation == "sdpa"
         assert fetched == []

@@ -24,12 +24,7 @@ from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
 from lab.drafters.dflash2.model import DFlash2Model
 from lab.drafters.domino.model import DominoModel
-from tests.decoder.draft_models import (
-    conditional_folder,
-    dflash_folder,
-    draft_target,
-    eagle3_folder,
-)
+from tests.decoder.draft_models import PUBLISHED, draft_target, eagle3_folder
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
 from tests.decoder.models import FAMILIES, PROMPT, greedy, plain_logits, random_model, random_tree
 
@@ -185,16 +180,13 @@ def test_targets_share_the_packed_weights_of_a_model_and_refuse_others():
         target_of(model, "eager")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "owned", "cpu", "operators", "reason"),
-    [
-        (torch.float64, True, "", (), "not in torch.float64"),
-        (torch.float16, True, "", (), "not in torch.float16"),
-        (torch.float32, False, "", (), "borrowed"),
-        (torch.bfloat16, True, "avx2", (), "no bfloat16 products"),
-        pytest.param(torch.bfloat16, True, "", ("none",), "no oneDNN", marks=BFLOAT16.marks),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "owned", "cpu", "operators", "reason"), [
+    (torch.float64, True, "", (), "not in torch.float64"),
+    (torch.float16, True, "", (), "not in torch.float16"),
+    (torch.float32, False, "", (), "borrowed"),
+    (torch.bfloat16, True, "avx2", (), "no bfloat16 products"),
+    pytest.param(torch.bfloat16, True, "", ("none",), "no oneDNN", marks=BFLOAT16.marks),
+])  # fmt: skip
 def test_what_cannot_be_packed_runs_eagerly_and_says_so(
     dtype, owned, cpu, operators, reason, monkeypatch
 ):
@@ -299,10 +291,9 @@ def test_drafters_are_packed_too(tmp_path):
     drafter = Eagle3Drafter(draft_target(), folder)
     assert drafter.model.fc.weight.is_meta
     assert torch.equal(plain_state(drafter.model)["fc.weight"].float(), tensors["fc.weight"])
-    folders = {DFlashModel: dflash_folder(tmp_path / "dflash")[0]}
-    folders[DFlash2Model] = conditional_folder(tmp_path / "dflash2", "dflash2")[0]
-    folders[DominoModel] = conditional_folder(tmp_path / "domino", "domino")[0]
-    for (kind, folder), dtype in product(folders.items(), (torch.float64, torch.float32)):
+    kinds = {"dflash": DFlashModel, "dflash2": DFlash2Model, "domino": DominoModel}
+    for (name, kind), dtype in product(kinds.items(), (torch.float64, torch.float32)):
+        folder = PUBLISHED[name](tmp_path / name)[0]
         model = kind.load(folder, read_config(folder), torch.empty(0, dtype=dtype))
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model.passes()

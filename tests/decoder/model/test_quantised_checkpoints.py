@@ -1,9 +1,8 @@
 """Checkpoints that a library quantises and saves here: loaded, decoded, their key and bytes."""
 
-import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.profiling.measured_profile import find_peaks, profile_key, runtime_section, subject_of
-from tests.tiny_folder import isolate, write_weights
+from tests.tiny_folder import change_config, isolate, write_weights
 
 CPU = torch.device("cpu")
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
@@ -33,16 +32,10 @@ def by_transformers(options):
     return make
 
 
-def int8():
-    from torchao.quantization import Int8WeightOnlyConfig
+def int8(kind="Int8WeightOnlyConfig"):
+    from torchao import quantization
 
-    return TorchAoConfig(Int8WeightOnlyConfig())
-
-
-def int8_inputs():
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
-
-    return TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
+    return TorchAoConfig(getattr(quantization, kind)())
 
 
 def int4():
@@ -76,9 +69,8 @@ def by_compressed_tensors(preset):
         if scheme.weights.group_size:
             scheme.weights.group_size = 32
         settings = {"quantization_status": "initialized", "ignore": ["lm_head"]}
-        apply_quantization_config(
-            model, QuantizationConfig(config_groups={"all": scheme}, **settings)
-        )
+        wanted = QuantizationConfig(config_groups={"all": scheme}, **settings)
+        apply_quantization_config(model, wanted)
         largest = 448 if scheme.weights.type == "float" else 2 ** (scheme.weights.num_bits - 1) - 1
         for module in model.modules():
             if getattr(module, "quantization_scheme", None) is not None:
@@ -104,39 +96,22 @@ def fine_grained_fp8(plain, folder):
         tensors[name] = packed.to(torch.float8_e4m3fn)
         tensors[f"{name}_scale_inv"] = scales
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    settings = {
-        "quant_method": "fp8",
-        "weight_block_size": [32, 32],
-        "activation_scheme": "dynamic",
-    }
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
-    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    settings["activation_scheme"] = "dynamic"
+    change_config(folder, quantization_config=settings)
 
 
-def nf4():
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-
-
-@dataclass(frozen=True)
-class Form:
-    """A kind of checkpoint.
-
-    label   the beginning of the profile's key
-    held    bytes of a matrix [rows, columns] in memory, in float32 where it is unpacked
-    """
+class Form(NamedTuple):
+    """A kind of checkpoint."""
 
     library: str
     make: Callable
-    label: str | None
-    held: Callable[[int, int], float]
+    label: str | None  # the beginning of the profile's key
+    held: Callable[[int, int], float]  # bytes of [rows, columns]; in float32 where it is unpacked
 
 
-def per_row(rows, columns):
-    return rows * columns + 4 * rows
-
-
-def with_zero_points(rows, columns):
-    return rows * columns + 5 * rows
+def with_scales(row_bytes):
+    return lambda rows, columns: rows * columns + row_bytes * rows
 
 
 def nf4_held(rows, columns):
@@ -154,56 +129,41 @@ def unpacked_groups(rows, columns):
     return 4 * (rows * columns + rows * columns / 32)
 
 
+def of_tensors(preset, label, held):
+    return Form("compressed_tensors", by_compressed_tensors(preset), label, held)
+
+
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FORMS = {
     "torchao-int8": Form(
-        "torchao", by_transformers(int8), "torchao-int8weightonly-", with_zero_points
+        "torchao", by_transformers(int8), "torchao-int8weightonly-", with_scales(5)
     ),
     "torchao-int8-inputs": Form(
-        "torchao",
-        by_transformers(int8_inputs),
-        "torchao-int8dynamicactivationint8weight-",
-        with_zero_points,
+        "torchao", by_transformers(lambda: int8("Int8DynamicActivationInt8WeightConfig")),
+        "torchao-int8dynamicactivationint8weight-", with_scales(5),
     ),
     "torchao-int4": Form(  # a byte each; a scale and a zero point a group
-        "torchao",
-        by_transformers(int4),
-        "torchao-intxweightonly-",
+        "torchao", by_transformers(int4), "torchao-intxweightonly-",
         lambda n, k: n * k * (1 + 5 / 32),
     ),
-    "bitsandbytes-nf4": Form("bitsandbytes", by_transformers(nf4), "bitsandbytes-4bit", nf4_held),
-    "bitsandbytes-int8": Form(
-        "bitsandbytes",
-        by_transformers(lambda: BitsAndBytesConfig(load_in_8bit=True)),
-        "bitsandbytes-8bit",
-        per_row,
+    "bitsandbytes-nf4": Form(
+        "bitsandbytes", by_transformers(lambda: BitsAndBytesConfig(**NF4)), "bitsandbytes-4bit",
+        nf4_held,
     ),
-    "quanto-int8": Form("optimum.quanto", by_quanto("qint8"), "quanto-qint8", per_row),
+    "bitsandbytes-int8": Form(
+        "bitsandbytes", by_transformers(lambda: BitsAndBytesConfig(load_in_8bit=True)),
+        "bitsandbytes-8bit", with_scales(4),
+    ),
+    "quanto-int8": Form("optimum.quanto", by_quanto("qint8"), "quanto-qint8", with_scales(4)),
     "quanto-int4": Form(  # a scale and a shift a row
         "optimum.quanto", by_quanto("qint4"), "quanto-qint4", lambda n, k: n * k / 2 + 8 * n
     ),
-    "w8a16": Form(
-        "compressed_tensors",
-        by_compressed_tensors("W8A16"),
-        "compressed-tensors-w8a16-g32",
-        unpacked_groups,
-    ),
-    "w4a16": Form(
-        "compressed_tensors",
-        by_compressed_tensors("W4A16"),
-        "compressed-tensors-w4a16-g32",
-        unpacked_groups,
-    ),
-    "w8a8": Form(
-        "compressed_tensors", by_compressed_tensors("W8A8"), "compressed-tensors-w8a8", unpacked
-    ),
-    "fp8-dynamic": Form(
-        "compressed_tensors",
-        by_compressed_tensors("FP8_DYNAMIC"),
-        "compressed-tensors-fpw8a8",
-        unpacked,
-    ),
+    "w8a16": of_tensors("W8A16", "compressed-tensors-w8a16-g32", unpacked_groups),
+    "w4a16": of_tensors("W4A16", "compressed-tensors-w4a16-g32", unpacked_groups),
+    "w8a8": of_tensors("W8A8", "compressed-tensors-w8a8", unpacked),
+    "fp8-dynamic": of_tensors("FP8_DYNAMIC", "compressed-tensors-fpw8a8", unpacked),
     "fp8": Form("accelerate", fine_grained_fp8, None, lambda n, k: 4 * n * k),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

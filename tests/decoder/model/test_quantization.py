@@ -1,7 +1,5 @@
 """Quantised targets: their key, their bytes, and the packages that load them."""
 
-import json
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ from decoder.model.quantization import check_loadable
 from decoder.profiling.measured_profile import find_peaks, profile_key, soft_key, subject_of
 from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of
-from tests.tiny_folder import isolate, write_config, write_weights
+from tests.tiny_folder import change_config, isolate, write_config, write_weights
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -41,18 +39,15 @@ def load(folder, **options):
     return load_model(str(folder), **({"dtype": torch.float32, "device": CPU} | options))
 
 
-@pytest.mark.parametrize(
-    ("settings", "label"),
-    [
-        (GPTQ, "gptq-4bit-g128"),
-        ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq-4bit"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes-4bit"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-128x128"),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8-128x128-static"),
-        ({"quant_method": "fp8", "weight_block_size": None}, "fp8-tensor"),
-        (W4A16, "compressed-tensors-w4a16-g32"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "label"), [
+    (GPTQ, "gptq-4bit-g128"),
+    ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq-4bit"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes-4bit"),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-128x128"),
+    ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8-128x128-static"),
+    ({"quant_method": "fp8", "weight_block_size": None}, "fp8-tensor"),
+    (W4A16, "compressed-tensors-w4a16-g32"),
+])  # fmt: skip
 def test_labels(settings, label):
     assert quantization_of({"quantization_config": settings}) == label
 
@@ -79,39 +74,31 @@ def test_a_gptq_model_does_not_find_the_profile_of_plain_weights(tmp_path):
     assert ProfileStore().find(profile_key(plain), soft_key(plain)).path != path
 
 
-@pytest.mark.parametrize(
-    ("settings", "packages"),
-    [
-        (GPTQ, "optimum gptqmodel"),
-        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'rooftree[bitsandbytes]'"),
-        ({"quant_method": "compressed-tensors"}, "'rooftree[compressed-tensors]'"),
-        ({"quant_method": "torchao"}, "'rooftree[torchao]'"),
-        ({"quant_method": "quanto", "weights": ["qint8"]}, "'rooftree[quanto]'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "packages"), [
+    (GPTQ, "optimum gptqmodel"),
+    ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'rooftree[bitsandbytes]'"),
+    ({"quant_method": "compressed-tensors"}, "'rooftree[compressed-tensors]'"),
+    ({"quant_method": "torchao"}, "'rooftree[torchao]'"),
+    ({"quant_method": "quanto", "weights": ["qint8"]}, "'rooftree[quanto]'"),
+])  # fmt: skip
 def test_a_missing_package_is_named(tmp_path, monkeypatch, settings, packages):
     monkeypatch.setattr(
         "decoder.model.quantization.find_spec", lambda name: name == "accelerate" or None
     )
-    folder = write_weights(tmp_path / "tiny")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    folder = change_config(write_weights(tmp_path / "tiny"), quantization_config=settings)
     with pytest.raises(InputError, match=r"is quantised by .* must be installed") as caught:
         load(folder)
     assert f"pip install {packages};" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "missing"),
-    [
-        ({"quant_method": "mxfp4"}, "its kernels are code"),
-        ({"quant_method": "hqq"}, "transformers 5 has no loader"),
-        (W4A16 | {"kv_cache_scheme": {"num_bits": 8}}, "it quantises the KV cache too"),
-        (SHARED_SCALE, "all rows of a forward share one scale"),
-        ({"quant_method": "quanto", "weights": "int8"}, "there is no quanto_qmap.json"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "missing"), [
+    ({"quant_method": "mxfp4"}, "its kernels are code"),
+    ({"quant_method": "hqq"}, "transformers 5 has no loader"),
+    (W4A16 | {"kv_cache_scheme": {"num_bits": 8}}, "it quantises the KV cache too"),
+    (SHARED_SCALE, "all rows of a forward share one scale"),
+    ({"quant_method": "quanto", "weights": "int8"}, "there is no quanto_qmap.json"),
+])  # fmt: skip
 def test_a_method_that_is_not_loaded(settings, missing):
     method = settings["quant_method"]
     with pytest.raises(InputError, match=f"by {method}, which is not loaded: {missing}"):
@@ -148,14 +135,9 @@ def bitnet_folder(folder):
         tensors[name] = packed.to(torch.uint8)
         tensors[name.replace(".weight", ".weight_scale")] = torch.tensor([20.0])
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    settings = {
-        "quant_method": "bitnet",
-        "linear_class": "bitlinear",
-        "quantization_mode": "offline",
-    }
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    settings = {"quant_method": "bitnet", "linear_class": "bitlinear"}
+    settings["quantization_mode"] = "offline"
+    return change_config(folder, quantization_config=settings)
 
 
 def test_what_a_quantised_target_reads(tmp_path, monkeypatch):
@@ -173,8 +155,6 @@ def test_what_a_quantised_target_reads(tmp_path, monkeypatch):
     roofline = subject_of(target).roofline(find_peaks(target))
     assert roofline.weight_bytes == loaded.weight_bytes
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
-    texts = [
-        TreeDecoder(target, policy=policy).generate(prompt, max_new_tokens=12).token_ids
-        for policy in ("plain", "fixed:6")
-    ]
+    decoders = [TreeDecoder(target, policy=policy) for policy in ("plain", "fixed:6")]
+    texts = [decoder.generate(prompt, max_new_tokens=12).token_ids for decoder in decoders]
     assert texts[0] == texts[1]

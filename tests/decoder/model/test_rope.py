@@ -43,11 +43,9 @@ def generated(model, prompt, tokens):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("borrowed", [False, True])
-@pytest.mark.parametrize(
-    ("prompt", "tokens"),
-    [(12, SWITCH - 12), (SWITCH + 1, 24), (SWITCH - 1, 1)],
-    ids=["up to the switch", "behind it", "to its edge"],
-)
+@pytest.mark.parametrize(("prompt", "tokens"), [
+    (12, SWITCH - 12), (SWITCH + 1, 24), (SWITCH - 1, 1),
+], ids=["up to the switch", "behind it", "to its edge"])  # fmt: skip
 def test_longrope_on_either_side(policy, borrowed, prompt, tokens):
     truth = generated(model_of(longrope()), PROMPT[:prompt], tokens)
     model = model_of(longrope())

@@ -127,10 +127,8 @@ def test_rows_in_several_forwards_are_rows_of_one(kind):
     visible = np.zeros((9, 9), dtype=np.bool_)
     for row, seen in enumerate(paths_of(tree)):
         visible[row, seen] = True
-    parts = [
-        target.extend(tokens[a:b], depths[a:b], visible[a:b, :b])
-        for a, b in ((0, 1), (1, 4), (4, 9))
-    ]
+    levels = ((0, 1), (1, 4), (4, 9))
+    parts = [target.extend(tokens[a:b], depths[a:b], visible[a:b, :b]) for a, b in levels]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
     target.commit(path)
     [again] = target.verify([Step(9)])
@@ -227,9 +225,8 @@ def test_a_cache_with_states_is_copied_and_cut():
     target = target_of(hybrid("qwen3_5_text"))
     cache = target.reserve(32, 2)
     target.prefill(torch.tensor(PROMPT))
-    larger = KVCache(
-        target.structure, capacity=64, sequences=2, dtype=target.dtype, device=target.device
-    )
+    place = {"dtype": target.dtype, "device": target.device}
+    larger = KVCache(target.structure, capacity=64, sequences=2, **place)
     larger.copy_from(cache, 0, 1)
     [wanted] = target.verify([Step(7)])
     target.cache = larger

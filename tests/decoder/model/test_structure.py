@@ -7,16 +7,8 @@ from time import sleep
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-)
+import transformers
+from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
 
 from costmodel.errors import InputError
 from decoder.model import selfcheck
@@ -46,7 +38,7 @@ def kept(home):
 def granite(**more):
     torch.manual_seed(0)
     sizes = MORE | {"logits_scaling": 8.0, "residual_multiplier": 0.3} | more
-    return GraniteForCausalLM(GraniteConfig(**sizes)).double().eval()
+    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**sizes)).double().eval()
 
 
 def test_sizes_are_those_that_attention_sees():
@@ -93,7 +85,7 @@ def test_threads_that_try_one_model_leave_its_windows(monkeypatch):
 
 def small_gpt_oss():
     more = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
-    model = GptOssForCausalLM(GptOssConfig(**MORE, head_dim=8, **more))
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**MORE, head_dim=8, **more))
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks)
     model.set_experts_implementation("eager")  # the grouped kernel has no float64

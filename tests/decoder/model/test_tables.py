@@ -12,16 +12,15 @@ from decoder.model.runtime.fused import reference_table_attention, text_attentio
 from decoder.model.target import Step
 from decoder.tree.draft_tree import ancestor_bits, pack_bits
 from tests.decoder.models import random_model, random_tree, target_of
-from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
+from tests.decoder.table_cases import TableCase, assert_finite_padding, cases, one_sequence
 
 
 @given(case=cases)
 @settings(max_examples=60)
 def test_attention_from_tables_is_full_masked_attention(case):
     made = TableCase(case)
-    output = reference_table_attention(
-        made.query, made.keys, made.values, made.tables, made.width**-0.5
-    )
+    parts = made.query, made.keys, made.values, made.tables
+    output = reference_table_attention(*parts, made.width**-0.5)
     truth = made.truth()
     torch.testing.assert_close(output[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
     assert_finite_padding(made, output)
@@ -42,13 +41,7 @@ def test_bits_say_what_visibility_says(rows, seed):
 
 
 def test_padding_writes_behind_the_rows_and_sees_one_key():
-    made = TableCase(
-        {
-            "rows": [3], "prefixes": [20, 0, 0], "pending": 0, "padding": 2,
-            "kv_heads": 1, "group": 1, "width": 8, "seed": 0,
-        }
-    )  # fmt: skip
-    tables = made.tables
+    tables = one_sequence(3, padding=2).tables
     assert tables.slots.tolist() == [20, 21, 22, 23, 23]
     assert tables.owners.tolist() == [0] * 5
     assert tables.bits[3:].tolist() == [[1], [1]]
@@ -56,12 +49,7 @@ def test_padding_writes_behind_the_rows_and_sees_one_key():
 
 
 def test_a_lone_row_sees_the_prefix_and_itself():
-    made = TableCase(
-        {
-            "rows": [1], "prefixes": [20, 0, 0], "pending": 0, "padding": 0,
-            "kv_heads": 1, "group": 2, "width": 8, "seed": 0,
-        }
-    )  # fmt: skip
+    made = one_sequence(1, group=2)
     bare = RowBlock(0, np.zeros(1, np.int64), np.zeros(1, np.int64), None)
     made.tables.fill(made.cache, [bare])
     output = reference_table_attention(made.query, made.keys, made.values, made.tables, 8**-0.5)
@@ -92,13 +80,12 @@ def test_a_prompt_on_a_gpu_is_a_piece_of_text_and_a_tree_is_none(monkeypatch):
     truth = eager.prefill(prompt), eager.verify([tree])[0]
     monkeypatch.setattr("decoder.model.runtime.eager.kernels_usable", lambda device: True)
     monkeypatch.setattr(fused, "flash_usable", lambda query: True)
-    monkeypatch.setattr(
-        fused,
-        "text_attention",
-        lambda query, keys, values, scale: (
-            pieces.append((len(query), keys.shape[1])) or text_attention(query, keys, values, scale)
-        ),
-    )
+
+    def counted(query, keys, values, scale):
+        pieces.append((len(query), keys.shape[1]))
+        return text_attention(query, keys, values, scale)
+
+    monkeypatch.setattr(fused, "text_attention", counted)
     target.reserve(60)
     torch.testing.assert_close((target.prefill(prompt), target.verify([tree])[0]), truth)
     assert pieces == 2 * [(16, 16)] + 2 * [(16, 32)]  # by both layers
@@ -122,14 +109,11 @@ def full_masked_attention(query, key, value, visible):
 
 shapes = st.fixed_dictionaries(
     {
-        "rows": st.integers(1, 40),
-        "context": st.integers(0, 200),
-        "kv_heads": st.integers(1, 3),
-        "group": st.integers(1, 4),
-        "width": st.sampled_from([8, 64, 80]),
+        "rows": st.integers(1, 40), "context": st.integers(0, 200), "kv_heads": st.integers(1, 3),
+        "group": st.integers(1, 4), "width": st.sampled_from([8, 64, 80]),
         "padding": st.integers(0, 9),
     }
-)
+)  # fmt: skip
 
 
 @given(shape=shapes, seed=st.integers(0, 2**31))
@@ -147,9 +131,8 @@ def test_split_equals_full(shape, seed):
     ours = attend(query, key, value, mask, width**-0.5)
     torch.testing.assert_close(ours.double(), truth, atol=1e-5, rtol=1e-5)
     padded = tail_mask(visible, group, rows + padding, torch.float32)
-    key, value = (
-        torch.nn.functional.pad(kept, (0, 0, 0, padding), value=3.0) for kept in (key, value)
-    )
+    more = (0, 0, 0, padding)
+    key, value = (torch.nn.functional.pad(kept, more, value=3.0) for kept in (key, value))
     for blocked in (False, True):
         ours = attend(query, key, value, padded, width**-0.5, blocked)
         torch.testing.assert_close(ours.double(), truth, atol=1e-5, rtol=1e-5)
@@ -166,6 +149,5 @@ def test_the_reference_agrees_with_the_cpu_kernel(dtype):
     plain, plain_lse = reference_attention(query, key, value, None, 0.25)
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(
-        fast_lse.double(), plain_lse.double(), atol=tolerance, rtol=tolerance
-    )
+    fast, plain = fast_lse.double(), plain_lse.double()
+    torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)

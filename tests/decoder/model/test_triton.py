@@ -57,10 +57,9 @@ def test_row_counts_make_no_kernel_of_their_own(name):
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("capability", "name"),
-    [(80, "qwen3-8b"), (86, "gemma-7b"), (90, "qwen3-8b"), (100, "gemma-7b"), (120, "gemma-7b")],
-)
+@pytest.mark.parametrize(("capability", "name"), [
+    (80, "qwen3-8b"), (86, "gemma-7b"), (90, "qwen3-8b"), (100, "gemma-7b"), (120, "gemma-7b"),
+])  # fmt: skip
 def test_every_kernel_compiles_for_every_architecture(capability, name):
     """As launched: with the divisibility hints and constants of a forward of 64 rows."""
     from tests.decoder.model.compiled_kernels import LAYERS, SHARED_BYTES, assemble, launches

@@ -64,12 +64,9 @@ def best_by_hand(candidates, cost, most):
 
 
 costs = st.builds(
-    Stairs,
-    step_s=st.floats(0.0, 1.0),
-    node_s=st.floats(0.0, 0.1),
-    drafting_s=st.floats(0.0, 0.5),
+    Stairs, step_s=st.floats(0.0, 1.0), node_s=st.floats(0.0, 0.1), drafting_s=st.floats(0.0, 0.5),
     every=st.integers(1, 16),
-)
+)  # fmt: skip
 
 
 class TestBastion:
@@ -183,9 +180,7 @@ class TestDraftedRounds:
         asked = []
         for _ in range(count):
             asked.append(policy.wants_draft(CONTEXT))
-            tree = EMPTY
-            if asked[-1]:
-                tree = policy.choose(candidates, CONTEXT, FREE)
+            tree = policy.choose(candidates, CONTEXT, FREE) if asked[-1] else EMPTY
             policy.observe(round_of(tree, [], CONTEXT, drafted=asked[-1]))
         return asked
 
@@ -245,10 +240,9 @@ class TestParsing:
         self.asked = True
         return Stairs()
 
-    @pytest.mark.parametrize(
-        ("text", "kind", "most"),
-        [("plain", Plain, 0), ("chain", Chain, 9), ("fixed:12", Fixed, 12)],
-    )
+    @pytest.mark.parametrize(("text", "kind", "most"), [
+        ("plain", Plain, 0), ("chain", Chain, 9), ("fixed:12", Fixed, 12),
+    ])  # fmt: skip
     def test_policies_without_a_cost(self, text, kind, most):
         self.asked = False
         policy = parse_policy(text, self.cost, 9)

@@ -24,16 +24,15 @@ from tests.costmodel.conftest import altered
 from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 
 pytestmark = pytest.mark.cpu_kind
+MEASURING = "decoder.profiling.measured_profile.measure_peaks"
+PEAKS = Peaks(flops_per_s=1e11, bytes_per_s=1e10)
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty data directory, and peaks that need no measuring."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(
-        "decoder.profiling.measured_profile.measure_peaks",
-        lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
-    )
+    monkeypatch.setattr(MEASURING, lambda device, dtype: PEAKS)
     return tmp_path / "home"
 
 
@@ -46,10 +45,7 @@ def target():
 def probed(target):
     """A profile of the target; each test stores what it changes of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "decoder.profiling.measured_profile.measure_peaks",
-            lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
-        )
+        patch.setattr(MEASURING, lambda device, dtype: PEAKS)
         return quick_profile(target, NgramDrafter())
 
 
@@ -63,10 +59,8 @@ class TestFound:
     def test_a_stored_profile_is_used(self, target, probed):
         path = ProfileStore().save(probed)
         source = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
-        assert (
-            source.line
-            == f"profile {path} (quick, {probed.provenance.created_utc[:10]}, grade: usable)"
-        )
+        date = probed.provenance.created_utc[:10]
+        assert source.line == f"profile {path} (quick, {date}, grade: usable)"
         assert source.profile is not None
         assert source.profile.to_yaml() == Profile.from_yaml(path).to_yaml()
         assert (source.warnings, source.online) == ((), False)
@@ -83,10 +77,9 @@ class TestFound:
         assert "was 1.0.0" in warning
         assert source.online
 
-    @pytest.mark.parametrize(
-        ("kind", "mode"),
-        [("composed", "affine"), ("transferred", "affine"), ("quick", "ema+calib")],
-    )
+    @pytest.mark.parametrize(("kind", "mode"), [
+        ("composed", "affine"), ("transferred", "affine"), ("quick", "ema+calib"),
+    ])  # fmt: skip
     def test_borrowed_profiles_are_corrected_by_floor_and_slope(self, target, probed, kind, mode):
         fields = {"kind": kind, "source": "somewhere else"}
         ProfileStore().save(altered(probed, provenance=fields, runtime={"torch": "1.0.0"}))
@@ -103,11 +96,9 @@ class TestFound:
             return [900.0, 20.0, 30.0]
 
         monkeypatch.setattr("decoder.profiling.startup.time_forward", timed)
-        kernels = altered(
-            probed,
-            runtime={"kind": "kernels", "attention": "published"},
-            provenance={"kind": "composed", "source": "operator tables"},
-        )
+        made = {"kind": "composed", "source": "operator tables"}
+        runtime = {"kind": "kernels", "attention": "published"}
+        kernels = altered(probed, runtime=runtime, provenance=made)
         ProfileStore().save(kernels)
         source = find_cost(target, NgramDrafter(), ProfileChoice())
         assert asked == [(target, 1, 256)]
@@ -117,11 +108,8 @@ class TestFound:
         np.testing.assert_array_equal(source.cost.cost.verify_s(sizes, 200), np.full(64, 30.0))
         assert source.cost.plain_s(200) == 30.0
         above = np.array([10**9])
-        np.testing.assert_allclose(
-            source.cost.cost.verify_s(above - 1, 200),
-            kernels.verify_calibration().predict_s(above, 200),
-            rtol=1e-4,
-        )
+        expected = kernels.verify_calibration().predict_s(above, 200)
+        np.testing.assert_allclose(source.cost.cost.verify_s(above - 1, 200), expected, rtol=1e-4)
 
 
 @pytest.fixture
@@ -131,9 +119,8 @@ def timed(monkeypatch):
 
     def time(drafter, target):
         asked.append(drafter.architecture_hash)
-        return DrafterSection(
-            name=drafter.name, context=[1024], median_s=[3e-3], mad_s=[1e-4], n=[5]
-        )
+        seconds = {"median_s": [3e-3], "mad_s": [1e-4], "n": [5]}
+        return DrafterSection(name=drafter.name, context=[1024], **seconds)
 
     monkeypatch.setattr("decoder.profiling.startup.time_drafter", time)
     monkeypatch.setattr("decoder.profiling.probe.time_drafter", time)
@@ -166,10 +153,8 @@ class TestDraftCosts:
         self, target, probed, timed, tmp_path, monkeypatch, where
     ):
         path = ProfileStore([tmp_path / where]).save(self.without(probed))
-        before = path.read_bytes()
-        monkeypatch.setattr(
-            "costmodel.profile.store.shipped_directory", lambda: tmp_path / "shipped"
-        )
+        before, folder = path.read_bytes(), tmp_path / "shipped"
+        monkeypatch.setattr("costmodel.profile.store.shipped_directory", lambda: folder)
         choice = ProfileChoice(path=path if where == "named" else None)
         source = find_cost(target, NgramDrafter(), choice)
         assert source.line == (
@@ -306,29 +291,16 @@ class Disguised:
         return getattr(self._target, name)
 
 
-@pytest.fixture(scope="module")
-def small():
-    return target_of(random_model("llama-gqa", dtype=torch.float32))
-
-
 @pytest.mark.parametrize("runtime", ["graphs", "eager"])
 @pytest.mark.parametrize("path", PATHS, ids=[f"{p.parent.name}/{p.stem}" for p in PATHS])
-def test_the_decoder_accepts_it(path, runtime, small, monkeypatch, tmp_path):
+def test_the_decoder_accepts_it(path, runtime, target, monkeypatch):
     shipped = Profile.from_yaml(path)
-    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        "decoder.profiling.measured_profile.fingerprint",
-        lambda device: shipped.device.model_copy(
-            update={"memory_bytes": int(0.94 * shipped.device.memory_bytes)}
-        ),
-    )
-    monkeypatch.setattr(
-        "decoder.profiling.measured_profile.measure_peaks",
-        lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
-    )
-    target = Disguised(small, shipped.target.architecture)
-    target.runtime = SimpleNamespace(kind=runtime, buckets=BUCKETS if runtime == "graphs" else ())
-    source = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
+    memory = {"memory_bytes": int(0.94 * shipped.device.memory_bytes)}
+    here = shipped.device.model_copy(update=memory)
+    monkeypatch.setattr("decoder.profiling.measured_profile.fingerprint", lambda device: here)
+    other = Disguised(target, shipped.target.architecture)
+    other.runtime = SimpleNamespace(kind=runtime, buckets=BUCKETS if runtime == "graphs" else ())
+    source = find_cost(other, NgramDrafter(), ProfileChoice(require=True))
     assert str(path) in source.line and shipped.provenance.kind in source.line
     assert source.online and source.warnings
     nodes = [0, 15, 63, 255]
@@ -337,9 +309,8 @@ def test_the_decoder_accepts_it(path, runtime, small, monkeypatch, tmp_path):
         runtime == "eager" and bool((source.cost.verify_s(nodes, 1040) >= expected * 0.999).all())
     )
     # Another fit serves a rule that stops at the first drop; it is priced without the padding.
-    source = find_cost(
-        target, NgramDrafter(), ProfileChoice(require=True), Profile.linear_calibration
-    )
+    wanted = ProfileChoice(require=True), Profile.linear_calibration
+    source = find_cost(other, NgramDrafter(), *wanted)
     rows = np.arange(1, 257)
     linear_s = shipped.linear_calibration().predict_s(rows, 1040)
     assert source.cost.cost.verify_s(rows - 1, 1040) == pytest.approx(linear_s, rel=1e-9)

@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.tree.draft_tree import (
-    CandidateTree,
-    DraftTree,
-    Lattice,
-    best_first,
-    chain,
-    committed_by_size,
-)
+from decoder.tree import draft_tree
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, chain
 from tests.conftest import reference
+from tests.decoder.models import paths_of
 
 
 def lattice(marginals):
@@ -33,38 +28,21 @@ def all_path_scores(marginals):
     return np.sort(np.array(scores))[::-1]
 
 
-def assert_is_tree(tree: DraftTree):
-    paths = set()
-    row_path = {0: ()}
-    for node in range(tree.nodes):
-        parent = int(tree.parents[node])
-        assert parent <= node, "a parent comes before its child"
-        path = (*row_path[parent], int(tree.tokens[node]))
-        assert path not in paths, "no path twice"
-        paths.add(path)
-        row_path[node + 1] = path
-        assert tree.depths[node] == len(path)
+@st.composite
+def descending_rows(draw):
+    width = draw(st.integers(1, 4))
+    row = st.lists(st.floats(0.0, 1.0, width=32), min_size=width, max_size=width)
+    return [sorted(one, reverse=True) for one in draw(st.lists(row, min_size=1, max_size=4))]
 
 
-descending_rows = st.integers(1, 4).flatmap(
-    lambda width: st.lists(
-        st.lists(st.floats(0.0, 1.0, width=32), min_size=width, max_size=width).map(
-            lambda row: sorted(row, reverse=True)
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-
-
-@given(descending_rows, st.integers(1, 60))
+@given(descending_rows(), st.integers(1, 60))
 @settings(max_examples=200)
 def test_best_first_takes_the_largest_path_scores(marginals, nodes):
     tree = best_first(lattice(marginals), nodes)
     expected = all_path_scores(marginals)[:nodes]
     assert tree.nodes == len(expected)
     np.testing.assert_allclose(tree.scores, expected, rtol=1e-12)
-    assert_is_tree(tree)
+    paths_of(tree)
 
 
 def test_reference_trees():
@@ -97,14 +75,14 @@ def test_conditional_candidates_best_first(seed):
     for nodes in (1, 5, 17, 30, 99):
         tree = best_first(candidates, nodes)
         np.testing.assert_allclose(tree.scores, np.sort(scores)[::-1][:nodes])
-        assert_is_tree(tree)
+        paths_of(tree)
 
 
 def test_certain_children_stay_behind_their_parents():
     candidates = CandidateTree(np.array([7, 8, 9]), np.array([0, 1, 2]), np.ones(3))
     tree = best_first(candidates, 2)
     assert list(tree.tokens) == [7, 8]
-    assert_is_tree(tree)
+    paths_of(tree)
 
 
 def test_chain_takes_the_top_of_each_position():
@@ -125,13 +103,9 @@ def test_chain_of_conditional_candidates_follows_the_likeliest_child():
 
 def test_visibility_is_ancestors_and_self():
     tree = best_first(lattice([[0.6, 0.4], [0.7, 0.3]]), 6)
-    visible = tree.visibility()
-    for row in range(tree.rows):
-        ancestors = {row}
-        node = row
-        while node:
-            node = int(tree.parents[node - 1])
-            ancestors.add(node)
+    paths, visible = paths_of(tree), tree.visibility()
+    for row, path in enumerate(paths):
+        ancestors = {paths.index(path[:length]) for length in range(len(path) + 1)}
         assert set(np.flatnonzero(visible[row])) == ancestors
 
 
@@ -143,6 +117,6 @@ def test_depth_factors_correct_the_scores():
 
 def test_committed_by_size_against_the_oracle():
     for case in reference("trees"):
-        committed = committed_by_size(np.minimum(case["sorted_scores"], 1.0))
+        committed = draft_tree.committed_by_size(np.minimum(case["sorted_scores"], 1.0))
         for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
             assert committed[nodes] == pytest.approx(surrogate, rel=1e-9)

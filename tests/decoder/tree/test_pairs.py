@@ -7,6 +7,7 @@ import pytest
 
 from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.pairs import NO_EDGE, PairLattice
+from tests.decoder.models import paths_of
 
 
 def random_pairs(rng, gamma, width):
@@ -37,15 +38,6 @@ def all_paths(pairs, factors):
     return scores
 
 
-def paths_of(tree):
-    paths = {0: ()}
-    for node in range(tree.nodes):
-        paths[node + 1] = (*paths[int(tree.parents[node])], int(tree.tokens[node]))
-        assert tree.depths[node] == len(paths[node + 1])
-    assert len(set(paths.values())) == tree.rows
-    return list(paths.values())[1:]
-
-
 def test_the_best_paths_of_all():
     rng = np.random.default_rng(0)
     for case in range(1000):
@@ -57,15 +49,15 @@ def test_the_best_paths_of_all():
         tree = best_first(pairs, nodes, None if case % 3 else factors)
         best = np.sort(list(expected.values()))[::-1][:nodes]
         np.testing.assert_allclose(tree.scores, best, rtol=1e-12)
-        np.testing.assert_allclose([expected[p] for p in paths_of(tree)], tree.scores, rtol=1e-12)
+        found = [expected[path] for path in paths_of(tree)[1:]]
+        np.testing.assert_allclose(found, tree.scores, rtol=1e-12)
         smaller = best_first(pairs, nodes // 2, None if case % 3 else factors)
         assert paths_of(smaller) == paths_of(tree.first(nodes // 2))
         line = chain(pairs, gamma)
         assert line.parents.tolist() == list(range(line.nodes))
-        for step, path in enumerate(paths_of(line)):
-            among = {
-                p: s for p, s in all_paths(pairs, np.ones(gamma)).items() if p[:-1] == path[:-1]
-            }
+        plain = all_paths(pairs, np.ones(gamma))
+        for step, path in enumerate(paths_of(line)[1:]):
+            among = {p: score for p, score in plain.items() if p[:-1] == path[:-1]}
             assert among[path] == max(among.values()) == pytest.approx(line.scores[step])
 
 
@@ -87,7 +79,7 @@ def test_unsound_candidates_are_left_out():
     cured = damaged.sound(50)
     assert cured.sound(50) is cured
     tree = best_first(cured, 99)
-    assert dict(zip(paths_of(tree), tree.scores, strict=True)) == {
+    assert dict(zip(paths_of(tree)[1:], tree.scores, strict=True)) == {
         (2,): 1.0, (1,): 0.5, (1, 4): 0.5, (1, 3): 0.25, (2, 4): 0.1,
     }  # fmt: skip
     np.testing.assert_allclose(best_first(cured.as_tree(9), 9).scores, tree.scores)

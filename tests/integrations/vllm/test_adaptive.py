@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from integrations.costs import ContextCurves, StepCosts
+from integrations.costs import StepCosts
 from integrations.vllm import adaptive
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
+from tests.integrations.test_costs import curves
 
-STEPS, TABLE_CONTEXT = 7, 2000
+STEPS = 7
 
 
 def manager(contexts: dict[str, int], tables) -> SimpleNamespace:
@@ -25,18 +26,10 @@ def manager(contexts: dict[str, int], tables) -> SimpleNamespace:
         prefill_len=SimpleNamespace(np=np.ones(count, np.int64)),
     )
     return SimpleNamespace(
-        req_states=states,
-        num_speculative_steps=STEPS,
-        num_bonus_tokens=1,
-        cost_tables=tables,
-        _max_total_logits=1000,
-        _stale_idx=0,
+        req_states=states, num_speculative_steps=STEPS, num_bonus_tokens=1, cost_tables=tables,
+        _max_total_logits=1000, _stale_idx=0,
         _stale_confidences=[SimpleNamespace(np=np.full((count, STEPS), 0.8, np.float32))],
-    )
-
-
-def curves() -> ContextCurves:
-    return ContextCurves(StepCosts(make_engine_profile(), DRAFTER), TABLE_CONTEXT, STEPS)
+    )  # fmt: skip
 
 
 def test_a_step_with_a_prompt_keeps_vllms_own_tables():

@@ -27,10 +27,9 @@ def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", version)
 
 
-@pytest.mark.parametrize(
-    ("versions", "message"),
-    [({}, "vLLM is not installed"), ({"vllm": "0.99.0"}, r"vllm 0\.99\.0 has not been tried")],
-)
+@pytest.mark.parametrize(("versions", "message"), [
+    ({}, "vLLM is not installed"), ({"vllm": "0.99.0"}, r"vllm 0\.99\.0 has not been tried"),
+])  # fmt: skip
 def test_a_missing_or_untried_engine(monkeypatch, versions, message):
     with_versions(monkeypatch, **versions)
     with pytest.raises(InputError, match=message):
@@ -51,15 +50,12 @@ def test_drafters_by_name():
     assert (dflash["method"], dflash["num_speculative_tokens"]) == ("dflash", 7)
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "method"),
-    [
-        ("LlamaForCausalLM", {}, "draft_model"),
-        ("LlamaForCausalLM", {"draft_vocab_size": 32000}, "eagle3"),
-        ("Eagle3LlamaModel", {}, "eagle3"),
-        ("LlamaForCausalLMEagle3", {}, "eagle3"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "more", "method"), [
+    ("LlamaForCausalLM", {}, "draft_model"),
+    ("LlamaForCausalLM", {"draft_vocab_size": 32000}, "eagle3"),
+    ("Eagle3LlamaModel", {}, "eagle3"),
+    ("LlamaForCausalLMEagle3", {}, "eagle3"),
+])  # fmt: skip
 def test_drafters_by_their_config(tmp_path, kind, more, method):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]} | more))
     assert speculative_options(str(tmp_path), 4)["method"] == method
@@ -90,17 +86,14 @@ def test_keys_of_drafters():
     assert one.startswith("vllm-dflash-")
 
 
-@pytest.mark.parametrize(
-    ("engine", "checkpoint", "label"),
-    [
-        (None, None, None),
-        ("gptq_marlin", {"bits": 4}, "gptq_marlin"),
-        ("fp8", None, "fp8_dynamic"),
-        ("fp8", {"activation_scheme": "dynamic"}, "fp8_dynamic"),
-        ("fp8", {"activation_scheme": "static"}, "fp8"),
-        ("fp8", {"weight_block_size": [128, 128]}, "fp8-128x128"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "checkpoint", "label"), [
+    (None, None, None),
+    ("gptq_marlin", {"bits": 4}, "gptq_marlin"),
+    ("fp8", None, "fp8_dynamic"),
+    ("fp8", {"activation_scheme": "dynamic"}, "fp8_dynamic"),
+    ("fp8", {"activation_scheme": "static"}, "fp8"),
+    ("fp8", {"weight_block_size": [128, 128]}, "fp8-128x128"),
+])  # fmt: skip
 def test_fp8_of_one_scale_is_not_that_of_blocks(engine, checkpoint, label):
     model = SimpleNamespace(
         quantization=engine, hf_config=SimpleNamespace(quantization_config=checkpoint)

@@ -25,35 +25,28 @@ MIMO = LLAMA | {
     "architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1,
 }  # fmt: skip
 
-pytestmark = [
+pytestmark = WITH_VLLM = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (docs/engines.md)"),
 ]
 
 
 def run(*arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
-    usual = {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
     given = {name: str(value) for name, value in environment.items()}
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env=os.environ | usual | given,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode in (CALIBRATED if "calibrate" in arguments else (0,)), done.stderr[
-        -3000:
-    ]
+        env=os.environ | {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"} | given,
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    ends = CALIBRATED if "calibrate" in arguments else (0,)
+    assert done.returncode in ends, done.stderr[-3000:]
     return done
 
 
 @pytest.fixture(scope="module")
 def profile(smollm2_folder, tmp_path_factory):
-    return calibrated(
-        tmp_path_factory.mktemp("home"),
-        "--batch 1,2 --max-nodes 7 --drafter ngram --time-budget 30s",
-        smollm2_folder,
-    )
+    options = "--batch 1,2 --max-nodes 7 --drafter ngram --time-budget 30s"
+    return calibrated(tmp_path_factory.mktemp("home"), options, smollm2_folder)
 
 
 def calibrated(home: Path, options: str, target: Path) -> Path:
@@ -89,10 +82,9 @@ def test_the_profile_is_of_the_engine(profile):
     assert drafter == "vllm-ngram"
 
 
-@pytest.mark.parametrize(
-    ("method", "config", "executor"),
-    [("draft_model", LLAMA, "mp"), ("eagle3", EAGLE3, "uni"), ("mtp", MIMO, "mp")],
-)
+@pytest.mark.parametrize(("method", "config", "executor"), [
+    ("draft_model", LLAMA, "mp"), ("eagle3", EAGLE3, "uni"), ("mtp", MIMO, "mp"),
+])  # fmt: skip
 def test_drafters_that_are_models(smollm2_folder, tmp_path, method, config, executor):
     """The executor `uni` has the worker in the engine's own process."""
     folder = tmp_path / "model"

@@ -5,18 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from lab.bench.record import (
-    Arm,
-    BenchSettings,
-    Environment,
-    Model,
-    ProfileInfo,
-    Prompt,
-    PromptFile,
-    Response,
-    Result,
-    Rounds,
-)
+from lab.bench import record
+from lab.bench.record import Arm, Model, Prompt, Response, Result, Rounds
 
 SETS = ("gsm8k", "humaneval", "mt_bench")
 NEW_TOKENS = 64
@@ -25,7 +15,7 @@ BLOCK = 7  # depth of a draft
 
 PLAIN_ARM = Arm(name="plain", kind="plain", policy="plain", studies=("policies",))
 
-ENVIRONMENT = Environment(
+ENVIRONMENT = record.Environment(
     created_utc="2026-03-04T05:06:07Z",
     device="Made CPU 3000 (16 cores)",
     threads=2,
@@ -98,15 +88,15 @@ def make_result(
     drafters = tuple(dict.fromkeys(arm.drafter for arm in arms if arm.drafter is not None))
     return Result(
         environment=ENVIRONMENT,
-        settings=BenchSettings(
+        settings=record.BenchSettings(
             new_tokens=NEW_TOKENS, temperature=0.0, repeats=repeats, chat=True, seed=seed,
             dtype="bfloat16", runtime="eager", device="cpu",
-            files=tuple(PromptFile(name=name, sha256="ab" * 32, prompts=80) for name in sets),
+            files=tuple(record.PromptFile(name=one, sha256="ab" * 32, prompts=80) for one in sets),
         ),
         target=Model(name="made/target-135m", hash="0123abcd", source="made"),
         drafters=tuple(Model(name=name, hash=f"hash-of-{name}") for name in drafters),
-        profile=ProfileInfo(line="measured on the made device", sha256="cd" * 32, kind="measured",
-                            created_utc="2026-03-01T00:00:00Z"),
+        profile=record.ProfileInfo(line="measured on the made device", sha256="cd" * 32,
+                                   kind="measured", created_utc="2026-03-01T00:00:00Z"),
         arms=arms,
         prompts=prompts,
         responses=tuple(responses),

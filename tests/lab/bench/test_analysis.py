@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -39,14 +40,11 @@ class TestRatio:
         assert (ratio.prompts, ratio.pooled) == (1, pytest.approx(2.0))
         assert paired_ratio({"b": Tally(0, 0.0)}, theirs) is None
 
-    @pytest.mark.parametrize(
-        ("seconds", "verdict"),
-        [
-            ([0.9, 0.85, 0.9, 0.92, 0.88, 0.9], "faster"),
-            ([1.1, 1.15, 1.1, 1.12, 1.08, 1.1], "slower"),
-            ([0.9, 1.15, 1.1, 0.92, 1.08, 0.9], "undecided"),
-        ],
-    )
+    @pytest.mark.parametrize(("seconds", "verdict"), [
+        ([0.9, 0.85, 0.9, 0.92, 0.88, 0.9], "faster"),
+        ([1.1, 1.15, 1.1, 1.12, 1.08, 1.1], "slower"),
+        ([0.9, 1.15, 1.1, 0.92, 1.08, 0.9], "undecided"),
+    ])  # fmt: skip
     def test_verdicts(self, seconds: list[float], verdict: str) -> None:
         ratio = paired_ratio(tallied(seconds), tallied([1.0] * 6))
         assert ratio.verdict == verdict
@@ -57,9 +55,8 @@ class TestRatio:
         random, covered, trials = np.random.default_rng(1), 0, 400
         for _ in range(trials):
             length = random.lognormal(0.0, 0.5, prompts)
-            base, ours = (
-                length * random.lognormal(-0.02, 0.2, prompts) for _ in range(2)
-            )  # each of mean 1 but for the length, so the true ratio is that of 1 to 0.8
+            # Each of mean 1 but for the length, so the true ratio is that of 1 to 0.8.
+            base, ours = (length * random.lognormal(-0.02, 0.2, prompts) for _ in range(2))
             ratio = paired_ratio(tallied((0.8 * ours).tolist()), tallied(base.tolist()))
             covered += ratio.low <= 1 / 0.8 <= ratio.high
         assert least <= covered / trials <= most
@@ -83,19 +80,12 @@ class TestPapers:
         }
         stages = {"draft_s": 0.2, "build_s": 0.1, "verify_s": 0.6, "accept_s": 0.1}
         decode_s = {"plain": 10.0, "transformers:plain": 20.0, "dynatree+d": 5.0}
-        responses = [
-            response(name, text, tokens[text], seconds)
-            for name, seconds in decode_s.items()
-            for text in tokens
-        ]
-        responses[4:] = [
-            replace(one, rounds=own[one.prompt], stages=stages) for one in responses[4:]
-        ]
-        arms = [
-            arm("plain"),
-            arm("transformers:plain", kind="peer", policy="plain"),
-            arm("dynatree+d", drafter="d"),
-        ]
+        pairs = product(decode_s.items(), tokens.items())
+        responses = [response(name, text, n, seconds) for (name, seconds), (text, n) in pairs]
+        last = responses[4:]
+        responses[4:] = [replace(one, rounds=own[one.prompt], stages=stages) for one in last]
+        peer = arm("transformers:plain", kind="peer", policy="plain")
+        arms = [arm("plain"), peer, arm("dynatree+d", drafter="d")]
         return result(arms, [prompt("p"), prompt("q", "other")], responses)
 
     def test_each_figure_by_hand(self) -> None:
@@ -163,32 +153,26 @@ class TestFigures:
 def sweep_result(times: dict[str, list[float]]) -> Result:
     """Two sets of two prompts; 11 tokens each, 10 of them decoded in the given seconds."""
     prompts = [prompt(name, name[0]) for name in ("a1", "a2", "b1", "b2")]
-    arms = [arm("plain")] + [
-        arm(name, drafter="d", nodes=int(name[6:-2]) if name.startswith("fixed") else None)
-        for name in times
-        if name != "plain"
-    ]
-    responses = [
-        response(name, one.id, 11, s)
-        for name, own in times.items()
-        for one, s in zip(prompts, own, strict=True)
-    ]
+    nodes = {name: int(name[6:-2]) if name.startswith("fixed") else None for name in times}
+    drafting = [arm(name, drafter="d", nodes=nodes[name]) for name in times if name != "plain"]
+    arms = [arm("plain"), *drafting]
+    responses = []
+    for name, own in times.items():
+        pairs = zip(prompts, own, strict=True)
+        responses += [response(name, one.id, 11, seconds) for one, seconds in pairs]
     return result(arms, prompts, responses)
 
 
 class TestHindsight:
     TIMES: ClassVar = {
-        "plain": [4.0, 4.0, 4.0, 4.0],
-        "fixed:3+d": [2.0, 2.0, 3.0, 5.0],
-        "fixed:7+d": [3.0, 1.0, 5.0, 6.0],
-        "bastion+d": [2.0, 1.5, 3.0, 4.5],
-    }
+        "plain": [4.0, 4.0, 4.0, 4.0], "fixed:3+d": [2.0, 2.0, 3.0, 5.0],
+        "fixed:7+d": [3.0, 1.0, 5.0, 6.0], "bastion+d": [2.0, 1.5, 3.0, 4.5],
+    }  # fmt: skip
 
     def test_against_what_can_be_added_up_by_hand(self) -> None:
         found = hindsight(sweep_result(self.TIMES), "d")
-        assert [(size.nodes, size.arm) for size in found.sizes] == [
-            (0, "plain"), (3, "fixed:3+d"), (7, "fixed:7+d"),
-        ]  # fmt: skip
+        sizes = {size.nodes: size.arm for size in found.sizes}
+        assert sizes == {0: "plain", 3: "fixed:3+d", 7: "fixed:7+d"}
         assert found.single_best == "fixed:3+d"  # 12 s, against 16 and 15
         assert found.set_best == {"a": "fixed:3+d", "b": "plain"}  # b: 8 s (fixed:3 too), 11
         assert found.prompt_tokens_per_s == pytest.approx(40 / (2 + 1 + 3 + 4))
@@ -234,12 +218,11 @@ class TestAcceptance:
 class TestWarnings:
     def test_a_machine_that_changed(self) -> None:
         found = two_arms([1.0] * 12, [2.0] * 12)
-        responses = [
-            replace(one, place=place, total_s=1.0 + (2.0 if place < 6 else 2.5))
-            if one.arm == "plain"
-            else one
-            for place, one in enumerate(found.responses)
-        ]
+        responses = list(found.responses)
+        for place, one in enumerate(responses):
+            if one.arm == "plain":
+                total_s = 1.0 + (2.0 if place < 6 else 2.5)
+                responses[place] = replace(one, place=place, total_s=total_s)
         (warning,) = result_warnings(replace(found, responses=tuple(responses)))
         assert "plain steps took 25% more time in the second half" in warning
 

@@ -149,11 +149,8 @@ class TestBuilder:
         arms = plan_arms(asked, causal_drafters=builder.causal_drafters)
         runners = builder.runners(arms)
         assert [one.arm.name for one in runners] == [arm.name for arm in arms]
-        short = {
-            one.arm.name: tokens_of(one, new_tokens=8)[:8]
-            for one in runners
-            if one.arm.drafter == "tiny" or one.arm.kind == "peer"
-        }
+        own = [one for one in runners if one.arm.drafter == "tiny" or one.arm.kind == "peer"]
+        short = {one.arm.name: tokens_of(one, new_tokens=8)[:8] for one in own}
         assert "transformers:assisted+tiny" in short
         assert len(short) == 10
         assert {name for name, tokens in short.items() if tokens != expected[:8]} == set()
@@ -180,9 +177,8 @@ class TestBuilder:
         drafters = {"ngram": "ngram", both: "ngram+tiny"}
         builder = builder_of(folder, drafters, same_text=same_text)
         asked = ArmChoice(drafters=("ngram", both), peers=())
-        written = {
-            one.arm.name: tokens_of(one)[:NEW_TOKENS] for one in builder.runners(plan_arms(asked))
-        }
+        runners = builder.runners(plan_arms(asked))
+        written = {one.arm.name: tokens_of(one)[:NEW_TOKENS] for one in runners}
         assert written.pop("plain") == expected
         assert len(written) == 4
         assert all((tokens == expected) is same_text for tokens in written.values())
@@ -221,9 +217,8 @@ class TestBuilder:
             (tmp_path / "home").write_text("a file is in the way")
         drafters = {"ngram": "ngram", str(folder): "tiny", f"ngram+{folder}": "ngram+tiny"}
         builder = builder_of(folder, drafters, calibrate=home != "bare")
-        asked = ArmChoice(
-            policies=("bastion", "bastion:printed"), drafters=tuple(drafters), peers=()
-        )
+        policies = ("bastion", "bastion:printed")
+        asked = ArmChoice(policies=policies, drafters=tuple(drafters), peers=())
         runners = builder.runners(plan_arms(asked))
         assert sum(bool(one.arm.cost) for one in runners) == 2 * len(drafters)
         assert len(timed) == len(set(timed)) == len(drafters)
@@ -236,14 +231,11 @@ class TestArms:
     def test_names_groups_and_order(self) -> None:
         arms = plan_arms(ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape")))
         assert [(arm.name, arm.studies) for arm in arms] == [
-            ("plain", ("policies",)),
-            ("fixed:7+ngram", ("policies", "sweep")),
+            ("plain", ("policies",)), ("fixed:7+ngram", ("policies", "sweep")),
             *((f"fixed:{nodes}+ngram", ("sweep",)) for nodes in (1, 3, 15, 31)),
-            ("beam:4x15+ngram", ("shape",)),
-            ("fixed:60+ngram", ("shape",)),
-            ("transformers:plain", ("policies",)),
-            ("transformers:prompt-lookup", ("policies",)),
-        ]
+            ("beam:4x15+ngram", ("shape",)), ("fixed:60+ngram", ("shape",)),
+            ("transformers:plain", ("policies",)), ("transformers:prompt-lookup", ("policies",)),
+        ]  # fmt: skip
         assert [arm.nodes for arm in arms] == [None, 7, 1, 3, 15, 31, 60, 60, None, None]
 
     def test_a_policy_of_one_drafter_alone(self) -> None:
@@ -251,26 +243,19 @@ class TestArms:
         policies = ("chain", "fixed:59@ngram", "fixed:7@x@block=4", "fixed:3@a/x")
         arms = plan_arms(ArmChoice(policies=policies, drafters=drafters, peers=()))
         assert [(arm.policy, arm.drafter) for arm in arms[1:]] == [
-            ("chain", "x"),
-            ("fixed:3", "x"),
-            ("chain", "x@block=4"),
-            ("fixed:7", "x@block=4"),
-            ("chain", "ngram"),
-            ("fixed:59", "ngram"),
-        ]
+            ("chain", "x"), ("fixed:3", "x"), ("chain", "x@block=4"), ("fixed:7", "x@block=4"),
+            ("chain", "ngram"), ("fixed:59", "ngram"),
+        ]  # fmt: skip
 
-    @pytest.mark.parametrize(
-        ("changed", "message"),
-        [
-            ({"policies": ("fixed:0",)}, "'fixed:0' is not a policy"),
-            ({"policies": ("chain@x",)}, "for the drafter 'x', which is not there"),
-            ({"peers": ("assisted",)}, "assisted generation needs a drafter that is a causal"),
-            ({"drafters": ("a/x", "a/x")}, "two drafters are called 'x'"),
-            ({"drafters": ("/c/a/x", "/d/a/x")}, "two drafters are called 'a/x'"),
-            ({"drafters": ("x@adapt=often",)}, "'often' does not say how a drafter is updated"),
-            ({"drafters": (" ",)}, "the drafter's name is empty"),
-        ],
-    )
+    @pytest.mark.parametrize(("changed", "message"), [
+        ({"policies": ("fixed:0",)}, "'fixed:0' is not a policy"),
+        ({"policies": ("chain@x",)}, "for the drafter 'x', which is not there"),
+        ({"peers": ("assisted",)}, "assisted generation needs a drafter that is a causal"),
+        ({"drafters": ("a/x", "a/x")}, "two drafters are called 'x'"),
+        ({"drafters": ("/c/a/x", "/d/a/x")}, "two drafters are called 'a/x'"),
+        ({"drafters": ("x@adapt=often",)}, "'often' does not say how a drafter is updated"),
+        ({"drafters": (" ",)}, "the drafter's name is empty"),
+    ])  # fmt: skip
     def test_what_is_wrong_is_said(self, changed: dict, message: str) -> None:
         with pytest.raises(InputError) as error:
             plan_arms(ArmChoice(**changed))

@@ -88,14 +88,10 @@ def test_what_is_said_of_real_drafters(tmp_path: Path) -> None:
     labels = drafter_labels(names)
     models = describe_drafters([(labels[name], name, load_drafter(name, target)) for name in names])
     assert [(one.name, one.kind, one.block_size, one.without, one.same_as) for one in models] == [
-        ("ngram", "ngram", None, (), None),
-        ("draft", "dflash", 5, (), None),
-        ("draft@block=3", "dflash", 3, (), "draft"),
-        ("pilot", "blockpilot", None, (), "draft"),
-        ("other", "dflash", 5, (), None),
-        ("same", "dflash", 5, (), "draft"),
-        ("whole", "specblock", None, (), None),
-        ("part", "specblock", None, ("no-mask",), None),
+        ("ngram", "ngram", None, (), None), ("draft", "dflash", 5, (), None),
+        ("draft@block=3", "dflash", 3, (), "draft"), ("pilot", "blockpilot", None, (), "draft"),
+        ("other", "dflash", 5, (), None), ("same", "dflash", 5, (), "draft"),
+        ("whole", "specblock", None, (), None), ("part", "specblock", None, ("no-mask",), None),
         ("ngram+draft@block=3", "combined", None, (), None),
-    ]
+    ]  # fmt: skip
     assert not [one for one in models if "/" in one.source]

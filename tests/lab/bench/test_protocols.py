@@ -31,29 +31,26 @@ def turns(protocol: str, name: str, folder: Path, records: list[dict]) -> list[t
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
-@pytest.mark.parametrize(
-    ("protocol", "name", "record", "asked"),
-    [
-        ("bastion", "gsm8k", {"question": "How many {x}?"}, "How many {x}?" + BOXED),
-        ("ddtree", "math500", {"problem": "1+1", "answer": "2"}, "1+1" + BOXED),
-        ("blockpilot", "aime24", {"prompt": "a bare text"}, "a bare text" + BOXED),
-        (
-            "ddtree", "humaneval", {"prompt": "def f():"},
-            "Write a solution to the following problem and make sure that it passes the tests:\n"
-            "```python\ndef f():\n```",
-        ),
-        ("specblock", "humaneval", {"prompt": "def f():"}, "def f():"),
-        ("ddtree", "alpaca", {"instruction": "Do.", "input": "x"}, "Do.\n\nInput:\nx"),
-        ("bastion", "alpaca", {"instruction": "Do.", "input": "x"}, "Do.\n\nx"),
-        ("specblock", "alpaca", {"instruction": "Do.", "input": ""}, "Do."),
-        (
-            "specblock", "wmt23", {"de-en": {"de": "Ja.", "en": "Yes."}},
-            "Translate the following German text to English:\n\nJa.",
-        ),
-        ("bastion:longbench", "qasper", {"context": "C", "input": "Q"}, "C\n\nQ"),
-        ("dynatree", "pg19", {"text": " " + "b" * 1200}, "b" * 1000),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("protocol", "name", "record", "asked"), [
+    ("bastion", "gsm8k", {"question": "How many {x}?"}, "How many {x}?" + BOXED),
+    ("ddtree", "math500", {"problem": "1+1", "answer": "2"}, "1+1" + BOXED),
+    ("blockpilot", "aime24", {"prompt": "a bare text"}, "a bare text" + BOXED),
+    (
+        "ddtree", "humaneval", {"prompt": "def f():"},
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\ndef f():\n```",
+    ),
+    ("specblock", "humaneval", {"prompt": "def f():"}, "def f():"),
+    ("ddtree", "alpaca", {"instruction": "Do.", "input": "x"}, "Do.\n\nInput:\nx"),
+    ("bastion", "alpaca", {"instruction": "Do.", "input": "x"}, "Do.\n\nx"),
+    ("specblock", "alpaca", {"instruction": "Do.", "input": ""}, "Do."),
+    (
+        "specblock", "wmt23", {"de-en": {"de": "Ja.", "en": "Yes."}},
+        "Translate the following German text to English:\n\nJa.",
+    ),
+    ("bastion:longbench", "qasper", {"context": "C", "input": "Q"}, "C\n\nQ"),
+    ("dynatree", "pg19", {"text": " " + "b" * 1200}, "b" * 1000),
+])  # fmt: skip
 def test_wording(protocol, name, record, asked, tmp_path) -> None:
     assert turns(protocol, name, tmp_path, [record]) == [(asked,)]
 

@@ -104,35 +104,32 @@ class TestByRound:
 
 
 class TestRecord:
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (lambda data: data.update(schema_version=2), "schema_version must be 1 (is 2)"),
-            (lambda data: data["settings"].pop("dtype"), "settings.dtype: is missing"),
-            (
-                lambda data: data["responses"][1].update(tokens=[1, -1]),
-                "responses[1].tokens[1]: must be greater than or equal to 0 (is -1)",
-            ),
-            (
-                lambda data: data["responses"][0].update(total_s="long"),
-                "responses[0].total_s: must be a valid number (is 'long')",
-            ),
-            (lambda data: data["responses"].pop(), "responses: 1 are missing, as ("),
-            (
-                lambda data: data["responses"].append(data["responses"][0]),
-                "responses[4]: ('plain', 'p0', 0) is unknown or there twice",
-            ),
-            (lambda data: data["arms"].pop(0), "'plain' is missing"),
-            (
-                lambda data: data["arms"][1].update(drafter="other"),
-                "'fixed:3+d' has an unknown drafter 'other'",
-            ),
-            (
-                lambda data: data["responses"][0].update(tokens=[1] * 30),
-                "responses[0]: more than 21 tokens",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("change", "message"), [
+        (lambda data: data.update(schema_version=2), "schema_version must be 1 (is 2)"),
+        (lambda data: data["settings"].pop("dtype"), "settings.dtype: is missing"),
+        (
+            lambda data: data["responses"][1].update(tokens=[1, -1]),
+            "responses[1].tokens[1]: must be greater than or equal to 0 (is -1)",
+        ),
+        (
+            lambda data: data["responses"][0].update(total_s="long"),
+            "responses[0].total_s: must be a valid number (is 'long')",
+        ),
+        (lambda data: data["responses"].pop(), "responses: 1 are missing, as ("),
+        (
+            lambda data: data["responses"].append(data["responses"][0]),
+            "responses[4]: ('plain', 'p0', 0) is unknown or there twice",
+        ),
+        (lambda data: data["arms"].pop(0), "'plain' is missing"),
+        (
+            lambda data: data["arms"][1].update(drafter="other"),
+            "'fixed:3+d' has an unknown drafter 'other'",
+        ),
+        (
+            lambda data: data["responses"][0].update(tokens=[1] * 30),
+            "responses[0]: more than 21 tokens",
+        ),
+    ])  # fmt: skip
     def test_a_wrong_field_is_named(self, tmp_path: Path, change, message: str) -> None:
         path = tmp_path / "out.json"
         write_result(run(runners(Clock()), schedule()), path)

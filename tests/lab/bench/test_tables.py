@@ -1,7 +1,6 @@
 """The tables of a benchmark, true to the stored JSON."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from lab.bench.analysis.summary import ResultFigures, derived
 from lab.bench.record import Arm, EngineInfo, FailedArm, Response, Result, write_result
-from lab.bench.report.tables import Table, arms_table, engine_tables
+from lab.bench.report.tables import arms_table, engine_tables
 from lab.bench.report.terminal import winner_line
 from tests.lab.bench.made_bench import PLAIN_ARM, full_arms, make_result, policy_arm
 
@@ -43,13 +42,9 @@ def rate_of(responses: list[dict[str, Any]], whole: bool = False) -> float:
     return tokens / sum(one["total_s"] - first * one["first_token_s"] for one in responses)
 
 
-def by_arm(table: Table) -> dict[str, Sequence[str | None]]:
-    return {str(row[0]): row for row in table.rows}
-
-
 class TestNumbers:
     def test_arms_are_the_raw_responses_summed_up(self, full, stored):
-        rows = by_arm(arms_table(ResultFigures(full)))
+        rows = {str(row[0]): row for row in arms_table(ResultFigures(full)).rows}
         assert list(rows) == [arm["name"] for arm in stored["arms"]]
         plain = of(stored, "plain")
         for name, row in rows.items():

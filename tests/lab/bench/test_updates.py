@@ -139,11 +139,9 @@ class TestRealArms:
         assert names[3:] == ["chain+draft@adapt=no-bandit", "fixed:12+draft@adapt=no-bandit"]
         own = builder.runners(arms)
         plan = Schedule(
-            prompts=[encoded(f"p{i}", [5, 7, 5, 9, 40 + i]) for i in range(4)],
-            new_tokens=16,
-            repeats=1,
-            ends=builder.ends,
-        )
+            prompts=[encoded(f"p{i}", [5, 7, 5, 9, 40 + i]) for i in range(4)], new_tokens=16,
+            repeats=1, ends=builder.ends,
+        )  # fmt: skip
         responses = run_schedule(own, plan, Tools()).responses
         found = result(arms, [one.prompt for one in plan.prompts], responses,
                        settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip

@@ -15,13 +15,9 @@ from profiler import cli
 from tests.tiny_folder import isolate, listing, write_all
 
 ARMS = {
-    "plain",
-    "chain+ngram",
-    "fixed:3+ngram",
-    "fixed:6+ngram",
-    "transformers:plain",
+    "plain", "chain+ngram", "fixed:3+ngram", "fixed:6+ngram", "transformers:plain",
     "transformers:prompt-lookup",
-}
+}  # fmt: skip
 NEW_TOKENS = 12
 
 
@@ -31,10 +27,8 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.target = str(write_all(folder / "tiny"))
-        self.files = [
-            self.write("letters", ("a", "abababab"), ("b", "cdcdcd")),
-            self.write("numbers", ("n", "12 12 12 12")),
-        ]
+        letters = self.write("letters", ("a", "abababab"), ("b", "cdcdcd"))
+        self.files = [letters, self.write("numbers", ("n", "12 12 12 12"))]
 
     def write(self, name: str, *prompts: tuple[str, str]) -> Path:
         lines = [json.dumps({"id": i, "category": name, "prompt": text}) for i, text in prompts]
@@ -99,9 +93,8 @@ class TestRun:
         assert cli.run([*words, "--output", str(output)]) == 0
         shown = capsys.readouterr()
         assert "specblock:1 of meta-llama/Llama-3.1-8B-Instruct, filled by tiny" in shown.out
-        assert shown.err.startswith(
-            "specblock:1: no set in data: math500 (problem), alpaca (instruction), nq_open"
-        )
+        lacking = "specblock:1: no set in data: math500 (problem), alpaca (instruction), nq_open"
+        assert shown.err.startswith(lacking)
         result = read_result(output)
         assert [prompt.id for prompt in result.prompts] == ["humaneval-0"]
         assert result.protocol is not None and result.protocol.arms == {"SpS": ("chain+tiny",)}
@@ -116,9 +109,8 @@ class TestRun:
         assert heading in capsys.readouterr().out
         result = read_result(output)
         assert result.settings.same_text and result.settings.by_round
-        assert {one.key: one.tokens for one in result.responses} == {
-            one.key: one.tokens for one in ran.responses
-        }
+        texts, others = ({o.key: o.tokens for o in one.responses} for one in (result, ran))
+        assert texts == others
 
     def test_show(self, place: Place, ran: Result, capsys: pytest.CaptureFixture[str]) -> None:
         path = str(place.folder / "out.json")
@@ -141,20 +133,14 @@ def test_the_template_is_stored_and_later_turns_follow_answers(tmp_path, monkeyp
     place.files[0].write_text(json.dumps({"id": "t", "messages": turns}))
     for template, mark in (("thinking=false", "!"), ("thinking=true", "")):
         output = tmp_path / f"{template}.json"
-        assert (
-            place.bench(
-                "--template", template, "--policy", "transformers:none", "--output", str(output)
-            )
-            == 0
-        )
+        words = ("--template", template, "--policy", "transformers:none", "--output", str(output))
+        assert place.bench(*words) == 0
         result = read_result(output)
         assert (result.settings.chat, result.settings.template) == (True, {"thinking": not mark})
         answer = tokenizer.decode(result.of("plain")[0].tokens, skip_special_tokens=True)
         history = f"[user]hi[assistant]{answer}[user]and?{mark}"
-        assert [(one.id, one.tokens) for one in result.prompts] == [
-            ("t/1", len(f"[user]hi{mark}")),
-            ("t/2", len(history.encode())),
-        ]
+        lengths = {"t/1": len(f"[user]hi{mark}"), "t/2": len(history.encode())}
+        assert {one.id: one.tokens for one in result.prompts} == lengths
 
 
 def test_texts_of_full_length(tmp_path, monkeypatch) -> None:
@@ -173,35 +159,28 @@ class TestRefused:
     """One line, a code of 2, and nothing written."""
 
     def refused(self, capture: pytest.CaptureFixture[str], place: Place, *words: str) -> str:
-        before = listing(place.folder)
+        before = self.files(place)
         capture.readouterr()
         assert cli.run(words) == 2
-        lines = capture.readouterr().err.splitlines()
-        assert len(lines) == 1, lines
-        after = listing(place.folder)
-        assert {name for name in after if "locks/" not in name} == {
-            name for name in before if "locks/" not in name
-        }
-        return lines[0]
+        (line,) = capture.readouterr().err.splitlines()
+        assert self.files(place) == before
+        return line
 
-    @pytest.mark.parametrize(
-        ("more", "message"),
-        [
-            (("--prompts", "none.jsonl"), r"none\.jsonl: there is no such file"),
-            (("--policy", "fixed:x"), r"'fixed:x' is not a policy"),
-            (("--data", "."), r"--data needs --protocol"),
-            (("--protocol", "ddtree"), r"--prompts does not go with --protocol"),
-            (("--policy", "transformers:vllm"), r"'transformers:vllm' is no arm"),
-            (("--new-tokens", "0"), r"'--new-tokens'"),
-            (("--target", "./nonesuch"), r"there is no folder \./nonesuch"),
-            (("--drafter", ""), r"the drafter's name is empty"),
-            (
-                ("--same-text", "--temperature", "1"),
-                r"text of plain decoding .* temperature 0 only",
-            ),
-            (("--new-tokens", "250"), r"prompt 'a' of letters: a prompt of 8 tokens and 250 new"),
-        ],
-    )
+    def files(self, place: Place) -> set[str]:
+        return {name for name in listing(place.folder) if "locks/" not in name}
+
+    @pytest.mark.parametrize(("more", "message"), [
+        (("--prompts", "none.jsonl"), r"none\.jsonl: there is no such file"),
+        (("--policy", "fixed:x"), r"'fixed:x' is not a policy"),
+        (("--data", "."), r"--data needs --protocol"),
+        (("--protocol", "ddtree"), r"--prompts does not go with --protocol"),
+        (("--policy", "transformers:vllm"), r"'transformers:vllm' is no arm"),
+        (("--new-tokens", "0"), r"'--new-tokens'"),
+        (("--target", "./nonesuch"), r"there is no folder \./nonesuch"),
+        (("--drafter", ""), r"the drafter's name is empty"),
+        (("--same-text", "--temperature", "1"), r"text of plain decoding .* temperature 0 only"),
+        (("--new-tokens", "250"), r"prompt 'a' of letters: a prompt of 8 tokens and 250 new"),
+    ])  # fmt: skip
     def test_options(self, place, capsys, more: tuple[str, ...], message: str) -> None:
         assert re.search(message, self.refused(capsys, place, *place.arguments(*more)))
 
@@ -213,21 +192,18 @@ class TestRefused:
 
 
 class TestPromptFiles:
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("", "holds no prompt"),
-            ("\n\n", "holds no prompt"),
-            ('{"prompt": "a"}\nnonsense', "line 2 cannot be read as JSON"),
-            ('{"prompt": 3}', "line 1 is not a JSON object with a text `prompt`"),
-            ('["a"]', "line 1 is not a JSON object with a text `prompt`"),
-            ('\n{"prompt": "  "}', "line 2: the prompt is empty"),
-            (
-                '{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}',
-                "line 2: the id 'x' is that of line 1 too",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "message"), [
+        ("", "holds no prompt"),
+        ("\n\n", "holds no prompt"),
+        ('{"prompt": "a"}\nnonsense', "line 2 cannot be read as JSON"),
+        ('{"prompt": 3}', "line 1 is not a JSON object with a text `prompt`"),
+        ('["a"]', "line 1 is not a JSON object with a text `prompt`"),
+        ('\n{"prompt": "  "}', "line 2: the prompt is empty"),
+        (
+            '{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}',
+            "line 2: the id 'x' is that of line 1 too",
+        ),
+    ])  # fmt: skip
     def test_bad_lines_are_named(self, tmp_path: Path, text: str, message: str) -> None:
         path = tmp_path / "set.jsonl"
         path.write_text(text)

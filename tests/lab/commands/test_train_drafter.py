@@ -24,19 +24,20 @@ def run(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return status, printed.out, printed.err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--set", "without=[]"], "there is no setting 'without'"),
-        (["--set", "template=x"], "--set template=x: Input should be a valid dictionary"),
-        (["--set", "layers=17"], "--set layers=17: Input should be less than or equal to 16"),
-        (["--set", "openings=closed"], "--set openings=closed: Input should be"),
-        (["--from", "demo", "--set", "layers=2"], "--from brings its own layers"),
-        (["--from", "nowhere/at/all"], "nowhere/at/all"),
-        (["--from", "demo"], "hidden size is 576, the target's is 32"),
-        (["--from", "ngram", "--kind", "specblock"], "ngram is no SpecBlock drafter"),
-    ],
-)
+def config_of(folder: str | Path) -> dict[str, object]:
+    return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--set", "without=[]"], "there is no setting 'without'"),
+    (["--set", "template=x"], "--set template=x: Input should be a valid dictionary"),
+    (["--set", "layers=17"], "--set layers=17: Input should be less than or equal to 16"),
+    (["--set", "openings=closed"], "--set openings=closed: Input should be"),
+    (["--from", "demo", "--set", "layers=2"], "--from brings its own layers"),
+    (["--from", "nowhere/at/all"], "nowhere/at/all"),
+    (["--from", "demo"], "hidden size is 576, the target's is 32"),
+    (["--from", "ngram", "--kind", "specblock"], "ngram is no SpecBlock drafter"),
+])  # fmt: skip
 def test_wrong_words_are_named(capsys, target, tmp_path, words, said):
     output = tmp_path / "work"
     status, out, err = run(capsys, "--target", target, "--output", str(output), *words)
@@ -61,11 +62,8 @@ def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tm
     second = json.loads(out)
     assert second["collecting"]["openings"] == "templates"
     assert second["settings"]["learning_rate"] == 1e-4
-    config = [
-        json.loads((Path(run["drafter"]) / "config.json").read_text(encoding="utf-8"))
-        for run in (first, second)
-    ]
-    assert config[0] == config[1]
+    config = config_of(first["drafter"])
+    assert config == config_of(second["drafter"])
     texts = str(tmp_path / "first" / "texts")
     if kind == "specblock":
         words = ["figures", first["drafter"], "--target", target, "--texts", texts]
@@ -77,8 +75,8 @@ def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tm
         other = [*common, "--kind", "dspark", "--from", first["drafter"]]
         status, _, err = run(capsys, *other, "--output", str(tmp_path / "third"))
         assert status == 0, err
-        third = json.loads((tmp_path / "third/drafter/config.json").read_text(encoding="utf-8"))
-        assert third["block_size"] == config[0]["block_size"]
+        third = config_of(tmp_path / "third/drafter")
+        assert third["block_size"] == config["block_size"]
         assert not third["dflash_config"]["shift_label"]
         words = ["--target", target, "--drafter", first["drafter"], "--texts", texts, "--json"]
         wanted = ("epochs=2", "hidden=8", "texts=9", "max_new_tokens=8", "held_out=0", "layers=3",
@@ -89,7 +87,7 @@ def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tm
         pilot = json.loads(capsys.readouterr().out)
         assert (pilot["epoch"], pilot["trained"]["samples"], pilot["held_out"]) == (2, 9, None)
         assert (Path(pilot["drafter"]) / "model.safetensors").exists()
-        config = json.loads((Path(pilot["drafter"]) / "config.json").read_text(encoding="utf-8"))
+        config = config_of(pilot["drafter"])
         assert (config["num_layers"], config["input"]) == (3, "softmax")
         rows = pilot["figure_3"]
         assert [row["block_size"] for row in rows] == [1, *pilot["block_sizes"]]

@@ -14,21 +14,15 @@ from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.growth import TopPaths
 from lab.drafters.dflash2.drafter import DFlash2Drafter
 from lab.drafters.domino.drafter import DominoDrafter
-from tests.decoder.draft_models import (
-    CONDITIONAL,
-    VOCAB,
-    chances,
-    conditional_folder,
-    draft_target,
-    rounds,
-    write_checkpoint,
-)
-from tests.decoder.drafters.test_dflash import WINDOWED, reference, reference_states
-from tests.decoder.tree.test_pairs import paths_of
+from tests.decoder import draft_models as made
+from tests.decoder.draft_models import PROMPT, VOCAB, conditional_folder, draft_target, rounds
+from tests.decoder.drafters.test_dflash import reference, reference_states
+from tests.decoder.models import paths_of
+from tests.tiny_folder import change_config
 
 pytestmark = pytest.mark.cpu_kind
 
-PROMPT, ACCEPTED, BLOCK = [5, 17, 3, 88, 41, 2, 2, 60], [3, 0, 4], 5
+ACCEPTED, BLOCK = [3, 0, 4], 5
 
 
 def request(temperature=1.0):
@@ -51,20 +45,17 @@ def flat(config):
 
 SCALED = {"input_embedding_scale": 0.7, "output_multiplier": 1.3, "final_logit_softcapping": 4.0}
 DFLASH2 = {
-    "nested": ({}, {}, None),
-    "flat": ({}, {}, flat),
-    "flat-sliding": (WINDOWED, {}, flat),
-    "three-taps-causal": (WINDOWED, {"conv_kernel_size": 3}, None),
-    "scaled": ({}, SCALED, None),
-    "reduced": ({}, {}, None),
-}
+    "nested": ({}, {}, None), "flat": ({}, {}, flat), "flat-sliding": (made.WINDOWED, {}, flat),
+    "three-taps-causal": (made.WINDOWED, {"conv_kernel_size": 3}, None),
+    "scaled": ({}, SCALED, None), "reduced": ({}, {}, None),
+}  # fmt: skip
 KEPT = list(range(3, VOCAB, 2))  # of a reduced head
 OTHERS = torch.tensor([token for token in range(VOCAB) if token not in KEPT])
 
 
 def reduced(folder, config, tensors, name):
     """The checkpoint with a head of the kept tokens, in whose table they alone have rows."""
-    write_checkpoint(folder, config, tensors | {name: tensors[name][KEPT].clone()})
+    made.write_checkpoint(folder, config, tensors | {name: tensors[name][KEPT].clone()})
     (folder / "draft_tokens.json").write_text(json.dumps(KEPT))
 
 
@@ -79,7 +70,7 @@ def test_dflash2(tmp_path, variant, temperature):
     config |= outer
     more = {"embed_tokens.weight": target.model.get_input_embeddings().weight.clone()}
     more = tensors | more if variant == "flat" else tensors  # a copy, as the library may store
-    write_checkpoint(folder, written(config) if written else config, more)
+    made.write_checkpoint(folder, written(config) if written else config, more)
     if variant == "reduced":
         reduced(folder, config, tensors, "candidate_selector.successor_codebook")
     # The library's sliding layers see both ways unless told otherwise.
@@ -87,9 +78,8 @@ def test_dflash2(tmp_path, variant, temperature):
     inner = config["dflash_config"]
     drafter = load_drafter(str(folder), target)
     assert type(drafter) is DFlash2Drafter
-    before, after = (
-        tensors[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor")
-    )
+    part = {name.partition("selector.")[2]: tensor for name, tensor in tensors.items()}
+    before, after = part["predecessor_codebook"], part["successor_codebook"]
     for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
         states = reference_states(config, tensors, target, context)
         logits = states @ target.head_weight().T * inner.get("output_multiplier", 1.0)
@@ -97,7 +87,7 @@ def test_dflash2(tmp_path, variant, temperature):
         logits = cap * (logits / cap).tanh() if cap else logits
         if variant == "reduced":
             logits[:, OTHERS] = -torch.inf
-        between = states @ tensors["candidate_selector.hidden_projection.weight"].T
+        between = states @ part["hidden_projection.weight"].T
         pairs = session.draft(context, request(temperature))
         assert pairs.tokens.shape == (BLOCK - 1, 4)
         walk = [int(context[-1])]
@@ -107,7 +97,7 @@ def test_dflash2(tmp_path, variant, temperature):
             given = pairs.first[None] if d == 0 else pairs.edges[d - 1]
             for a, row in zip(previous, given, strict=True):
                 added = [float((before[a] * between[d] * after[b]).sum()) for b in tokens]
-                expected = chances(logits[d], tokens, added, temperature)
+                expected = made.chances(logits[d], tokens, added, temperature)
                 np.testing.assert_allclose(row, expected, atol=1e-5)
                 if a == walk[-1]:
                     scores = [float(logits[d, b]) + s for b, s in zip(tokens, added, strict=True)]
@@ -116,7 +106,7 @@ def test_dflash2(tmp_path, variant, temperature):
         assert chain(pairs, BLOCK).tokens.tolist() == walk[1:]
         if variant == "nested":
             drawn = session.draw(context, SHAPE, temperature, torch.Generator().manual_seed(3))
-            for row, path in enumerate([[], *paths_of(drawn)]):
+            for row, path in enumerate(paths_of(drawn)):
                 if drawn.sources[row] >= 0:
                     d, a = len(path), path[-1] if path else walk[0]
                     tokens = logits[d].topk(4).indices
@@ -183,7 +173,7 @@ def test_domino(tmp_path, plain, frontier, whole):
             walk.append(int(logits.argmax()))
         assert chain(tree, BLOCK).tokens.tolist() == walk[1:]
         drawn = session.draw(context, SHAPE, 0.8, torch.Generator().manual_seed(3))
-        for row, path in enumerate([[], *paths_of(drawn)]):
+        for row, path in enumerate(paths_of(drawn)):
             if drawn.sources[row] >= 0:
                 logits = path_logits(config, tensors, target, states, [walk[0], *path])
                 logits[others] = -torch.inf
@@ -207,7 +197,7 @@ NOTHING = {
 def test_without_a_correction_it_is_dflash(tmp_path, kind):
     folder, config, tensors = conditional_folder(tmp_path, kind)
     tensors = {name: NOTHING[kind](name, tensor) for name, tensor in tensors.items()}
-    write_checkpoint(folder, config, tensors)
+    made.write_checkpoint(folder, config, tensors)
     target = draft_target()
     drafter = load_drafter(str(folder), target)
     *_, (session, context) = rounds(target, drafter, PROMPT, [2])
@@ -225,11 +215,11 @@ def test_without_a_correction_it_is_dflash(tmp_path, kind):
 
 @pytest.mark.parametrize("changed", [
     {"gru_hidden_dim": 8}, {"emb_dim": 4}, {"pure_draft_prefix_len": 0}, {"conv_kernel_size": 3},
-    {"conv_group_size": 16}, {"selector_rank": 4}, {"selector_top_k": 5},
-        {"markov_rank": 4}, {"markov_head_type": "gated"},
+    {"conv_group_size": 16}, {"selector_rank": 4}, {"selector_top_k": 5}, {"markov_rank": 4},
+    {"markov_head_type": "gated"},
 ])  # fmt: skip
 def test_what_costs_is_in_the_hash_and_is_timed(tmp_path, changed):
-    kind = next(kind for kind, fields in CONDITIONAL.items() if set(changed) <= set(fields))
+    kind = next(kind for kind, fields in made.CONDITIONAL.items() if set(changed) <= set(fields))
     target, hashes = draft_target(), set()
     for own in ({}, changed):
         folder, *_ = conditional_folder(tmp_path / str(len(own)), kind, **own)
@@ -253,9 +243,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_configs(tmp_path, case):
     kind, changed, message = BAD[case]
-    folder, *_ = conditional_folder(tmp_path, kind)
-    config = json.loads((folder / "config.json").read_text())
-    config["dflash_config"] |= changed
-    (folder / "config.json").write_text(json.dumps(config))
+    folder, config, _ = conditional_folder(tmp_path, kind)
+    change_config(folder, dflash_config=config["dflash_config"] | changed)
     with pytest.raises(InputError, match=message):
         load_drafter(str(folder), draft_target())

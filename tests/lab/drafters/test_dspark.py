@@ -15,23 +15,14 @@ from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.growth import TopPaths
 from lab.drafters.dspark import drafter as dspark
 from lab.drafters.dspark.config import DSparkConfig
-from tests.decoder.draft_models import (
-    CONDITIONAL,
-    DFLASH,
-    VOCAB,
-    chances,
-    conditional_folder,
-    draft_target,
-    mapping,
-    rounds,
-    write_checkpoint,
-)
+from tests.decoder import draft_models as made
+from tests.decoder.draft_models import DFLASH, PROMPT, VOCAB, draft_target, rounds, write_checkpoint
 from tests.decoder.drafters.test_dflash import reference_states
-from tests.decoder.tree.test_pairs import paths_of
+from tests.decoder.models import paths_of
 
 pytestmark = pytest.mark.cpu_kind
 
-PROMPT, RANK = [5, 17, 3, 88, 41, 2, 2, 60], CONDITIONAL["dspark"]["markov_rank"]
+RANK = made.CONDITIONAL["dspark"]["markov_rank"]
 
 
 def request(temperature=1.0, whole=False):
@@ -76,20 +67,17 @@ def speculators(config):
     return own | inner | {"transformer_layer_config": without(outer(config), *names)}
 
 
-def bare(name):
-    return name.replace("markov_head.", "").replace("confidence_head.proj", "confidence_proj")
-
-
 def dspark_folder(folder, spell=deepspec, drafted=VOCAB, more=None, block=5, **inner):
     """A random checkpoint in one of the forms; returns its folder, nested config and tensors."""
-    _, config, tensors = conditional_folder(folder, "dspark", **inner)
+    _, config, tensors = made.conditional_folder(folder, "dspark", **inner)
     config["block_size"], stored = block, dict(tensors)
     if drafted != VOCAB:
         config["draft_vocab_size"] = drafted
         tensors["markov_head.markov_w2.weight"] = tensors["markov_head.markov_w2.weight"][:drafted]
-        stored = tensors | mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})
+        stored = tensors | made.mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})
     if spell is modelopt:
-        stored = {bare(name): tensor for name, tensor in stored.items()}
+        named = {name: name.replace("markov_head.", "") for name in stored}
+        stored = {named[name].replace("_head.proj", "_proj"): t for name, t in stored.items()}
     return write_checkpoint(folder, spell(config), stored | (more or {})), config, tensors
 
 
@@ -124,7 +112,7 @@ class Equations:
         row = len(path) - 1
         places = self.base[row].topk(min(count, len(self.ids))).indices.tolist()
         added = self.added(path)[places].tolist()
-        q = chances(self.base[row], places, added, temperature)
+        q = made.chances(self.base[row], places, added, temperature)
         return {int(self.ids[place]): one for place, one in zip(places, q, strict=True)}
 
 
@@ -157,7 +145,7 @@ def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, tempera
     folder, config, tensors = dspark_folder(tmp_path, more=tables if own else {}, **changed)
     if "drafted" in changed:
         sizes = {"vocab_size": VOCAB, "draft_vocab_size": changed["drafted"]}
-        ids = mapping(sizes)["d2t"] + ids[: changed["drafted"]]
+        ids = made.mapping(sizes)["d2t"] + ids[: changed["drafted"]]
     drafter = load_drafter(str(folder), target)
     assert (drafter.name, drafter.max_depth, drafter.draws) == ("dspark", 5, "levels")
     assert (drafter.model.own_embedding is None) == (own.get("embed_tokens", 1.0) == 1.0)
@@ -170,9 +158,8 @@ def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, tempera
         drafts = session.draft(context, request(temperature))
         q = cache(lambda path: equations.children(path, count, temperature))  # noqa: B023
         tree, paths = drafts.as_tree(400), [(int(context[-1]),)]
-        for token, parent, given in zip(
-            tree.tokens.tolist(), tree.parents, tree.probabilities, strict=True
-        ):
+        nodes = tree.tokens.tolist(), tree.parents, tree.probabilities
+        for token, parent, given in zip(*nodes, strict=True):
             assert given == pytest.approx(q(paths[parent])[token], abs=1e-5)
             paths.append((*paths[parent], token))
         path = paths[0]
@@ -180,7 +167,7 @@ def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, tempera
             assert q(path)[token] == max(q(path).values())
             path = (*path, token)
         drawn = session.draw(context, shape, temperature, torch.Generator().manual_seed(3))
-        for row, below in enumerate([[], *paths_of(drawn)]):
+        for row, below in enumerate(paths_of(drawn)):
             if drawn.sources[row] >= 0:
                 logits = equations.base[len(below)] + equations.added([*paths[0], *below])
                 expected = torch.zeros(VOCAB).index_copy(0, ids, (logits / temperature).softmax(-1))

@@ -20,16 +20,9 @@ def servers(scale: dict[str, float]):
     for pair, factor in scale.items():
         for seconds in np.linspace(1e-3, 10e-3, 20):
             kernel = TokenWork(
-                products_s=seconds,
-                attention_s=0.0,
-                all_reduce_s=0.0,
-                prompts_s=0.0,
-                prompt_steps=0.0,
-                layers=1,
-                devices=1,
-                running=1,
-                waiting=0,
-            )
+                products_s=seconds, attention_s=0.0, all_reduce_s=0.0, prompts_s=0.0,
+                prompt_steps=0.0, layers=1, devices=1, running=1, waiting=0,
+            )  # fmt: skip
             server = MeasuredServer(
                 engine="vllm", overlaps_host=False, work=kernel, seconds=factor * seconds
             )
@@ -77,16 +70,9 @@ RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "capacity_a
 
 def work(**changes) -> TokenWork:
     fields = {
-        "products_s": 4e-3,
-        "attention_s": 1e-3,
-        "all_reduce_s": 0.5e-3,
-        "prompts_s": 2e-3,
-        "prompt_steps": 0.1,
-        "layers": 32,
-        "devices": 4,
-        "running": 64,
-        "waiting": 0,
-    }
+        "products_s": 4e-3, "attention_s": 1e-3, "all_reduce_s": 0.5e-3, "prompts_s": 2e-3,
+        "prompt_steps": 0.1, "layers": 32, "devices": 4, "running": 64, "waiting": 0,
+    }  # fmt: skip
     return TokenWork(**(fields | changes))
 
 
@@ -117,15 +103,11 @@ def invented(truth: dict[str, Overheads], count: int) -> list[MeasuredServer]:
     for i in range(count):
         engine = sorted(truth)[i % len(truth)]
         w = work(
-            products_s=draw.uniform(1e-3, 20e-3),
-            attention_s=draw.uniform(0.2e-3, 10e-3),
-            all_reduce_s=draw.uniform(0, 3e-3),
-            prompts_s=draw.uniform(0, 30e-3),
-            prompt_steps=draw.uniform(0, 1),
-            layers=int(draw.choice([32, 64, 80])),
-            devices=int(draw.choice([1, 2, 4, 8])),
-            running=float(draw.integers(4, 256)),
-        )
+            products_s=draw.uniform(1e-3, 20e-3), attention_s=draw.uniform(0.2e-3, 10e-3),
+            all_reduce_s=draw.uniform(0, 3e-3), prompts_s=draw.uniform(0, 30e-3),
+            prompt_steps=draw.uniform(0, 1), layers=int(draw.choice([32, 64, 80])),
+            devices=int(draw.choice([1, 2, 4, 8])), running=float(draw.integers(4, 256)),
+        )  # fmt: skip
         seconds = truth[engine].time_per_token_s(w, overlaps_host=engine == "one")
         seconds *= float(np.exp(draw.normal(0, 0.02)))
         if i % 25 == 0:

@@ -14,11 +14,9 @@ from lab.studies.controller_simulated import CostAt, Setting, compare
 
 CONTEXT, MOST = 1024, 255
 CURVES = (
-    ("bastion", "math500", "qwen3-8b", 0),
-    ("bastion", "alpaca", "qwen3-4b", 0),
-    ("ddtree", "mt_bench", "qwen3-8b", 0),
-    ("ddtree", "humaneval", "qwen3-coder-30b-a3b", 1),
-)
+    ("bastion", "math500", "qwen3-8b", 0), ("bastion", "alpaca", "qwen3-4b", 0),
+    ("ddtree", "mt_bench", "qwen3-8b", 0), ("ddtree", "humaneval", "qwen3-coder-30b-a3b", 1),
+)  # fmt: skip
 
 
 def costs(device):
@@ -50,12 +48,10 @@ class TestPublishedAcceptance:
         process = published(table, dataset, target=target, temperature=temperature)
         true, released, linear = costs(device)
         policies = {
-            "bastion": Bastion(true, MOST),
-            "paper": PaperBastion(released, MOST),
-            "printed": PrintedBastion(linear, MOST),
-            "chain": Chain(max_nodes=MOST),
+            "bastion": Bastion(true, MOST), "paper": PaperBastion(released, MOST),
+            "printed": PrintedBastion(linear, MOST), "chain": Chain(max_nodes=MOST),
             "plain": Plain(),
-        }
+        }  # fmt: skip
         played, hindsight = play(process, policies, true, rounds=1000)
         _, best = hindsight.best_fixed()
         assert played["bastion"].rate > 0.99 * best

@@ -18,15 +18,10 @@ from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.tree.draft_tree import chain
 from decoder.tree.growth import TopPaths
+from lab.training import dflash
 from lab.training import prompts as refused
 from lab.training.corpus import Collecting, TrainingText, collect, read_corpus
-from lab.training.dflash import (
-    DFlashObjective,
-    DFlashTraining,
-    fresh_config,
-    fresh_model,
-    head_tokens,
-)
+from lab.training.dflash import DFlashObjective, DFlashTraining, fresh_config, head_tokens
 from lab.training.features import Examples
 from lab.training.kinds import KINDS
 from lab.training.loop import TrainingSettings, train
@@ -36,15 +31,9 @@ from tests.tiny_folder import write_tokenizer, write_weights
 
 CPU, VOCAB = torch.device("cpu"), 260
 WANTED = DFlashTraining(
-    layers=2,
-    block_size=4,
-    target_layers=(0, 2),
-    anchors=6,
-    vocabulary=64,
-    decay=2.0,
-    likeness=0.5,
+    layers=2, block_size=4, target_layers=(0, 2), anchors=6, vocabulary=64, decay=2.0, likeness=0.5,
     soft=0.25,
-)
+)  # fmt: skip
 COLLECTING = Collecting(batches=2, batch_texts=4, prompt_tokens=6, answer_tokens=24)
 SETTINGS = TrainingSettings(
     steps=12, batch=2, learning_rate=3e-3, warmup=2, autocast=False, save_every=4, seed=5
@@ -59,9 +48,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 def opened(folder):
-    return load_model(
-        str(folder), weights="pretrained", dtype=torch.float32, device=CPU, download=False
-    )
+    wanted = {"weights": "pretrained", "dtype": torch.float32, "device": CPU}
+    return load_model(str(folder), download=False, **wanted)
 
 
 @pytest.fixture
@@ -71,17 +59,15 @@ def loaded(folder):
 
 def some_texts(count: int, length: int = 40) -> list[TrainingText]:
     random = np.random.default_rng(0)
-    return [
-        TrainingText(tuple(random.integers(0, 60, length).tolist()), int(random.integers(2, 9)))
-        for _ in range(count)
-    ]
+    drawn = ((random.integers(0, 60, length), random.integers(2, 9)) for _ in range(count))
+    return [TrainingText(tuple(text.tolist()), int(prompt)) for text, prompt in drawn]
 
 
 def objective_of(loaded, texts, wanted=WANTED, kind="dflash") -> DFlashObjective:
     published = fresh_config(loaded, wanted, mask_token(loaded), kind)
     config = KINDS[kind].drafter.model_type.config_type.parse(published)
     tokens = head_tokens(texts, wanted.vocabulary, VOCAB)
-    return DFlashObjective(loaded, fresh_model(loaded, config, 0, tokens), wanted)
+    return DFlashObjective(loaded, dflash.fresh_model(loaded, config, 0, tokens), wanted)
 
 
 def examples_of(loaded, texts, objective, folder) -> Examples:
@@ -222,17 +208,14 @@ def test_texts_can_be_sampled_from_the_targets_whole_distribution(loaded, tmp_pa
         read_corpus(tmp_path, VOCAB, temperature=0.0)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{", '{"tokens": 3, "prompt_tokens": 1}', "{}", "[1]", "\udcff", "[" * 9999,
-        '{"tokens": [1, 2, -1, 4], "prompt_tokens": 1}',
-        '{"tokens": [1, 2, 260, 4], "prompt_tokens": 1}',
-        '{"tokens": [1, 2, 3.0, 4], "prompt_tokens": 1}',
-        '{"tokens": [1, 2, 3, 4], "prompt_tokens": 4}',
-        '{"tokens": [1, 2, 3, 4], "prompt_tokens": NaN}',
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    "{", '{"tokens": 3, "prompt_tokens": 1}', "{}", "[1]", "\udcff", "[" * 9999,
+    '{"tokens": [1, 2, -1, 4], "prompt_tokens": 1}',
+    '{"tokens": [1, 2, 260, 4], "prompt_tokens": 1}',
+    '{"tokens": [1, 2, 3.0, 4], "prompt_tokens": 1}',
+    '{"tokens": [1, 2, 3, 4], "prompt_tokens": 4}',
+    '{"tokens": [1, 2, 3, 4], "prompt_tokens": NaN}',
+])  # fmt: skip
 def test_damaged_texts_are_named(tmp_path, content):
     place = tmp_path / "texts-00000.jsonl"
     place.write_bytes(content.encode(errors="surrogateescape"))

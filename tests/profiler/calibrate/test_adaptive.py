@@ -16,14 +16,11 @@ ARCHITECTURE = ModelArchitecture(
     name="small", layers=12, hidden=768, heads=12, kv_heads=4, head_dim=64, ffn=3072,
     vocab=32000, tied=True,
 )  # fmt: skip
-ROOFLINE = Roofline(
-    architecture=ARCHITECTURE, peaks=Peaks(flops_per_s=1e12, bytes_per_s=5e10), element_bytes=2
-)
-
-
-SLOW = Roofline(
-    architecture=ARCHITECTURE, peaks=Peaks(flops_per_s=5e10, bytes_per_s=5e10), element_bytes=2
-)
+ROOFLINE, SLOW = (
+    Roofline(architecture=ARCHITECTURE, peaks=Peaks(flops_per_s=flops, bytes_per_s=5e10),
+             element_bytes=2)
+    for flops in (1e12, 5e10)
+)  # fmt: skip
 
 
 def smooth_s(task: Task) -> float:

@@ -22,7 +22,7 @@ from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sources import decoder as source
 from profiler.measure.journal import Journal
-from profiler.measure.machine import Activity
+from profiler.measure.machine import Activity, BusyProcess
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
 pytestmark = pytest.mark.cpu_kind
@@ -32,13 +32,9 @@ CONTEXTS = (32, 128)
 
 def settings(folder: Path, **changed) -> CalibrationSettings:
     fields = {
-        "target": str(folder / "tiny"),
-        "device": "cpu",
-        "dtype": "float32",
-        "contexts": CONTEXTS,
-        "max_nodes": 15,
-        "time_budget_s": 30.0,
-    }
+        "target": str(folder / "tiny"), "device": "cpu", "dtype": "float32", "contexts": CONTEXTS,
+        "max_nodes": 15, "time_budget_s": 30.0,
+    }  # fmt: skip
     return CalibrationSettings(**(fields | changed))
 
 
@@ -78,10 +74,8 @@ class TestReal:
     def test_three_files_and_no_more(self, done):
         path = done.result.path
         assert path.name == "tiny.float32.packed.tp1.yaml"
-        assert sorted(listing(done.home)) == sorted(
-            str(path.with_suffix(suffix).relative_to(done.home))
-            for suffix in (".yaml", ".png", ".samples.jsonl")
-        )
+        made = [path.with_suffix(suffix) for suffix in (".yaml", ".png", ".samples.jsonl")]
+        assert {*listing(done.home)} == {str(one.relative_to(done.home)) for one in made}
         assert done.result.picture == path.with_suffix(".png")
 
     def test_the_profile_is_measured_and_reads_back(self, done):
@@ -113,9 +107,8 @@ class TestReal:
         plan = SweepPlan(contexts=CONTEXTS, max_nodes=15)
         drawn = [{(t.size, t.context) for t in plan.held_out(most)} for most in range(2, 17)]
         assert held_out in drawn
-        predicted = profile.verify_calibration().predict_s(
-            profile.held_out.rows, profile.held_out.context
-        )
+        shapes = profile.held_out.rows, profile.held_out.context
+        predicted = profile.verify_calibration().predict_s(*shapes)
         np.testing.assert_allclose(profile.held_out.predicted_s, predicted, rtol=1e-3)
         error = np.abs(predicted / np.array(profile.held_out.measured_s) - 1)
         assert profile.held_out.error.median == pytest.approx(np.median(error), rel=0.01)
@@ -161,17 +154,14 @@ class TestBeforeMeasuring:
         monkeypatch.setattr(module, "run_sweep", measured)
         monkeypatch.setattr("decoder.profiling.measured_profile.measure_peaks", measured)
 
-    @pytest.mark.parametrize(
-        ("changed", "message"),
-        [
-            ({"drafter": "./oracle"}, r"there is no folder \./oracle"),
-            ({"contexts": (64,)}, "two contexts"),
-            ({"max_nodes": 2}, "max nodes must be 3"),
-            ({"contexts": (64, 250)}, "266 tokens, rows included, exceeds the 256 positions"),
-            ({"max_nodes": 300}, "exceeds the 256 positions"),
-            ({"contexts": None, "max_nodes": 200}, "256 positions, too few for the usual"),
-        ],
-    )
+    @pytest.mark.parametrize(("changed", "message"), [
+        ({"drafter": "./oracle"}, r"there is no folder \./oracle"),
+        ({"contexts": (64,)}, "two contexts"),
+        ({"max_nodes": 2}, "max nodes must be 3"),
+        ({"contexts": (64, 250)}, "266 tokens, rows included, exceeds the 256 positions"),
+        ({"max_nodes": 300}, "exceeds the 256 positions"),
+        ({"contexts": None, "max_nodes": 200}, "256 positions, too few for the usual"),
+    ])  # fmt: skip
     def test_settings_that_cannot_be(self, tmp_path, changed, message):
         with pytest.raises(InputError, match=message):
             calibrate(settings(tmp_path, **changed))
@@ -213,18 +203,22 @@ class TestWritable:
         assert victim.read_text() == "precious"
 
 
+def full(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 class TestSamples:
     @pytest.mark.parametrize("function", ["shutil.copyfile", "os.replace"])
     def test_a_full_disk_leaves_the_old_ones(self, tmp_path, monkeypatch, function):
         (tmp_path / "a.samples.jsonl").write_text("old")
         journal = Journal(tmp_path / "run.jsonl", {"run": 1})
 
-        def full(*arguments):
+        def cut(*arguments):
             if function == "shutil.copyfile":
                 Path(arguments[1]).write_bytes(b"a part")
-            raise OSError(errno.ENOSPC, "No space left on device")
+            full()
 
-        monkeypatch.setattr(function, full)
+        monkeypatch.setattr(function, cut)
         with pytest.raises(InputError, match=r"not its raw samples: No space left.*Free some"):
             keep_samples(journal.path, tmp_path / "a.yaml")
         monkeypatch.undo()
@@ -243,11 +237,7 @@ class TestFailures:
         assert result.resumed_samples == 1
         assert not any(name.startswith("journals") for name in listing(home))
 
-    @pytest.mark.slow
     def test_a_profile_that_cannot_be_written_loses_no_sample(self, home, tmp_path, monkeypatch):
-        def full(*arguments):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         with monkeypatch.context() as patch:
             patch.setattr("costmodel.io.os.replace", full)
             with pytest.raises(ProfileError, match="the disk is full"):
@@ -257,8 +247,6 @@ class TestFailures:
         assert calibrate(settings(tmp_path)).resumed_samples > 50
 
     def test_a_busy_machine_is_named(self, home, tmp_path, monkeypatch):
-        from profiler.measure.machine import BusyProcess
-
         busy = BusyProcess(pid=7, name="miner", core_share=0.8)
         monkeypatch.setattr(module, "observe", lambda: Activity(processes=(busy,), steal_share=0.0))
         said: list[str] = []

@@ -7,16 +7,8 @@ import pytest
 
 from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, MeasurementError
-from profiler.calibrate.fleet.scheduler import (
-    FleetDevice,
-    FleetListener,
-    FleetRules,
-    JobState,
-    NodeLostError,
-    NodeResult,
-    calibrate_fleet,
-    same_kind,
-)
+from profiler.calibrate.fleet import scheduler
+from profiler.calibrate.fleet.scheduler import FleetDevice, FleetRules, JobState, calibrate_fleet
 
 H100 = DeviceFingerprint(kind="cuda", name="NVIDIA H100", memory_bytes=80 * 2**30)
 L40S = DeviceFingerprint(kind="cuda", name="NVIDIA L40S", memory_bytes=45 * 2**30)
@@ -50,7 +42,7 @@ class FakeCluster:
 
     def start(self, device: FleetDevice) -> object:
         if device not in self.present:
-            raise NodeLostError("not there")
+            raise scheduler.NodeLostError("not there")
         self.started.append(device.node)
         self.running.append(device)
         hosts = [other.host for other in self.running]
@@ -64,37 +56,34 @@ class FakeCluster:
             self.present.append(self.arrive[self.polls])
         return sorted(jobs, key=lambda job: job[0])[:1]
 
-    def result(self, job: tuple[int, FleetDevice]) -> NodeResult:
+    def result(self, job: tuple[int, FleetDevice]) -> scheduler.NodeResult:
         device = job[1]
         self.running.remove(device)
         end = self.ends.get(device.node, ["ok"]).pop(0) if self.ends.get(device.node) else "ok"
         if end == "gone":
             self.present = [other for other in self.present if other.node != device.node]
         if end in ("lost", "gone"):
-            raise NodeLostError("power cut")
+            raise scheduler.NodeLostError("power cut")
         if end == "bad":
             raise MeasurementError("too noisy")
-        return NodeResult(profile=f"profile of {device.node}")
+        return scheduler.NodeResult(profile=f"profile of {device.node}")
 
     def state(self, job: object) -> JobState:
         return JobState(share=0.5, text="half")
 
 
+OF_B = ("NVIDIA L40S", "profile of b", 1)
+
+
 def summary(outcomes):
-    return [
-        (o.fingerprint.name, o.gathered.profile if o.gathered else o.problem, o.attempts)
-        for o in outcomes
-    ]
+    ends = [o.gathered.profile if o.gathered else o.problem for o in outcomes]
+    return [(o.fingerprint.name, end, o.attempts) for o, end in zip(outcomes, ends, strict=True)]
 
 
 def test_each_kind_is_measured_once():
-    cluster = FakeCluster(
-        [device("a", H100), device("a", H100, index=1), device("b", L40S), device("c", H100)]
-    )
-    assert summary(calibrate_fleet(cluster)) == [
-        ("NVIDIA H100", "profile of a", 1),
-        ("NVIDIA L40S", "profile of b", 1),
-    ]
+    twin = device("a", H100, index=1)
+    cluster = FakeCluster([device("a", H100), twin, device("b", L40S), device("c", H100)])
+    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "profile of a", 1), OF_B]
     assert cluster.started == ["a", "b"]
     assert cluster.most_running == 2
 
@@ -102,7 +91,7 @@ def test_each_kind_is_measured_once():
 def test_a_lost_nodes_kind_goes_to_another_node():
     cluster = FakeCluster([device("a", H100), device("b", H100)], ends={"a": ["gone"]})
     said: list[str] = []
-    outcomes = calibrate_fleet(cluster, FleetListener(say=said.append))
+    outcomes = calibrate_fleet(cluster, scheduler.FleetListener(say=said.append))
     assert summary(outcomes) == [("NVIDIA H100", "profile of b", 2)]
     assert outcomes[0].device.node == "b"
     assert any("lost host-a (power cut); trying again" in line for line in said)
@@ -110,9 +99,8 @@ def test_a_lost_nodes_kind_goes_to_another_node():
 
 def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement():
     """The cluster notices the loss late: node a stays in the list, its measurements are lost."""
-    cluster = FakeCluster(
-        [device("a", H100)], ends={"a": ["lost"] * 9}, arrive={5: device("new", H100)}
-    )
+    arrive = {5: device("new", H100)}
+    cluster = FakeCluster([device("a", H100)], ends={"a": ["lost"] * 9}, arrive=arrive)
     outcomes = calibrate_fleet(cluster, clock=lambda: float(cluster.polls))
     assert summary(outcomes) == [("NVIDIA H100", "profile of new", 2)]
     assert cluster.started == ["a", "new"]
@@ -120,34 +108,26 @@ def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement(
 
 def test_attempts_have_an_end():
     cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["lost"] * 9})
-    outcomes = calibrate_fleet(
-        cluster, rules=FleetRules(attempts=2), clock=lambda: 10.0 * cluster.polls
-    )
-    assert summary(outcomes) == [
-        ("NVIDIA H100", "lost its node 2 times, last host-a: power cut", 2),
-        ("NVIDIA L40S", "profile of b", 1),
-    ]
+    rules = FleetRules(attempts=2)
+    outcomes = calibrate_fleet(cluster, rules=rules, clock=lambda: 10.0 * cluster.polls)
+    problem = "lost its node 2 times, last host-a: power cut"
+    assert summary(outcomes) == [("NVIDIA H100", problem, 2), OF_B]
 
 
 def test_waiting_for_a_replacement_ends_and_loses_no_other_kind():
     cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["gone"]})
-    outcomes = calibrate_fleet(
-        cluster, rules=FleetRules(patience_s=30.0), clock=lambda: 10.0 * cluster.polls
-    )
+    rules = FleetRules(patience_s=30.0)
+    outcomes = calibrate_fleet(cluster, rules=rules, clock=lambda: 10.0 * cluster.polls)
     problem = "lost its node, and no other of its kind came within 30 s"
-    assert summary(outcomes) == [("NVIDIA H100", problem, 1), ("NVIDIA L40S", "profile of b", 1)]
+    assert summary(outcomes) == [("NVIDIA H100", problem, 1), OF_B]
     assert cluster.polls < 10
 
 
 def test_a_failed_measurement_ends_its_own_kind_only():
-    cluster = FakeCluster(
-        [device("a", H100), device("b", H100), device("c", L40S)], ends={"a": ["bad"]}
-    )
-    assert summary(calibrate_fleet(cluster)) == [
-        ("NVIDIA H100", "too noisy", 1),
-        ("NVIDIA L40S", "profile of c", 1),
-    ]
-    assert cluster.started == ["a", "c"]
+    devices = [device("a", H100), device("c", H100), device("b", L40S)]
+    cluster = FakeCluster(devices, ends={"a": ["bad"]})
+    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "too noisy", 1), OF_B]
+    assert cluster.started == ["a", "b"]
 
 
 def test_a_cluster_without_devices():
@@ -155,16 +135,10 @@ def test_a_cluster_without_devices():
         calibrate_fleet(FakeCluster([]))
 
 
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [
-        ({"driver": "other"}, True),
-        ({"memory_bytes": int(80 * 2**30 * 0.95)}, True),
-        ({"memory_bytes": 40 * 2**30}, False),
-        ({"name": "NVIDIA H200"}, False),
-        ({"mig": "1g.10gb"}, False),
-        ({"threads": 4}, False),
-    ],
-)
+@pytest.mark.parametrize(("changed", "same"), [
+    ({"driver": "other"}, True), ({"memory_bytes": int(80 * 2**30 * 0.95)}, True),
+    ({"memory_bytes": 40 * 2**30}, False), ({"name": "NVIDIA H200"}, False),
+    ({"mig": "1g.10gb"}, False), ({"threads": 4}, False),
+])  # fmt: skip
 def test_kinds_are_told_apart_as_profiles_are(changed, same):
-    assert same_kind(H100, H100.model_copy(update=changed)) is same
+    assert scheduler.same_kind(H100, H100.model_copy(update=changed)) is same

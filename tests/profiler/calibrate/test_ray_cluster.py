@@ -38,9 +38,7 @@ def calibrate_by_a_known_clock(
 @pytest.fixture
 def arguments(tmp_path):
     target = write_config(tmp_path / "tiny", max_position_embeddings=512)
-    return [
-        "calibrate", "fleet", "--device", "cpu", "--target", str(target), "--json",
-    ]  # fmt: skip
+    return ["calibrate", "fleet", "--device", "cpu", "--target", str(target), "--json"]
 
 
 @pytest.fixture
@@ -94,10 +92,8 @@ def test_two_kinds_give_two_profiles_though_a_node_dies(cluster, arguments, caps
     assert exit_code in CALIBRATED, captured.err
     kinds = json.loads(captured.out)["kinds"]
     profiles = [Profile.from_yaml(kind["path"]) for kind in kinds]
-    attempts = {
-        profile.device.threads: kind["attempts"]
-        for profile, kind in zip(profiles, kinds, strict=True)
-    }
+    pairs = zip(profiles, kinds, strict=True)
+    attempts = {profile.device.threads: kind["attempts"] for profile, kind in pairs}
     assert attempts == {1: 1, 2: 2}
     assert {profile.provenance.kind for profile in profiles} == {"measured"}
     assert all(Path(kind["picture"]).is_file() for kind in kinds)

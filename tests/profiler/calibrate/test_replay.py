@@ -64,12 +64,9 @@ def test_choices_cost_little_at_the_truth_of_the_machine(tmp_path, start_s):
     grid = AdaptiveGrid(plan.grid(), roofline, plan.held_out)
     with Journal(tmp_path / "replay.jsonl", {}) as journal:
         swept = run_sweep(
-            grid.first(),
-            replay,
-            Instruments(timer=replay, guard=Guard(), rule=NoiseRule()),
-            journal,
-            SweepControl(limit_s=LIMIT_S, more=grid.more, again=grid.again),
-        )
+            grid.first(), replay, Instruments(timer=replay, guard=Guard(), rule=NoiseRule()),
+            journal, SweepControl(limit_s=LIMIT_S, more=grid.more, again=grid.again),
+        )  # fmt: skip
     points, held_out = points_of(swept, "verify"), points_of(swept, "held_out")
     assert swept.spent_s < LIMIT_S + 2.0
     assert held_out.rows.max() < 48  # trees beyond cost more than they may give

@@ -19,6 +19,7 @@ from profiler.calibrate.sections import (
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.machine import Activity, BusyProcess
 from profiler.measure.samples import PointSamples
+from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
 
 
@@ -34,13 +35,11 @@ def task(kind: str, size: int, context: int = 0, batch: int = 1) -> Task:
 def test_points_of_one_kind():
     points = points_of(
         swept(
-            (task("verify", 4, 64), (1.0, 2.0, 4.0)),
-            (task("held_out", 5, 70), (9.0,)),
-            (task("verify", 1, 64, 2), (3.0, 5.0)),
-            (task("build", 4), (7.0,)),
+            (task("verify", 4, 64), (1.0, 2.0, 4.0)), (task("held_out", 5, 70), (9.0,)),
+            (task("verify", 1, 64, 2), (3.0, 5.0)), (task("build", 4), (7.0,)),
         ),
         "verify",
-    )
+    )  # fmt: skip
     assert points.rows.tolist() == [4, 1]
     assert points.context.tolist() == [64, 64]
     assert points.batch.tolist() == [1, 2]
@@ -53,18 +52,13 @@ def test_points_of_one_kind():
 def test_stages_are_sorted_along_their_axes():
     stages = stages_section(
         swept(
-            (task("build", 7), (3e-6, 5e-6, 4e-6)),
-            (task("build", 1), (1e-6,)),
-            (task("accept", 3), (2e-6,)),
-            (task("accept_sampled", 3), (7e-6,)),
-            (task("commit", 2, 99), (6e-6,)),
-            (task("prefill", 128), (0.5,)),
-            (task("verify", 1, 512), (2.0,)),
-            (task("verify", 1, 64), (1.0,)),
-            (task("verify", 1, 64, 2), (1.5,)),
-            (task("verify", 2, 64), (9.0,)),
+            (task("build", 7), (3e-6, 5e-6, 4e-6)), (task("build", 1), (1e-6,)),
+            (task("accept", 3), (2e-6,)), (task("accept_sampled", 3), (7e-6,)),
+            (task("commit", 2, 99), (6e-6,)), (task("prefill", 128), (0.5,)),
+            (task("verify", 1, 512), (2.0,)), (task("verify", 1, 64), (1.0,)),
+            (task("verify", 1, 64, 2), (1.5,)), (task("verify", 2, 64), (9.0,)),
         )
-    )
+    )  # fmt: skip
     assert (stages.build.nodes, stages.build.median_s) == ((1, 7), (1e-6, 4e-6))
     assert stages.build.mad_s == (None, pytest.approx(1e-6))
     assert stages.accept_sampled.median_s == (7e-6,)
@@ -96,30 +90,20 @@ def test_provenance():
         Activity(processes=(busy, nameless), steal_share=0.0),
     )
     assert fields == {
-        "samples": 3,
-        "discarded_samples": 4,
-        "pace_spread": None,
-        "duration_s": 12.35,
-        "sm_clock_hz": None,
-        "memory_clock_hz": None,
-        "temperature_c": 50,
-        "power_w": None,
-        "clock_reasons": ["power cap"],
-        "ecc": True,
-        "busy_processes": ["miner"],
-    }
+        "samples": 3, "discarded_samples": 4, "pace_spread": None, "duration_s": 12.35,
+        "sm_clock_hz": None, "memory_clock_hz": None, "temperature_c": 50, "power_w": None,
+        "clock_reasons": ["power cap"], "ecc": True, "busy_processes": ["miner"],
+    }  # fmt: skip
 
 
 def held_out(seconds: list[list[float]], rows=(1, 4, 9, 16)) -> Points:
     """Points at contexts 100, 200, ... with the given seconds by row."""
     count = len(seconds)
     return Points(
-        rows=list(rows) * count,
-        context=np.repeat(100 * (1 + np.arange(count)), len(rows)),
-        seconds=np.ravel(seconds),
-        mad_s=np.full(count * len(rows), 1e-5),
+        rows=list(rows) * count, context=np.repeat(100 * (1 + np.arange(count)), len(rows)),
+        seconds=np.ravel(seconds), mad_s=np.full(count * len(rows), 1e-5),
         n=np.full(count * len(rows), 25),
-    )
+    )  # fmt: skip
 
 
 class TestHeldOut:
@@ -164,8 +148,8 @@ class TestHeldOut:
         assert profile.held_out.error.points == 2
 
 
-def drafter(name: str, seconds: float) -> DrafterSection:
-    return DrafterSection(name=name, context=[64], median_s=[seconds], mad_s=[0.0], n=[5])
+def drafter(name: str, seconds: float, **origin: str) -> DrafterSection:
+    return DrafterSection(name=name, context=[64], median_s=[seconds], mad_s=[0.0], n=[5], **origin)
 
 
 FIRST, SECOND = "a" * 12, "b" * 12
@@ -184,30 +168,21 @@ def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file):
     else:
         old.to_yaml(output)
     merged = with_stored_drafters(new, output)
-    assert {key: value.median_s for key, value in merged.drafters.items()} == {
-        FIRST: (1e-3,),
-        SECOND: (2e-3,),
-    }
-
-
-def with_kind(profile, kind: str):
-    provenance = profile.provenance.model_copy(update={"kind": kind})
-    return profile.model_copy(update={"provenance": provenance})
+    found = {key: value.median_s for key, value in merged.drafters.items()}
+    assert found == {FIRST: (1e-3,), SECOND: (2e-3,)}
 
 
 @pytest.mark.parametrize("kind", ["measured", "quick"])
 def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind):
     """Through as many calibrations as come; what a start has timed is no measurement later."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    started = drafter("second", 2e-3).model_copy(
-        update={"kind": "quick", "created_utc": "2026-02-03T00:00:00Z"}
-    )
-    old = with_kind(make_profile(), kind).with_drafter(FIRST, drafter("first", 1e-3))
+    started = drafter("second", 2e-3, kind="quick", created_utc="2026-02-03T00:00:00Z")
+    old = altered(make_profile(), provenance={"kind": kind})
+    old = old.with_drafter(FIRST, drafter("first", 1e-3))
     ProfileStore().save(old.with_drafter(SECOND, started))
     for date in ("2026-04-01T00:00:00Z", "2026-05-01T00:00:00Z"):
-        new = make_profile()
-        provenance = new.provenance.model_copy(update={"created_utc": date})
-        merged = with_stored_drafters(new.model_copy(update={"provenance": provenance}), None)
+        new = altered(make_profile(), provenance={"created_utc": date})
+        merged = with_stored_drafters(new, None)
         ProfileStore().save(merged)
     assert merged.provenance.created_utc == "2026-05-01T00:00:00Z"
     assert merged.drafter_origin(FIRST) == (kind, old.provenance.created_utc)
@@ -215,18 +190,13 @@ def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind):
     assert merged.drafters[SECOND] == started
 
 
-@pytest.mark.parametrize("change", ["driver", "kind"])
-def test_drafters_of_other_versions_or_devices_are_not(tmp_path, monkeypatch, change):
+@pytest.mark.parametrize(
+    ("stored", "here"),
+    [({"driver": "550.1"}, {"driver": "560.2"}), ({"kind": "transferred"}, {"kind": "measured"})],
+)
+def test_drafters_of_other_versions_or_devices_are_not(tmp_path, monkeypatch, stored, here):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    old, new = make_profile().with_drafter(FIRST, drafter("first", 1e-3)), make_profile()
-    if change == "driver":
-        old, new = (
-            profile.model_copy(
-                update={"device": profile.device.model_copy(update={"driver": driver})}
-            )
-            for profile, driver in ((old, "550.1"), (new, "560.2"))
-        )
-    else:
-        old = with_kind(old, "transferred")
-    ProfileStore().save(old)
+    section = "device" if "driver" in here else "provenance"
+    old, new = (altered(make_profile(), **{section: fields}) for fields in (stored, here))
+    ProfileStore().save(old.with_drafter(FIRST, drafter("first", 1e-3)))
     assert with_stored_drafters(new, None).drafters == {}

@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 
 from costmodel.errors import MeasurementError
+from profiler.calibrate import sweep
 from profiler.calibrate.points import SweepPlan
-from profiler.calibrate.sweep import (
-    CHOSEN,
-    FIRST_SAMPLES,
-    PACED,
-    SAMPLES_A_ROUND,
-    OutOfMemory,
-    SweepControl,
-    Task,
-    run_sweep,
-)
+from profiler.calibrate.sweep import CHOSEN, FIRST_SAMPLES, PACED, SAMPLES_A_ROUND, Task, run_sweep
 from profiler.measure.instruments import Guard, Instruments
 from profiler.measure.journal import Journal
 from tests.fake_timing import CountRule, FakeTimer
@@ -44,7 +36,7 @@ class FakeWorkload:
     def call(self, task: Task):
         def work() -> None:
             if task in self.failing:
-                raise OutOfMemory("out of memory: Tried to allocate 2 GiB")
+                raise sweep.OutOfMemory("out of memory: Tried to allocate 2 GiB")
             self.done.append(task)
 
         work.task = task
@@ -70,13 +62,12 @@ def true_s(task: Task) -> float:
 
 
 class Run:
-    """One sweep over `PLAN` (or given tasks) with five samples a point."""
+    """One sweep over `PLAN` with five samples a point."""
 
     def __init__(self, folder: Path, **changed) -> None:
         self.path = folder / "run.jsonl"
-        self.options = {"every": 0, "samples": 5, "limit_s": 1e9}
-        self.options |= {"tasks": TASKS, "more": lambda swept: (), "again": None}
-        self.options |= changed
+        self.every, self.samples = changed.pop("every", 0), changed.pop("samples", 5)
+        self.control = {"limit_s": 1e9, "more": lambda swept: (), "again": None} | changed
         self.workload = FakeWorkload()
         self.timer = FakeTimer(lambda work: true_s(work.task))
         self.progress = []
@@ -84,30 +75,15 @@ class Run:
         self.guard_ends = 10**9
 
     def __call__(self):
-        tasks = self.options["tasks"]
-        rule = CountRule(samples=self.options["samples"])
-        guard = FakeGuard(self.options["every"], self.guard_ends)
+        rule, guard = CountRule(samples=self.samples), FakeGuard(self.every, self.guard_ends)
+        tools = Instruments(timer=self.timer, guard=guard, rule=rule)
+        told = {"on_progress": self.progress.append, "on_state": self.told.append}
+        control = sweep.SweepControl(**told, **self.control)
         with Journal(self.path, HEADER) as journal:
-            return run_sweep(
-                tasks,
-                self.workload,
-                Instruments(timer=self.timer, guard=guard, rule=rule),
-                journal,
-                SweepControl(
-                    limit_s=self.options["limit_s"],
-                    on_progress=self.progress.append,
-                    on_state=self.told.append,
-                    more=self.options["more"],
-                    again=self.options["again"],
-                ),
-            )
+            return run_sweep(TASKS, self.workload, tools, journal, control)
 
     def records(self) -> list[dict]:
         return [json.loads(line) for line in self.path.read_text().splitlines()[1:]]
-
-
-def task_of(record: dict) -> Task:
-    return Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
 
 
 class TestPlan:
@@ -125,7 +101,9 @@ class TestPlan:
         points = plan.held_out(128)
         assert {t.kind for t in points} == {"held_out"}
         assert all(64 <= t.context <= 1024 and 1 <= t.size <= 128 for t in points)
-        by_context = {c: [t.size for t in points if t.context == c] for c in {*_contexts(points)}}
+        by_context = {
+            c: [t.size for t in points if t.context == c] for c in {t.context for t in points}
+        }
         assert 2 <= len(by_context) <= 3  # two may round to one
         for rows in by_context.values():
             assert 1 in rows
@@ -136,10 +114,6 @@ class TestPlan:
         for task in TASKS:
             used = 2 * task.size + 1 if task.kind == "commit" else task.size
             assert task.context + used <= PLAN.capacity
-
-
-def _contexts(points: list[Task]) -> list[int]:
-    return [task.context for task in points]
 
 
 class TestSweep:
@@ -162,7 +136,10 @@ class TestSweep:
         forwards = [task for task in swept.samples if task.kind in PACED]
         off = [abs(swept.samples[task].typical_s / true_s(task) - 1.0) for task in forwards]
         assert np.median(off) < 0.01 and swept.pace_spread > 0.1
-        raw = [record["seconds"] / true_s(task_of(record)) for record in run.records()]
+        raw = []
+        for record in run.records():
+            own = {key: record[key] for key in ("kind", "size", "context", "batch")}
+            raw.append(record["seconds"] / true_s(Task(**own)))
         assert {round(ratio, 6) for ratio in raw} == {1.0, 1.5}  # the journal keeps them as timed
         again = Run(tmp_path, samples=9)()
         assert again.samples == swept.samples and again.resumed_samples == len(raw)
@@ -242,6 +219,9 @@ class TestLimit:
             assert max(samples.seconds) == true_s(task)
 
 
+SAMPLE = {"kind": "verify", "size": 1, "context": 64, "batch": 1, "seconds": 1.0}
+
+
 class TestJournal:
     @pytest.mark.parametrize("taken", [1, 30, 100])
     def test_an_interrupted_run_goes_on(self, tmp_path, taken):
@@ -267,17 +247,10 @@ class TestJournal:
         assert all(samples.n == 5 for samples in swept.samples.values())
         assert swept.samples.keys() == whole.samples.keys()
 
-    @pytest.mark.parametrize(
-        "record",
-        [
-            {"kind": "verify"},
-            {"kind": "verify", "size": 1, "context": 64, "batch": 1, "seconds": "fast"},
-            {"kind": "verify", "size": 1, "context": 64, "batch": 1, "seconds": 1.0},
-            {"kind": "verify", "size": 1, "context": 64, "batch": 1, "seconds": -1.0,
-             "disturbance": ""},
-            {"kind": "verify", "size": [], "context": 64, "batch": 1, "seconds": 1.0},
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize("record", [
+        {"kind": "verify"}, SAMPLE | {"seconds": "fast"}, SAMPLE, SAMPLE | {"size": []},
+        SAMPLE | {"seconds": -1.0, "disturbance": ""},
+    ])  # fmt: skip
     def test_what_is_no_sample_is_left_out_and_counted(self, tmp_path, record):
         run = Run(tmp_path)
         with Journal(run.path, HEADER) as journal:
@@ -287,23 +260,19 @@ class TestJournal:
         assert set(swept.samples) == set(TASKS)
 
 
-class TestAdaptive:
-    EXTRA = Task(kind="verify", size=5, context=77)
+def test_further_points_are_asked_for_once_each_has_some_samples(tmp_path):
+    asked, extra = [], Task(kind="verify", size=5, context=77)
 
-    def test_further_points_are_asked_for_once_each_has_some_samples(self, tmp_path):
-        asked = []
+    def more(swept):
+        asked.append({task: samples.n for task, samples in swept.samples.items()})
+        return [extra] if len(asked) == 1 else []
 
-        def more(swept):
-            asked.append({task: samples.n for task, samples in swept.samples.items()})
-            return [self.EXTRA] if len(asked) == 1 else []
-
-        swept = Run(tmp_path, more=more, samples=20)()
-        assert set(asked[0]) == set(TASKS)
-        assert set(asked[0].values()) == {FIRST_SAMPLES}
-        assert set(asked[1]) == {*TASKS, self.EXTRA}
-        assert asked[1][self.EXTRA] == SAMPLES_A_ROUND
-        # None left: the rule says of each when its samples suffice.
-        assert {samples.n for samples in swept.samples.values()} == {20}
+    swept = Run(tmp_path, more=more, samples=20)()
+    assert asked[0] == dict.fromkeys(TASKS, FIRST_SAMPLES)
+    assert set(asked[1]) == {*TASKS, extra}
+    assert asked[1][extra] == SAMPLES_A_ROUND
+    # None left: the rule says of each when its samples suffice.
+    assert {samples.n for samples in swept.samples.values()} == {20}
 
 
 def test_a_runtime_that_pads_is_measured_at_its_buckets():
@@ -322,10 +291,8 @@ def test_points_that_do_not_fit_are_skipped_and_told(tmp_path):
     run.workload.too_large[large] = "32 tokens x batch 1; memory is left for 7"
     run.workload.failing.add(failing)
     swept = run()
-    assert swept.skipped == {
-        large: "32 tokens x batch 1; memory is left for 7",
-        failing: "out of memory: Tried to allocate 2 GiB",
-    }
+    reason = "out of memory: Tried to allocate 2 GiB"
+    assert swept.skipped == {large: run.workload.too_large[large], failing: reason}
     assert large not in run.workload.done and large not in swept.samples
     assert failing not in swept.samples and failing not in swept.unmeasured
     assert len(swept.samples) == len(TASKS) - 2
@@ -333,11 +300,9 @@ def test_points_that_do_not_fit_are_skipped_and_told(tmp_path):
 
 def test_plain_steps_of_large_batches_belong_to_the_stages():
     plan = SweepPlan(
-        contexts=(64, 512, 4096),
-        max_nodes=15,
-        plain_batches=(1, 8, 64),
+        contexts=(64, 512, 4096), max_nodes=15, plain_batches=(1, 8, 64),
         prefill_tokens=(128, 2048, 8192),
-    )
+    )  # fmt: skip
     stages = plan.stages()
     plain = {(t.batch, t.context, t.size) for t in stages if t.kind == "plain"}
     assert plain == {(8, 64, 1), (8, 512, 1), (64, 64, 1), (64, 512, 1)}

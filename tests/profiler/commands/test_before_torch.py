@@ -45,11 +45,9 @@ def test_it_is_refused_before_torch_is_imported(tmp_path, monkeypatch):
     with device_lock("Some CPU cpu"):
         result = subprocess.run(
             [sys.executable, "-c", PROGRAM, json.dumps([words for _, _, *words in REFUSED])],
-            capture_output=True,
-            text=True,
-            check=True,
+            capture_output=True, text=True, check=True,
             env=os.environ | {"ROOFTREE_HOME": str(tmp_path / "home")},
-        )
+        )  # fmt: skip
     codes, torch_imported = json.loads(result.stdout)
     assert codes == [code for code, *_ in REFUSED]
     lines = result.stderr.splitlines()

@@ -69,15 +69,12 @@ def test_every_command_has_the_help_that_is_listed(name, run):
     assert out.startswith(f"Usage: rooftree {name} ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["bogus"], "No such command 'bogus'. See 'rooftree --help'."),
-        (["calibrat"], "No such command calibrat. Did you mean calibrate? See 'rooftree --help'."),
-        (["--bogus"], "No such option '--bogus'. See 'rooftree --help'."),
-        (["demo-model", "--bogus"], "No such option '--bogus'. See 'rooftree demo-model --help'."),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["bogus"], "No such command 'bogus'. See 'rooftree --help'."),
+    (["calibrat"], "No such command calibrat. Did you mean calibrate? See 'rooftree --help'."),
+    (["--bogus"], "No such option '--bogus'. See 'rooftree --help'."),
+    (["demo-model", "--bogus"], "No such option '--bogus'. See 'rooftree demo-model --help'."),
+])  # fmt: skip
 def test_wrong_usage_is_one_line(arguments, message):
     result = rooftree(*arguments)
     assert result.returncode == 2
@@ -88,16 +85,10 @@ def test_wrong_usage_is_one_line(arguments, message):
     assert result.stderr.translate(squeeze) == f"rooftree: {message}\n".translate(squeeze)
 
 
-@pytest.mark.parametrize(
-    ("kind", "exit_code"),
-    [
-        (RooftreeError, 1),
-        (InputError, 2),
-        (ProfileError, 3),
-        (DeviceError, 4),
-        (MeasurementError, 5),
-    ],
-)
+@pytest.mark.parametrize(("kind", "exit_code"), [
+    (RooftreeError, 1), (InputError, 2), (ProfileError, 3), (DeviceError, 4),
+    (MeasurementError, 5),
+])  # fmt: skip
 def test_each_error_is_one_line_with_its_exit_code(raising, capsys, kind, exit_code):
     raising(kind("the file\nis missing", hint="Give another."))
     assert cli.run(["fail"]) == exit_code
@@ -106,17 +97,8 @@ def test_each_error_is_one_line_with_its_exit_code(raising, capsys, kind, exit_c
     assert captured.err == "rooftree: the file is missing. Give another.\n"
 
 
-@pytest.mark.parametrize(
-    ("code", "word", "arguments"),
-    [
-        (2, "files", ["generate", "--prompts", "none.jsonl"]),
-        (3, "profiles", ["profiles", "validate", "none.yaml"]),
-        (4, "devices", ["calibrate", "--device", "tpu"]),
-        (6, "output", ["calibrate", "--output", "/dev/null/a.yaml"]),
-        (6, "output", ["compose", "--target", "qwen3-8b", "--output", "/dev/null/a.yaml"]),
-    ],
-)
-def test_exit_codes_are_those_of_the_page(run, code, word, arguments):
+def test_exit_codes_are_those_of_the_page(run):
+    """Commands that end with most of them: test_before_torch.py."""
     page = " ".join((ROOT / "docs/usage.md").read_text(encoding="utf-8").split())
     listed = re.search(r"Exit codes: (.*?)\. After", page)
     assert listed is not None
@@ -124,8 +106,9 @@ def test_exit_codes_are_those_of_the_page(run, code, word, arguments):
     own = {kind.exit_code for kind in (InputError, ProfileError, DeviceError, MeasurementError)}
     others = {cli.EXIT_OUTPUT, cli.EXIT_INTERNAL, cli.EXIT_INTERRUPTED, cli.EXIT_BROKEN_PIPE}
     assert {int(one) for one in table} == own | others
-    assert word in table[str(code)]
-    assert run(*arguments)[0] == code
+    for code, word in (("2", "files"), ("3", "profiles"), ("4", "devices"), ("6", "output")):
+        assert word in table[code]
+    assert run("profiles", "validate", "none.yaml")[0] == 3
 
 
 def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(raising, capsys, monkeypatch):
@@ -158,13 +141,9 @@ def test_a_closed_pipe_is_quiet(arguments):
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         result = subprocess.run(
-            [*PROGRAM, *arguments],
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            [*PROGRAM, *arguments], stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
             cwd=ROOT,
-        )
+        )  # fmt: skip
     assert result.stderr == ""
     assert result.returncode == cli.EXIT_BROKEN_PIPE == 141
 

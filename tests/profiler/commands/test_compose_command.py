@@ -38,19 +38,16 @@ def test_compose_from_a_folder(run, refused, tmp_path, measured):
     assert "holds operators of NVIDIA RTX A6000, not of NVIDIA H200" in line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "text"),
-    [
-        (("compose", "--target", "qwen3-8b"), 2, "say which GPU"),
-        (("compose", "--device", "l4", "--target", "qwen3-8b"), 4, "no published operator tables"),
-        (("compose", "--device", "nothing", "--target", "qwen3-8b"), 2, "no known device"),
-        (("compose", "--device", "h200", "--target", "nothing"), 2, "no known target"),
-        (("compose", "--target", "qwen3-8b", "--operators", "/nowhere"), 2, "name vllm"),
-        (("transfer", str(SOURCE), "h100-sxm"), 2, "already"),
-        (("transfer", str(SOURCE), "h200"), 3, "it would hide a better profile: "),
-        (("transfer", "nothing", "h200"), 2, "no stored profile is called 'nothing'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "exit_code", "text"), [
+    (("compose", "--target", "qwen3-8b"), 2, "say which GPU"),
+    (("compose", "--device", "l4", "--target", "qwen3-8b"), 4, "no published operator tables"),
+    (("compose", "--device", "nothing", "--target", "qwen3-8b"), 2, "no known device"),
+    (("compose", "--device", "h200", "--target", "nothing"), 2, "no known target"),
+    (("compose", "--target", "qwen3-8b", "--operators", "/nowhere"), 2, "name vllm"),
+    (("transfer", str(SOURCE), "h100-sxm"), 2, "already"),
+    (("transfer", str(SOURCE), "h200"), 3, "it would hide a better profile: "),
+    (("transfer", "nothing", "h200"), 2, "no stored profile is called 'nothing'"),
+])  # fmt: skip
 def test_bad_input_is_one_line(refused, arguments, exit_code, text):
     assert text in refused(*arguments, exit_code=exit_code)
 

@@ -11,7 +11,7 @@ from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.demo_model import FILES, demo_model_folder
 from profiler import demo
-from tests.decoder.draft_models import dflash_folder, draft_target
+from tests.decoder.draft_models import LAYERS, dflash_folder, draft_target
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -47,12 +47,9 @@ def row(name: str, same: bool, **arms: dict[str, Any]) -> dict[str, Any]:
     named = {"fixed" if policy.startswith("fixed") else policy: policy for policy in demo.POLICIES}
     own = {named[short]: one for short, one in arms.items()}
     return {
-        "name": name,
-        "prompt": f"Prompt of {name}.",
-        "text": f"Text of {name}.",
-        "same_tokens": same,
-        "arms": demo._rates(own),
-    }
+        "name": name, "prompt": f"Prompt of {name}.", "text": f"Text of {name}.",
+        "same_tokens": same, "arms": demo._rates(own),
+    }  # fmt: skip
 
 
 ROWS = [
@@ -77,25 +74,18 @@ def test_pooled_rates_are_tokens_over_seconds():
     assert pooled["arms"]["bastion"]["tokens_per_verification"] == 4.0
 
 
-def test_the_trained_drafter_is_used_where_it_fits(tmp_path, monkeypatch):
-    monkeypatch.setattr(factory, "DEMO_DRAFTER", dflash_folder(tmp_path / "demo")[0])
-    said: list[str] = []
-    name, drafter = demo.choose_drafter(draft_target(), said.append)
-    assert name == "ngram+demo"
-    assert isinstance(drafter, EnsembleDrafter)
-    assert said == []
-
-
-def test_another_model_is_drafted_by_n_grams_and_that_is_said(tmp_path, monkeypatch):
-    folder = dflash_folder(tmp_path / "demo", num_target_layers=31)[0]
+@pytest.mark.parametrize(("layers", "name", "kind"), [
+    (LAYERS, "ngram+demo", EnsembleDrafter), (31, "ngram", NgramDrafter),
+])  # fmt: skip
+def test_the_trained_drafter_is_used_where_it_fits(tmp_path, monkeypatch, layers, name, kind):
+    """Another model is drafted by n-grams, and that is said."""
+    folder = dflash_folder(tmp_path / "demo", num_target_layers=layers)[0]
     monkeypatch.setattr(factory, "DEMO_DRAFTER", folder)
     said: list[str] = []
-    name, drafter = demo.choose_drafter(draft_target(), said.append)
-    assert name == "ngram"
-    assert isinstance(drafter, NgramDrafter)
-    [line] = said
-    assert line.startswith("drafting by ngram alone, since the drafter does not fit")
-    assert "31" in line
+    found, drafter = demo.choose_drafter(draft_target(), said.append)
+    assert (found, type(drafter)) == (name, kind)
+    line = "drafting by ngram alone, since the drafter does not fit"
+    assert [one.startswith(line) and "31" in one for one in said] == [True] * (layers == 31)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
 from profiler import checks
 from profiler.measure.machine import Activity
+from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
 
 pytestmark = pytest.mark.cpu_kind
@@ -59,16 +60,10 @@ def test_a_directory_that_cannot_be_written_comes_first(home, monkeypatch):
 
 def fitting(kind: str) -> Profile:
     """A profile of the default target on the test CPU."""
-    base = make_profile()
     target = find_target(checks.default_target(torch.device("cpu"))).architecture
-    return base.model_copy(
-        update={
-            "device": HERE,
-            "target": TargetSection.of(target),
-            "runtime": RuntimeSection(kind="packed", dtype="float32", attention=checks.ATTENTION),
-            "provenance": base.provenance.model_copy(update={"kind": kind}),
-        }
-    )
+    runtime = RuntimeSection(kind="packed", dtype="float32", attention=checks.ATTENTION)
+    here = {"device": HERE, "target": TargetSection.of(target), "runtime": runtime}
+    return altered(make_profile(), provenance={"kind": kind}).model_copy(update=here)
 
 
 @pytest.mark.parametrize(("kind", "status"), [("measured", "ok"), ("quick", "warn")])

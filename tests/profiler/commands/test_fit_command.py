@@ -48,10 +48,9 @@ def test_errors_of_every_calibration_are_reported(table, run):
     assert best["mape"] < report["calibrations"]["linear"]["held_out"]["mape"]
 
 
-@pytest.mark.parametrize(
-    ("column", "unit"),
-    [("seconds", 1.0), ("forward_us", 1e-6), ("latency_ms", 1e-3), ("Microseconds", 1e-6)],
-)
+@pytest.mark.parametrize(("column", "unit"), [
+    ("seconds", 1.0), ("forward_us", 1e-6), ("latency_ms", 1e-3), ("Microseconds", 1e-6),
+])  # fmt: skip
 def test_units_follow_from_the_column(tmp_path, column, unit):
     rows = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, ""), (8, 128, 9.5)]
     points = read_points(write(tmp_path / "t.csv", rows, ("new_tokens", "context_tokens", column)))
@@ -68,23 +67,20 @@ def test_the_whole_forward_is_preferred_and_repeats_are_averaged(tmp_path):
 GOOD = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, 8.0)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "message"),
-    [
-        ([], COLUMNS, "no rows with a time"),
-        (GOOD[:2], COLUMNS, "2 shapes"),
-        ([(r, c, 5.0) for r, c, _ in GOOD], COLUMNS, "all times"),
-        ([*GOOD, (16, 64, -3.0)], COLUMNS, "line 6: microseconds must be a finite number above 0"),
-        ([*GOOD, (16, 64, "nan")], COLUMNS, "must be a finite number above 0"),
-        ([*GOOD, (16, 64, "soon")], COLUMNS, "must be a number"),
-        ([*GOOD, (0, 64, 5.0)], COLUMNS, "new_tokens must be a whole number of 1 or more"),
-        ([*GOOD, (1.5, 64, 5.0)], COLUMNS, "new_tokens must be a whole number"),
-        ([*GOOD, (2, -1, 5.0)], COLUMNS, "context_tokens must be a whole number of 0 or more"),
-        ([(1, c, 5.0 + c) for c in (1, 2, 3, 4)], COLUMNS, "one row count only"),
-        (GOOD, ("rows", "context_tokens", "seconds"), "no column new_tokens"),
-        (GOOD, ("new_tokens", "context_tokens", "time"), "no column of times"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "columns", "message"), [
+    ([], COLUMNS, "no rows with a time"),
+    (GOOD[:2], COLUMNS, "2 shapes"),
+    ([(r, c, 5.0) for r, c, _ in GOOD], COLUMNS, "all times"),
+    ([*GOOD, (16, 64, -3.0)], COLUMNS, "line 6: microseconds must be a finite number above 0"),
+    ([*GOOD, (16, 64, "nan")], COLUMNS, "must be a finite number above 0"),
+    ([*GOOD, (16, 64, "soon")], COLUMNS, "must be a number"),
+    ([*GOOD, (0, 64, 5.0)], COLUMNS, "new_tokens must be a whole number of 1 or more"),
+    ([*GOOD, (1.5, 64, 5.0)], COLUMNS, "new_tokens must be a whole number"),
+    ([*GOOD, (2, -1, 5.0)], COLUMNS, "context_tokens must be a whole number of 0 or more"),
+    ([(1, c, 5.0 + c) for c in (1, 2, 3, 4)], COLUMNS, "one row count only"),
+    (GOOD, ("rows", "context_tokens", "seconds"), "no column new_tokens"),
+    (GOOD, ("new_tokens", "context_tokens", "time"), "no column of times"),
+])  # fmt: skip
 def test_bad_tables_are_one_clear_line(tmp_path, refused, rows, columns, message):
     line = refused("fit", write(tmp_path / "bad.csv", rows, columns), *KNOWN)
     assert message in line and "bad.csv" in line

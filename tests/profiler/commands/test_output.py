@@ -19,6 +19,7 @@ from lab.training.recipe import Trained
 from profiler import checks, cli
 from profiler.calibrate.run import CalibrationResult
 from profiler.measure.machine import Activity
+from tests.costmodel.conftest import altered
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.made_profile import make_profile
 from tests.tiny_folder import isolate, write_all
@@ -98,10 +99,9 @@ def place(tmp_path, monkeypatch, target, result):
     held_out = {"mape": 0.1, "p95": 0.2, "worst": 0.3, "regret": None, "regret_worst": None}
     fits = {"linear": {"held_out": held_out}, "physical": {"held_out": held_out}}
     device = make_profile()
-    provenance = device.provenance.model_copy(update={"duration_s": 3.0})
-    measured = device.model_copy(update={"provenance": provenance})
     calibrated = CalibrationResult(
-        profile=measured, path=tmp_path / "a.yaml", picture=tmp_path / "a.png", aside="",
+        profile=altered(device, provenance={"duration_s": 3.0}), path=tmp_path / "a.yaml",
+        picture=tmp_path / "a.png", aside="",
         warnings=(), resumed_samples=0, unmeasured=(), skipped={},
     )  # fmt: skip
     made: dict[str, Any] = {
@@ -117,6 +117,7 @@ def place(tmp_path, monkeypatch, target, result):
         "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot, []),
         "lab.training.corpus.read_corpus": [],
     }  # fmt: skip
+    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})  # reading tables takes seconds
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)
     monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))

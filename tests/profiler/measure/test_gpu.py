@@ -4,7 +4,7 @@ import os
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,6 +25,12 @@ class FakeNvml:
         pass
 
     uuids = ("GPU-1111-aaaa", "GPU-2222-bbbb")
+    answers: ClassVar = {
+        "nvmlDeviceGetCount": 2,
+        "nvmlDeviceGetName": b"NVIDIA H200",
+        "nvmlSystemGetDriverVersion": b"570.86",
+        "nvmlDeviceGetEccMode": [1, 1],
+    }
 
     def __init__(self, reasons: int = 0) -> None:
         self.reasons = reasons
@@ -32,13 +38,12 @@ class FakeNvml:
         self.processes: list[SimpleNamespace] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        def unsupported(*arguments: object) -> None:
-            raise self.NVMLError(f"{name}: not supported")
+        def answer(*arguments: object) -> Any:
+            if name not in self.answers:
+                raise self.NVMLError(f"{name}: not supported")
+            return self.answers[name]
 
-        return unsupported
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
+        return answer
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         if index > 1:
@@ -53,23 +58,14 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return self.uuids[handle]
 
-    def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"NVIDIA H200"
-
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
         return {1: self.clock_mhz, 2: 3201}[kind]
 
     def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
         return 60 + self.clock_mhz // 100
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"570.86"
-
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
         return 700_000
-
-    def nvmlDeviceGetEccMode(self, handle: int) -> list[int]:
-        return [1, 1]
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
         if self.processes is None:
@@ -86,11 +82,9 @@ def test_the_uuid_that_torch_knows_comes_first(monkeypatch):
 
 
 WHOLE_ONLY = (
-    "nvmlDeviceGetClockInfo",
-    "nvmlDeviceGetTemperature",
-    "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetEnforcedPowerLimit",
     "nvmlDeviceGetCurrentClocksEventReasons",
-)
+)  # fmt: skip
 
 
 class SlicedNvml(FakeNvml):
@@ -167,10 +161,10 @@ class TestMig:
         driver_facts.cache_clear()
 
     def test_a_slice_has_profiles_of_its_own(self, monkeypatch):
-        FakeCuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+        fake_cuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
         monkeypatch.setattr("decoder.device.driver_facts", lambda index: SoftKey())
         assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
-        FakeCuda(monkeypatch, (9, 0))
+        fake_cuda(monkeypatch, (9, 0))
         assert fingerprint(torch.device("cuda")).mig is None
 
 
@@ -193,22 +187,15 @@ def test_without_nvml_the_reason_is_one_error(monkeypatch, failing):
 def test_reading_leaves_out_what_the_gpu_cannot_tell():
     fields = Gpu(FakeNvml(reasons=0x04), 0).read()
     assert fields == {
-        "gpu_name": "NVIDIA H200",
-        "gpu_uuid": "GPU-1111-aaaa",
-        "gpu_sm_clock_hz": 1.98e9,
-        "gpu_memory_clock_hz": 3.201e9,
-        "gpu_temperature_c": 79,
-        "gpu_power_limit_w": 700.0,
-        "driver": "570.86",
-        "gpu_ecc": True,
-        "gpu_clock_reasons": ["power cap"],
-    }
+        "gpu_name": "NVIDIA H200", "gpu_uuid": "GPU-1111-aaaa", "gpu_sm_clock_hz": 1.98e9,
+        "gpu_memory_clock_hz": 3.201e9, "gpu_temperature_c": 79, "gpu_power_limit_w": 700.0,
+        "driver": "570.86", "gpu_ecc": True, "gpu_clock_reasons": ["power cap"],
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("reasons", "expected"),
-    [(0x00, ""), (0x04, ""), (0x20, "software thermal slowdown"), (0x48, "hardware")],
-)
+@pytest.mark.parametrize(("reasons", "expected"), [
+    (0x00, ""), (0x04, ""), (0x20, "software thermal slowdown"), (0x48, "hardware"),
+])  # fmt: skip
 def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons, expected):
     guard = GpuGuard(Gpu(FakeNvml(reasons), 0))
     guard.start()
@@ -241,11 +228,10 @@ def test_what_the_guard_saw_is_summed_up():
     for clock_mhz, reasons in ((1900, 0), (1980, 0x04), (1700, 0x40)):
         fake.clock_mhz, fake.reasons = clock_mhz, reasons
         guard.disturbance()
+    reasons = ["power cap", "hardware thermal slowdown"]
     assert guard.summary() == {
-        "gpu_sm_clock_hz": 1.9e9,
-        "gpu_temperature_c": 79.0,
-        "gpu_clock_reasons": ["power cap", "hardware thermal slowdown"],
-    }
+        "gpu_sm_clock_hz": 1.9e9, "gpu_temperature_c": 79.0, "gpu_clock_reasons": reasons,
+    }  # fmt: skip
 
 
 def test_other_processes_are_named():
@@ -287,20 +273,16 @@ class TestWithoutNvml:
         driver_facts.cache_clear()
 
 
-class FakeCuda:
-    """Stands in for `torch.cuda` with one old or new GPU."""
-
-    def __init__(
-        self, patch: pytest.MonkeyPatch, capability: tuple[int, int], name: str = "NVIDIA H200"
-    ) -> None:
-        properties = SimpleNamespace(name=name, total_memory=141 << 30)
-        for name, answer in {
-            "get_device_properties": properties,
-            "get_device_capability": capability,
-            "get_device_name": "Tesla V100",
-            "current_device": 1,
-        }.items():
-            patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+def fake_cuda(
+    patch: pytest.MonkeyPatch, capability: tuple[int, int], name: str = "NVIDIA H200"
+) -> None:
+    """In place of `torch.cuda` one old or new GPU."""
+    properties = SimpleNamespace(name=name, total_memory=141 << 30)
+    for call, answer in {
+        "get_device_properties": properties, "get_device_capability": capability,
+        "get_device_name": "Tesla V100", "current_device": 1,
+    }.items():  # fmt: skip
+        patch.setattr(torch.cuda, call, lambda *_, answer=answer: answer)
 
 
 def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
@@ -310,7 +292,7 @@ def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
         asked.append(cuda_index)
         return SoftKey(driver="570.86", power_limit_w=700.0)
 
-    FakeCuda(monkeypatch, (9, 0))
+    fake_cuda(monkeypatch, (9, 0))
     monkeypatch.setattr("decoder.device.driver_facts", facts)
     for name in ("cuda", "cuda:0"):
         device = fingerprint(torch.device(name))
@@ -319,12 +301,12 @@ def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
 
 
 def test_a_gpu_too_old_for_bfloat16(monkeypatch):
-    FakeCuda(monkeypatch, (7, 0))
+    fake_cuda(monkeypatch, (7, 0))
     assert default_dtype(torch.device("cuda")) == torch.float16
     with pytest.raises(DeviceError, match="Tesla V100 is too old") as raised:
         parse_dtype("bfloat16", torch.device("cuda"))
     assert "--dtype float16" in raised.value.hint
-    FakeCuda(monkeypatch, (8, 0))
+    fake_cuda(monkeypatch, (8, 0))
     assert default_dtype(torch.device("cuda")) == torch.bfloat16
     assert parse_dtype("bfloat16", torch.device("cuda")) == torch.bfloat16
 
@@ -337,11 +319,9 @@ def test_a_cuda_sample_starts_on_an_idle_device_with_a_cold_cache():
         elapsed_time=lambda end: 2.5,
     )
     cuda = SimpleNamespace(
-        Event=lambda enable_timing: event,
-        device=nullcontext,
-        synchronize=lambda device: done.append("idle"),
-        current_stream=lambda device: "stream",
-    )
+        Event=lambda enable_timing: event, device=nullcontext,
+        synchronize=lambda device: done.append("idle"), current_stream=lambda device: "stream",
+    )  # fmt: skip
     timer = CudaTimer("cuda:0", cuda, flush=lambda: done.append("flush"))
     assert timer.time_s(lambda: done.append("work")) == 2.5e-3
     assert done == ["flush", "idle", "record on stream", "work", "record on stream", "wait"]

@@ -23,14 +23,19 @@ def write(path: Path, *records: dict[str, object]) -> bytes:
     return path.read_bytes()
 
 
+def points(path: Path, *more: int) -> list[object]:
+    """The points of a journal, to which more are then added."""
+    with Journal(path, HEADER) as journal:
+        for point in more:
+            journal.append({"point": point})
+        return [record["point"] for record in journal.records]
+
+
 def test_records_come_back_in_order(tmp_path):
     path = tmp_path / "made" / "run.jsonl"
     write(path, {"point": 1, "seconds": [0.1, 0.2]}, {"point": 2, "seconds": [0.3]})
-    with Journal(path, HEADER) as journal:
-        assert [record["point"] for record in journal.records] == [1, 2]
-        journal.append({"point": 3})
-    with Journal(path, HEADER) as journal:
-        assert [record["point"] for record in journal.records] == [1, 2, 3]
+    assert points(path, 3) == [1, 2]
+    assert points(path) == [1, 2, 3]
 
 
 def test_every_way_of_tearing_the_last_line(tmp_path):
@@ -41,11 +46,8 @@ def test_every_way_of_tearing_the_last_line(tmp_path):
         path = tmp_path / f"torn{size}.jsonl"
         path.write_bytes(whole[:size])
         expected = [] if size < second_end else [1]
-        with Journal(path, HEADER) as journal:
-            assert [record["point"] for record in journal.records] == expected, size
-            journal.append({"point": 9})
-        with Journal(path, HEADER) as journal:
-            assert [record["point"] for record in journal.records] == [*expected, 9], size
+        assert points(path, 9) == expected, size
+        assert points(path) == [*expected, 9], size
 
 
 DAMAGED = [b'{"point": ', b"", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000, b'{"a": Infinity}']
@@ -57,11 +59,9 @@ def test_a_damaged_line_costs_no_other_line(tmp_path, line):
     lines = write(path, {"point": 1}, {"point": 2}, {"point": 3}).splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1] + line + b"\n" + lines[3])
     with Journal(path, HEADER) as journal:
-        assert [record["point"] for record in journal.records] == [1, 3]
         assert journal.damaged == 1
-        journal.append({"point": 4})
-    with Journal(path, HEADER) as journal:
-        assert [record["point"] for record in journal.records] == [1, 3, 4]
+    assert points(path, 4) == [1, 3]
+    assert points(path) == [1, 3, 4]
 
 
 def test_a_damaged_header_is_an_error(tmp_path):
@@ -117,8 +117,7 @@ def test_a_write_cut_short_by_a_full_disk_leaves_nothing_half_written(tmp_path):
     assert path.read_bytes() == before
     journal.append({"point": 3})
     journal.close()
-    with Journal(path, HEADER) as again:
-        assert [record["point"] for record in again.records] == [1, 3]
+    assert points(path) == [1, 3]
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -140,7 +139,6 @@ def test_kill_9_loses_no_appended_record(tmp_path, durable):
         seen = [int(process.stdout.readline()) for _ in range(20)]
         process.send_signal(signal.SIGKILL)
         seen += [int(line) for line in process.stdout.read().split("\n")[:-1]]
-    with Journal(path, HEADER) as journal:
-        found = [record["point"] for record in journal.records]
+    found = points(path)
     assert found[: len(seen)] == seen
     assert found == list(range(len(found)))

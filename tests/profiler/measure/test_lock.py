@@ -30,14 +30,9 @@ def test_the_second_process_fails_at_once_and_names_the_first(tmp_path):
             print("held", flush=True)
             sys.stdin.read()
     """)
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-    ) as other:
+    place = {"cwd": Path(__file__).parents[3], "env": os.environ | {"TMPDIR": str(tmp_path)}}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **place, **pipes) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(DeviceError) as failure, device_lock("NVIDIA H200"):

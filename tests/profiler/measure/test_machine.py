@@ -86,17 +86,14 @@ def test_warnings_name_the_process_and_say_what_to_do():
     assert "31% of the processor time" in found[1]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"cpu_governor": "powersave"}, "cpupower frequency-set -g performance"),
-        ({"cpu_quota_cores": 1.5, "torch_threads": 8}, "OMP_NUM_THREADS=1"),
-        ({"memory_free_bytes": 300 << 20}, "only 300 MiB"),
-        ({"gpu_other_processes": [{"pid": 7, "name": "miner"}]}, "GPU (miner, process 7)"),
-        ({"gpu_temperature_c": 91}, "at 91 C"),
-        ({"gpu_clock_reasons": ["hardware thermal slowdown"]}, "hardware thermal slowdown"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({"cpu_governor": "powersave"}, "cpupower frequency-set -g performance"),
+    ({"cpu_quota_cores": 1.5, "torch_threads": 8}, "OMP_NUM_THREADS=1"),
+    ({"memory_free_bytes": 300 << 20}, "only 300 MiB"),
+    ({"gpu_other_processes": [{"pid": 7, "name": "miner"}]}, "GPU (miner, process 7)"),
+    ({"gpu_temperature_c": 91}, "at 91 C"),
+    ({"gpu_clock_reasons": ["hardware thermal slowdown"]}, "hardware thermal slowdown"),
+])  # fmt: skip
 def test_each_trouble_has_its_warning(fields, expected):
     (found,) = warnings(metadata(**fields))
     assert expected in found
@@ -104,21 +101,15 @@ def test_each_trouble_has_its_warning(fields, expected):
 
 def test_a_quiet_machine_has_no_warning():
     quiet = metadata(
-        cpu_governor="performance",
-        cpu_quota_cores=8.0,
-        torch_threads=8,
-        memory_free_bytes=1 << 34,
-        gpu_other_processes=[],
-        gpu_temperature_c=50,
-        gpu_clock_reasons=["power cap"],
-    )
+        cpu_governor="performance", cpu_quota_cores=8.0, torch_threads=8, memory_free_bytes=1 << 34,
+        gpu_other_processes=[], gpu_temperature_c=50, gpu_clock_reasons=["power cap"],
+    )  # fmt: skip
     assert warnings(quiet, Activity(processes=(), steal_share=0.0)) == ()
 
 
-@pytest.mark.parametrize(
-    ("stolen_s", "throttled_s", "expected"),
-    [(0.0, 0.0, ""), (0.5, 0.0, "stolen"), (0.0, 0.5, "quota"), (0.001, 0.001, "")],
-)
+@pytest.mark.parametrize(("stolen_s", "throttled_s", "expected"), [
+    (0.0, 0.0, ""), (0.5, 0.0, "stolen"), (0.0, 0.5, "quota"), (0.001, 0.001, ""),
+])  # fmt: skip
 def test_cpu_guard(monkeypatch, stolen_s, throttled_s, expected):
     counters = SimpleNamespace(stolen_s=10.0, throttled_s=20.0, now_s=30.0)
     clock = SimpleNamespace(perf_counter=lambda: counters.now_s)

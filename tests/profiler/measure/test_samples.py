@@ -80,14 +80,11 @@ def test_no_accepted_sample_is_an_error():
         measured(repeat(1.0), NoiseRule(max_samples=7), guard(repeat("hot")))
 
 
-def unfinished(points: list[PointAccumulator]) -> list[int]:
-    return [index for index, point in enumerate(points) if not point.done]
-
-
 def test_interleaving_mixes_the_points_and_ends():
     points = [PointAccumulator(CountRule(samples=count)) for count in (2, 5, 3)]
     order = []
-    for index in interleave(lambda: unfinished(points), np.random.default_rng(0)):
+    random = np.random.default_rng(0)
+    for index in interleave(lambda: [i for i, one in enumerate(points) if not one.done], random):
         order.append(int(index))
         points[index].add(1.0)
     assert Counter(order) == {0: 2, 1: 5, 2: 3}
@@ -131,19 +128,16 @@ def test_a_step_of_each_at_a_time_and_the_first_one_changes():
     assert "".join(keys) == "bca" + "cab" + "abc"
 
 
-@pytest.mark.parametrize(
-    ("samples", "length"),
-    [
-        ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 0),
-        ([9.0, 1.0, 1.01, 1.0, 0.99, 1.0], 1),
-        ([9.0, 3.0, 1.0, 1.01, 0.99, 1.0, 1.0, 1.01], 2),
-        ([1.0, 9.0, 1.0, 1.0, 1.0, 1.0], 0),  # a late outlier is not warm-up
-        ([1.02, 1.0, 1.0, 1.0, 1.0, 1.0], 0),  # 2 % above is within what single samples do
-        ([0.5, 1.0, 1.0, 1.0, 1.0, 1.0], 0),  # rising is not warm-up
-        ([9.0, 1.0, 1.0], 0),  # too few to tell
-        ([6.0, 5.0, 4.0, 1.0, 1.0, 1.0], 3),  # never more than half
-    ],
-)
+@pytest.mark.parametrize(("samples", "length"), [
+    ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 0),
+    ([9.0, 1.0, 1.01, 1.0, 0.99, 1.0], 1),
+    ([9.0, 3.0, 1.0, 1.01, 0.99, 1.0, 1.0, 1.01], 2),
+    ([1.0, 9.0, 1.0, 1.0, 1.0, 1.0], 0),  # a late outlier is not warm-up
+    ([1.02, 1.0, 1.0, 1.0, 1.0, 1.0], 0),  # 2 % above is within what single samples do
+    ([0.5, 1.0, 1.0, 1.0, 1.0, 1.0], 0),  # rising is not warm-up
+    ([9.0, 1.0, 1.0], 0),  # too few to tell
+    ([6.0, 5.0, 4.0, 1.0, 1.0, 1.0], 3),  # never more than half
+])  # fmt: skip
 def test_warmup_length(samples, length):
     assert warmup_length(samples) == length
 

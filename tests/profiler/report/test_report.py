@@ -17,15 +17,10 @@ from tests.profiler.made_profile import TARGET, make_profile
 
 def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
     """The made profile with a held-out error and a regret."""
-    return make_profile().model_copy(
-        update={
-            "held_out": HeldOutSection(
-                error=ErrorSummary(points=9, mape=0.02, median=0.015, p95=0.04, worst=0.05),
-                repeat_noise=noise,
-            ),
-            "regret": RegretSection(mean=0.0012, worst=worst, curves=18, contexts=(70, 300)),
-        }
-    )
+    error = ErrorSummary(points=9, mape=0.02, median=0.015, p95=0.04, worst=0.05)
+    regret = RegretSection(mean=0.0012, worst=worst, curves=18, contexts=(70, 300))
+    parts = {"held_out": HeldOutSection(error=error, repeat_noise=noise), "regret": regret}
+    return make_profile().model_copy(update=parts)
 
 
 class TestVerdict:

@@ -17,13 +17,10 @@ from lab.studies.controller_simulated import DRAFT_SHARE, TARGET, CostAt, Place,
 from tests.decoder.policies.test_policies import CONTEXT, FREE, Stairs, costs, lattice
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "fit"),
-    [
-        ("bastion:paper", PaperBastion, released_calibration),
-        ("bastion:printed", PrintedBastion, Profile.linear_calibration),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "fit"), [
+    ("bastion:paper", PaperBastion, released_calibration),
+    ("bastion:printed", PrintedBastion, Profile.linear_calibration),
+])  # fmt: skip
 def test_each_name_asks_for_its_own_calibration(name, kind, fit):
     asked = []
     policy = parse_policy(name, lambda fit=None: asked.append(fit) or Stairs(), 9)
@@ -102,10 +99,9 @@ class TestThePrintedRule:
         )
 
 
-@pytest.mark.parametrize(
-    ("device", "rows", "padded_rows"),
-    [("a100-sxm-80gb", (57, 64), (32, 34)), ("b200", (75, 85), (36, 40))],
-)
+@pytest.mark.parametrize(("device", "rows", "padded_rows"), [
+    ("a100-sxm-80gb", (57, 64), (32, 34)), ("b200", (75, 85), (36, 40)),
+])  # fmt: skip
 def test_the_released_rule_is_priced_without_padding(device, rows, padded_rows):
     """Mean rows on BASTION's eight curves of Qwen3-8B; priced by the bucket it would stop early."""
     profile = Profile.from_yaml(shipped_directory() / device / TARGET)

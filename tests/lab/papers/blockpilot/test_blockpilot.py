@@ -1,7 +1,5 @@
 """BlockPilot: blocks of any size, the predictor, and the choice after the prompt."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -13,34 +11,16 @@ from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.growth import TopPaths
-from lab.papers.blockpilot.drafter import (
-    BlockPilotDrafter,
-    BlockPredictor,
-    PilotConfig,
-    save_predictor,
-)
-from tests.decoder.draft_models import (
-    HIDDEN,
-    VOCAB,
-    dflash_folder,
-    draft_target,
-    plain_states,
-    rounds,
-    sessions_of,
-)
-from tests.decoder.drafters.test_dflash import WINDOWED, reference
+from lab.papers.blockpilot import drafter as pilot
+from lab.papers.blockpilot.drafter import BlockPilotDrafter, PilotConfig
+from tests.decoder import draft_models as made
+from tests.decoder.draft_models import PROMPT, VOCAB, dflash_folder, draft_target, sessions_of
+from tests.decoder.drafters.test_dflash import reference
 from tests.decoder.models import greedy, plain_logits
-from tests.tiny_folder import isolate
+from tests.tiny_folder import change_config, isolate
 
-PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
 BLOCK = 5  # of the random drafter's training
 CANDIDATES = (3, 4, 5, 6, 7)
-
-
-@pytest.fixture
-def home(monkeypatch, tmp_path):
-    """A data directory of one's own, and peaks that are known at once."""
-    return isolate(monkeypatch, tmp_path)
 
 
 def whole(depth):
@@ -49,19 +29,15 @@ def whole(depth):
 
 def config_of(target, folder, **changed):
     fields = {
-        "drafter": str(folder),
-        "drafter_hash": DFlashDrafter(target, folder).architecture_hash,
-        "block_size": BLOCK,
-        "candidates": CANDIDATES,
-        "vocab": VOCAB,
-        "hidden": 24,
-    }
+        "drafter": str(folder), "drafter_hash": DFlashDrafter(target, folder).architecture_hash,
+        "block_size": BLOCK, "candidates": CANDIDATES, "vocab": VOCAB, "hidden": 24,
+    }  # fmt: skip
     return PilotConfig(**fields | changed)
 
 
 def predictor_of(config, seed=0):
     """Random weights, large enough that different prompts get different block sizes."""
-    model = BlockPredictor(config)
+    model = pilot.BlockPredictor(config)
     model.draw(torch.Generator().manual_seed(seed))
     return model.eval().requires_grad_(False)
 
@@ -70,29 +46,24 @@ def pilot_folder(tmp_path, target, **changed):
     """A predictor's folder with its drafter beside it; returns the folder."""
     drafter = dflash_folder(tmp_path / "draft")[0]
     config = config_of(target, drafter, drafter="../draft", **changed)
-    save_predictor(tmp_path / "pilot", predictor_of(config))
+    pilot.save_predictor(tmp_path / "pilot", predictor_of(config))
     return tmp_path / "pilot"
-
-
-def last_logits(target, prompt):
-    return plain_logits(target.model, prompt)[-1]
 
 
 def hidden_row(target, prompt):
     """Outputs of layers 0, 2 and 4, which the drafter reads, at the prompt's last token."""
-    states = plain_states(target, prompt)
+    states = made.plain_states(target, prompt)
     return torch.cat([states[number + 1][-1] for number in (0, 2, 4)])
 
 
 def decoder_with(drafter, target, policy="chain"):
-    return TreeDecoder(
-        target, drafter=drafter, policy=policy, profile=ProfileChoice(calibrate=False)
-    )
+    profile = ProfileChoice(calibrate=False)
+    return TreeDecoder(target, drafter=drafter, policy=policy, profile=profile)
 
 
 class TestBlocksOfAnotherSize:
     @torch.inference_mode()
-    @pytest.mark.parametrize("changed", [{}, WINDOWED], ids=["full", "windowed"])
+    @pytest.mark.parametrize("changed", [{}, made.WINDOWED], ids=["full", "windowed"])
     @pytest.mark.parametrize("size", [2, 4, 5, 7, 10])
     def test_against_the_reference(self, tmp_path, size, changed):
         """The straight-line reference, told that the checkpoint's block has this size."""
@@ -100,7 +71,7 @@ class TestBlocksOfAnotherSize:
         folder, config, tensors = dflash_folder(tmp_path / "draft", **changed)
         drafter = DFlashDrafter(target, folder, size)
         assert drafter.max_depth == size - 1
-        for session, context in rounds(target, drafter, PROMPT, [1, 0, 3]):
+        for session, context in made.rounds(target, drafter, PROMPT, [1, 0, 3]):
             expected = reference(config | {"block_size": size}, tensors, target, context)
             lattice = session.draft(context, whole(size - 1))
             assert lattice.whole.shape == (size - 1, VOCAB)
@@ -119,10 +90,9 @@ class TestBlocksOfAnotherSize:
 
 
 class TestPredictor:
-    @pytest.mark.parametrize(
-        ("layers", "kind"),
-        [(1, "logits"), (2, "logits"), (3, "logits"), (2, "softmax"), (2, "normalised")],
-    )
+    @pytest.mark.parametrize(("layers", "kind"), [
+        (1, "logits"), (2, "logits"), (3, "logits"), (2, "softmax"), (2, "normalised"),
+    ])  # fmt: skip
     def test_against_a_straight_line(self, tmp_path, layers, kind):
         target = draft_target()
         folder = dflash_folder(tmp_path / "draft")[0]
@@ -151,7 +121,8 @@ class TestChoiceAfterThePrompt:
         return [random.integers(0, VOCAB, length).tolist() for length in (1, 4, 9, 6, 12, 3, 7)]
 
     @pytest.mark.parametrize("policy", ["chain", "fixed:9", "bastion"])
-    def test_greedy_output_is_that_of_plain_decoding(self, home, tmp_path, policy):
+    def test_greedy_output_is_that_of_plain_decoding(self, monkeypatch, tmp_path, policy):
+        isolate(monkeypatch, tmp_path)
         target = draft_target(dtype=torch.float64)
         decoder = decoder_with(str(pilot_folder(tmp_path, target)), target, policy)
         assert isinstance(decoder.drafter, BlockPilotDrafter)
@@ -160,7 +131,7 @@ class TestChoiceAfterThePrompt:
             assert result.token_ids == greedy(target.model, prompt, 20)
 
     @pytest.mark.parametrize(
-        "changed", [{}, {"input": "hidden", "width": 3 * HIDDEN, "hidden": 32}]
+        "changed", [{}, {"input": "hidden", "width": 3 * made.HIDDEN, "hidden": 32}]
     )
     def test_the_size_is_the_predictors_and_the_drafts_have_its_depth(self, tmp_path, changed):
         target = draft_target(dtype=torch.float64)
@@ -169,8 +140,8 @@ class TestChoiceAfterThePrompt:
         sizes = set()
         for prompt in self.prompts():
             result = decoder.generate(prompt, max_new_tokens=20)
-            row = hidden_row if changed else last_logits
-            scores = drafter.predictor(row(target, prompt))
+            logits = plain_logits(target.model, prompt)[-1]
+            scores = drafter.predictor(hidden_row(target, prompt) if changed else logits)
             size = CANDIDATES[int(scores.argmax())]
             assert given[-1].block_size == size
             # A chain is as deep as the block, but for the end of the text.
@@ -190,31 +161,23 @@ class TestChoiceAfterThePrompt:
             assert result.token_ids == greedy(target.model, prompt, 20)
 
 
-def change(folder, **fields):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | fields))
-
-
 class TestFiles:
-    @pytest.mark.parametrize(
-        ("fields", "problem"),
-        [
-            ({"candidates": [4, 3]}, "'candidates' must be a list of block sizes, ascending"),
-            ({"candidates": [1, 2]}, "block sizes of 2 to 10"),
-            ({"candidates": [3, 4, 5]}, "of a wrong shape"),
-            ({"drafter": None}, "'drafter' must be a text and is missing"),
-            ({"drafter": "."}, "which is no DFlash drafter"),
-            ({"drafter": "/nowhere/at/all"}, "there is no folder"),
-            ({"block_size": 1}, "'block_size' must be"),
-            ({"input": "tokens"}, "'input' must be one of logits, softmax, normalised, hidden"),
-            ({"block_size": 6}, "its block size is 6 and the drafter's 5"),
-            ({"drafter_hash": "0" * 12}, "its hash is 000000000000"),
-            ({"num_layers": 3}, "missing"),
-        ],
-    )
+    @pytest.mark.parametrize(("fields", "problem"), [
+        ({"candidates": [4, 3]}, "'candidates' must be a list of block sizes, ascending"),
+        ({"candidates": [1, 2]}, "block sizes of 2 to 10"),
+        ({"candidates": [3, 4, 5]}, "of a wrong shape"),
+        ({"drafter": None}, "'drafter' must be a text and is missing"),
+        ({"drafter": "."}, "which is no DFlash drafter"),
+        ({"drafter": "/nowhere/at/all"}, "there is no folder"),
+        ({"block_size": 1}, "'block_size' must be"),
+        ({"input": "tokens"}, "'input' must be one of logits, softmax, normalised, hidden"),
+        ({"block_size": 6}, "its block size is 6 and the drafter's 5"),
+        ({"drafter_hash": "0" * 12}, "its hash is 000000000000"),
+        ({"num_layers": 3}, "missing"),
+    ])  # fmt: skip
     def test_damaged_configs(self, tmp_path, fields, problem):
         target = draft_target()
         folder = pilot_folder(tmp_path, target)
-        change(folder, **fields)
+        change_config(folder, **fields)
         with pytest.raises(InputError, match=problem):
             load_drafter(str(folder), target)

@@ -11,17 +11,9 @@ from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from lab.papers.blockpilot import sweeps
+from lab.papers.blockpilot import recipe, sweeps
 from lab.papers.blockpilot.drafter import BlockPilotDrafter, PilotConfig
-from lab.papers.blockpilot.recipe import (
-    PilotRecipe,
-    PilotTraining,
-    distinct,
-    drafter_name,
-    measure,
-    train_blockpilot,
-    train_predictor,
-)
+from lab.papers.blockpilot.recipe import PilotTraining, distinct, train_predictor
 from lab.papers.blockpilot.sweeps import BlockSizeSample, Sweep, Sweeper, best_candidates
 from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
@@ -42,10 +34,8 @@ def sweeper_of(tmp_path, target, new_tokens=12, **changed):
     """Over texts of the target, with a random drafter; `changed` are fields of its config."""
     model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
     model.config = replace(model.config, **changed)
-    texts = [
-        TrainingText((*prompt, *greedy(target.model, prompt, new_tokens)), len(prompt))
-        for prompt in PROMPTS
-    ]
+    written = [(prompt, greedy(target.model, prompt, new_tokens)) for prompt in PROMPTS]
+    texts = [TrainingText((*prompt, *text), len(prompt)) for prompt, text in written]
     return Sweeper(target, model, texts, SWEEP)
 
 
@@ -79,9 +69,8 @@ class TestSweep:
             sample = sweeper.sample(number)
             logits = plain_logits(target.model, prompt)[-1].float()
             torch.testing.assert_close(sample.input, logits, atol=1e-4, rtol=0)
-            rounds = [
-                rounds_by_hand(config, tensors, target, prompt, size, 12) for size in CANDIDATES
-            ]
+            parts = config, tensors, target, prompt
+            rounds = [rounds_by_hand(*parts, size, 12) for size in CANDIDATES]
             assert sample.rounds.tolist() == rounds
             assert sample.decoded == 11
             torch.testing.assert_close(sample.lengths, 11 / torch.tensor(rounds).double())
@@ -96,15 +85,12 @@ class TestSweep:
 
         def decoded(number, **options):
             decoder = TreeDecoder(target, acceptance="walk", **options)
-            return decoder.generate(
-                PROMPTS[number], max_new_tokens=12, temperature=1.0, seed=number
-            )
+            sampling = {"temperature": 1.0, "seed": number}
+            return decoder.generate(PROMPTS[number], max_new_tokens=12, **sampling)
 
         texts = [decoded(number, policy="plain").token_ids for number in range(3)]
-        sampled = [
-            TrainingText((*prompt, *text), len(prompt))
-            for prompt, text in zip(PROMPTS, texts, strict=False)
-        ]
+        both = zip(PROMPTS, texts, strict=False)
+        sampled = [TrainingText((*prompt, *text), len(prompt)) for prompt, text in both]
         settings = replace(SWEEP, temperature=1.0, input="hidden")
         sweeper = Sweeper(target, DFlashDrafter(target, folder).model, sampled, settings)
         saved = 0
@@ -186,7 +172,7 @@ class TestTraining:
     def test_it_learns_a_rule(self):
         result = train(made_up(200))
         unseen = made_up(100, seed=1)
-        found = measure(result.predictor, unseen, best_candidates(unseen))
+        found = recipe.measure(result.predictor, unseen, best_candidates(unseen))
         assert found.right > 0.9 and found.samples == 100
         assert found.hindsight == 4.0
         assert found.chosen == pytest.approx(2.0 + 2.0 * found.right)
@@ -202,26 +188,23 @@ class TestRecipe:
         dflash_folder(tmp_path / "draft")
         texts = tmp_path / "texts"
         texts.mkdir()
-        lines = [
-            json.dumps({"tokens": [*prompt, 1, 2, 3], "prompt_tokens": len(prompt)})
-            for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[2])
-        ]
+        prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[2])
+        records = [{"tokens": [*one, 1, 2, 3], "prompt_tokens": len(one)} for one in prompts]
+        lines = [json.dumps(record) for record in records]
         (texts / "texts-000.jsonl").write_text("\n".join(lines) + "\n")
         corpus = read_corpus(texts, VOCAB)
         found = [list(text.tokens[: text.prompt_tokens]) for text in distinct(corpus, 9)]
         assert found == [PROMPTS[0], PROMPTS[1], PROMPTS[2]]
         chosen = distinct(corpus, 2)
-        recipe = PilotRecipe(
-            sweep=SWEEP, training=PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
-        )
-        folder, *_ = train_blockpilot(
-            target, str(tmp_path / "draft"), chosen, tmp_path / "out", recipe
-        )
+        training = PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
+        wanted = recipe.PilotRecipe(sweep=SWEEP, training=training)
+        places = str(tmp_path / "draft"), chosen, tmp_path / "out"
+        folder, *_ = recipe.train_blockpilot(target, *places, wanted)
         drafter = load_drafter(str(folder), target)
         assert isinstance(drafter, BlockPilotDrafter)
         assert drafter.predictor.config.candidates == CANDIDATES
-        assert drafter_name(str(tmp_path / "draft"), folder) == "../../draft"
-        assert drafter_name("somebody/some-drafter", tmp_path) == "somebody/some-drafter"
+        assert recipe.drafter_name(str(tmp_path / "draft"), folder) == "../../draft"
+        assert recipe.drafter_name("some/drafter", tmp_path) == "some/drafter"
         decoder = TreeDecoder(target, drafter=drafter, policy="chain")
         result = decoder.generate(PROMPTS[3], max_new_tokens=12)
         assert result.token_ids == greedy(target.model, PROMPTS[3], 12)

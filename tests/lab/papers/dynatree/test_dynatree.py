@@ -15,16 +15,9 @@ from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree
 from decoder.tree.growth import grow
 from lab.papers.dynatree.baselines import source_of
 from lab.papers.dynatree.policy import ConfidentGrowth, DynaTree, HistorySettings
-from tests.decoder.models import round_of
+from tests.decoder.models import as_paths, paths_of, round_of
 
 FREE = Limits(nodes=10_000, depth=64)
-
-
-def paths(tree):
-    found = {0: ()}
-    for node in range(len(tree.tokens)):
-        found[node + 1] = (*found[int(tree.parents[node])], int(tree.tokens[node]))
-    return [found[row] for row in range(1, len(found))]
 
 
 def algorithm_1(children, rule):
@@ -33,20 +26,13 @@ def algorithm_1(children, rule):
     while queue and len(nodes) < rule.max_nodes:
         path, score = queue.popleft()
         depth = len(path)
-        if depth >= rule.max_depth or score < rule.stop_score:
-            continue
-        if depth >= rule.base_depth and score <= rule.deep_score:
-            continue
+        deep = depth >= rule.base_depth and score <= rule.deep_score
         below = children(path)
-        if not below:
+        if depth >= rule.max_depth or score < rule.stop_score or deep or not below:
             continue
         confidence = max(probability for _, probability in below)
-        if confidence >= rule.sure:
-            breadth = rule.few
-        elif confidence < rule.unsure:
-            breadth = rule.many
-        else:
-            breadth = rule.some
+        breadth = rule.many if confidence < rule.unsure else rule.some
+        breadth = rule.few if confidence >= rule.sure else breadth
         for token, probability in sorted(below, key=lambda child: -child[1])[:breadth]:
             if score * probability >= rule.least_score and len(nodes) < rule.max_nodes:
                 nodes.append((*path, token))
@@ -74,19 +60,12 @@ def confident_tree(rng, depth, width):
 
 
 rules = st.builds(
-    ConfidentGrowth,
-    base_depth=st.integers(1, 4),
-    max_depth=st.integers(1, 6),
-    few=st.just(1),
-    some=st.integers(1, 2),
-    many=st.integers(2, 4),
-    sure=st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]),
-    unsure=st.sampled_from([0.2, 0.4]),
-    stop_score=st.sampled_from([0.0, 0.05, 0.2]),
-    deep_score=st.sampled_from([0.1, 0.3]),
-    least_score=st.sampled_from([0.0, 0.03, 0.1]),
+    ConfidentGrowth, base_depth=st.integers(1, 4), max_depth=st.integers(1, 6), few=st.just(1),
+    some=st.integers(1, 2), many=st.integers(2, 4), sure=st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]),
+    unsure=st.sampled_from([0.2, 0.4]), stop_score=st.sampled_from([0.0, 0.05, 0.2]),
+    deep_score=st.sampled_from([0.1, 0.3]), least_score=st.sampled_from([0.0, 0.03, 0.1]),
     max_nodes=st.sampled_from([1, 7, 40, 256]),
-)
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -95,7 +74,7 @@ rules = st.builds(
 def test_the_tree_is_that_of_algorithm_1(seed, rule):
     candidates, children = confident_tree(np.random.default_rng(seed), 5, 4)
     found = grow(source_of(candidates), rule, 64)
-    assert paths(found) == algorithm_1(children, rule)
+    assert list(as_paths(found)) == algorithm_1(children, rule)
     again = grow(source_of(found), rule, 64)
     np.testing.assert_array_equal(again.tokens, found.tokens)
     np.testing.assert_array_equal(again.parents, found.parents)
@@ -106,14 +85,14 @@ def test_the_policy_verifies_the_grown_tree_with_its_path_scores():
     policy = DynaTree(max_nodes=256)
     tree = policy.choose(candidates, 10, FREE)
     expected = algorithm_1(children, policy.growth)
-    assert sorted(paths(tree)) == sorted(expected)
-    for path, score in zip(paths(tree), tree.scores, strict=True):
+    paths = paths_of(tree)[1:]
+    assert sorted(paths) == sorted(expected)
+    for path, score in zip(paths, tree.scores, strict=True):
         factors = [dict(children(path[:depth]))[path[depth]] for depth in range(len(path))]
         assert score == pytest.approx(np.prod(factors), rel=1e-12)
     assert policy.choose(candidates, 10, Limits(nodes=3, depth=64)).nodes == 3
-    assert policy.choose(candidates, 10, Limits(nodes=300, depth=1)).depths.tolist() == [1] * len(
-        [path for path in expected if len(path) == 1]
-    )
+    flat = policy.choose(candidates, 10, Limits(nodes=300, depth=1)).depths.tolist()
+    assert flat == [1 for path in expected if len(path) == 1]
     assert DynaTree(max_nodes=64).growth.max_nodes == 64
     assert DynaTree(max_nodes=1000).max_nodes == 256
 
@@ -164,17 +143,10 @@ def test_the_updates_by_hand():
     assert moved(policy) == (6, 0.85, 0.45)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "end"),
-    [
-        (29, (2, 0.95, 0.8)),
-        (35, (2, 0.95, 0.8)),
-        (41, (2, 0.95, 0.8)),
-        (45, (5, 0.9, 0.5)),
-        (55, (5, 0.9, 0.5)),
-        (60, (7, 0.5, 0.3)),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "end"), [
+    (29, (2, 0.95, 0.8)), (35, (2, 0.95, 0.8)), (41, (2, 0.95, 0.8)), (45, (5, 0.9, 0.5)),
+    (55, (5, 0.9, 0.5)), (60, (7, 0.5, 0.3)),
+])  # fmt: skip
 def test_twenty_texts_of_constant_acceptance_end_where_the_authors_end(tokens, end):
     """Tokens of ten rounds; the ends are those of a replay of the authors' code."""
     policy = DynaTree(256)
@@ -192,16 +164,13 @@ def test_a_name_sets_growth_and_history():
     assert policy.growth.max_nodes == 100
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("dynatree:windows=3", "'windows=3' sets nothing"),
-        ("dynatree:window=1.5", "'window=1.5' sets nothing"),
-        ("dynatree:window=0", "window must be 1 or more"),
-        ("dynatree:sure=1.5", r"sure must lie in \[0, 1\]"),
-        ("dynatree:sure=nan", r"sure must lie in \[0, 1\]"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    ("dynatree:windows=3", "'windows=3' sets nothing"),
+    ("dynatree:window=1.5", "'window=1.5' sets nothing"),
+    ("dynatree:window=0", "window must be 1 or more"),
+    ("dynatree:sure=1.5", r"sure must lie in \[0, 1\]"),
+    ("dynatree:sure=nan", r"sure must lie in \[0, 1\]"),
+])  # fmt: skip
 def test_names_that_set_nothing(text, problem):
     with pytest.raises(InputError, match=problem):
         parse_policy(text, None, 100)

@@ -33,12 +33,8 @@ def random_candidates(rng, size):
 def children_of(candidates):
     """path -> [(token, probability)], the most probable first: the source, spelt out."""
     if isinstance(candidates, Lattice):
-        rows = [
-            list(zip(tokens.tolist(), probabilities.tolist(), strict=True))
-            for tokens, probabilities in zip(
-                candidates.tokens, candidates.probabilities, strict=True
-            )
-        ]
+        both = candidates.tokens.tolist(), candidates.probabilities.tolist()
+        rows = [list(zip(*row, strict=True)) for row in zip(*both, strict=True)]
         return lambda path: rows[len(path)] if len(path) < len(rows) else []
     table = {path: [] for path in [(), *as_paths(candidates)]}
     for path, probability in as_paths(candidates).items():
@@ -85,19 +81,13 @@ def fixed_tree_by_hand(children, rule):
     return kept
 
 
-sources = st.integers(0, 10_000).flatmap(
-    lambda seed: st.builds(
-        lambda lattice, size, depth, width: (
-            random_lattice(np.random.default_rng(seed), depth, width)
-            if lattice
-            else random_candidates(np.random.default_rng(seed), size)
-        ),
-        st.booleans(),
-        st.integers(0, 25),
-        st.integers(1, 4),
-        st.integers(1, 4),
-    )
-)
+def random_source(seed, lattice, size, depth, width):
+    random = np.random.default_rng(seed)
+    return random_lattice(random, depth, width) if lattice else random_candidates(random, size)
+
+
+NUMBERS = (st.integers(0, most) for most in (10_000, 1, 25))
+sources = st.builds(random_source, *NUMBERS, st.integers(1, 4), st.integers(1, 4))
 few = st.integers(1, 5)
 
 

@@ -8,36 +8,20 @@ from decoder.tree.growth import TopPaths
 from lab.papers.specblock.training.objective import SpecBlockObjective, SpecBlockSettings
 from lab.papers.specblock.training.recipe import first_model
 from lab.training.features import Example
-from tests.decoder.draft_models import (
-    COMMON,
-    HIDDEN,
-    VOCAB,
-    layer_shapes,
-    mapping,
-    plain_states,
-    random_tensors,
-    rms,
-    write_checkpoint,
-)
+from tests.decoder import draft_models as made
+from tests.decoder.draft_models import COMMON, HIDDEN, VOCAB, mapping, plain_states, rms
 
 LENGTH = 4  # K
 # As the authors' two configs: that of Llama 3.1 has no rotary fields, that of Qwen 3 a head_dim
 # which their model does not read.
 SPECBLOCK = COMMON | {
-    "architectures": ["LlamaForCausalLMSpecBlock"],
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "draft_vocab_size": 41,
-    "diffspec_draft_token_num": LENGTH,
-    "rank_classes": 4,
-}
+    "architectures": ["LlamaForCausalLMSpecBlock"], "model_type": "llama", "num_hidden_layers": 2,
+    "draft_vocab_size": 41, "diffspec_draft_token_num": LENGTH, "rank_classes": 4,
+}  # fmt: skip
 QWEN = SPECBLOCK | {
-    "architectures": ["LlamaForCausalLMSpecBlockShift"],
-    "head_dim": 16,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "num_ttt_blocks": 3,
-}
+    "architectures": ["LlamaForCausalLMSpecBlockShift"], "head_dim": 16, "rope_scaling": None,
+    "rope_theta": 1000000, "num_ttt_blocks": 3,
+}  # fmt: skip
 FEATURES = (2, 3, 3)  # low, mid and top of a target of six layers
 BRANCHING = (2, 4, 10, 0)
 SUMMARY, BUCKETS, RANK_HIDDEN = 15, 4, 256
@@ -63,7 +47,7 @@ def specblock_shapes(config):
             "rank_head.2.weight": (BUCKETS, RANK_HIDDEN),
         }
     for i in range(config["num_hidden_layers"]):
-        shapes |= layer_shapes(i, hidden, ffn, hidden, keys)
+        shapes |= made.layer_shapes(i, hidden, ffn, hidden, keys)
         if i and config.get("layer_shift", True):
             shapes[f"shift_proj.{i - 1}.weight"] = (hidden, 2 * hidden)
     return shapes
@@ -72,8 +56,8 @@ def specblock_shapes(config):
 def specblock_folder(folder, seed=1, like=SPECBLOCK, **changed):
     """A random checkpoint of the released format; returns folder, config and tensors."""
     config = like | changed
-    tensors = random_tensors(specblock_shapes(config), seed) | mapping(config)
-    return write_checkpoint(folder, config, tensors), config, tensors
+    tensors = made.random_tensors(specblock_shapes(config), seed) | mapping(config)
+    return made.write_checkpoint(folder, config, tensors), config, tensors
 
 
 TOKENS = tuple((mapping(SPECBLOCK)["d2t"] + torch.arange(41)).tolist())
@@ -128,11 +112,8 @@ class Reference:
         self.values.append([])
         self.inner.append([])
         for i in range(config["num_hidden_layers"]):
-            layer = {
-                name.removeprefix(f"layers.{i}."): tensor
-                for name, tensor in part.items()
-                if name.startswith(f"layers.{i}.")
-            }
+            own = {name.partition(f"layers.{i}.")[2]: tensor for name, tensor in part.items()}
+            layer = {name: tensor for name, tensor in own.items() if name}
             self.inner[number].append(state)
             if i and f"shift_proj.{i - 1}.weight" in part:
                 other = self.inner[number if before is None else before][i]

@@ -9,14 +9,8 @@ from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.vocabulary import most_probable
 from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import Lattice
-from lab.papers.specblock.updates.adaptation import (
-    AdaptiveDrafter,
-    RecordingSession,
-    Redrafted,
-    TargetResponse,
-    Trainer,
-    UpdateSettings,
-)
+from lab.papers.specblock.updates import adaptation
+from lab.papers.specblock.updates.adaptation import AdaptiveDrafter, Trainer, UpdateSettings
 from lab.papers.specblock.updates.bandit import AlwaysUpdate, Decision
 from tests.decoder.draft_models import plain_states
 from tests.decoder.models import greedy, plain_logits, random_model, target_of
@@ -67,7 +61,7 @@ class BigramKind:
     def redraft(self, model, response):
         logs = model(response.tokens[response.roots])
         places = response.rejected - response.roots - 1
-        return Redrafted(logs[torch.arange(len(places)), places])
+        return adaptation.Redrafted(logs[torch.arange(len(places)), places])
 
     def wanted(self, response):
         return response.logits.float().softmax(-1)
@@ -107,7 +101,9 @@ class TestRecording:
         start = drafter.start
 
         def recording(prompt, features, logits):
-            seen.append(RecordingSession(start(prompt, features, logits), prompt, features))
+            seen.append(
+                adaptation.RecordingSession(start(prompt, features, logits), prompt, features)
+            )
             return seen[-1]
 
         drafter.start = recording
@@ -143,14 +139,12 @@ class TestRecording:
 def response_of(seed=0, count=4):
     generator = torch.Generator().manual_seed(seed)
     roots = torch.arange(count) * 4
-    return TargetResponse(
-        tokens=torch.randint(0, VOCAB, (4 * count + DEPTH,), generator=generator),
-        features=None,
-        roots=roots,
-        rejected=roots + 1 + torch.arange(count) % DEPTH,
+    return adaptation.TargetResponse(
+        tokens=torch.randint(0, VOCAB, (4 * count + DEPTH,), generator=generator), features=None,
+        roots=roots, rejected=roots + 1 + torch.arange(count) % DEPTH,
         logits=torch.randn(count, VOCAB, generator=generator) * 4,
         probabilities=np.full(count, 0.25),
-    )
+    )  # fmt: skip
 
 
 class TestUpdates:
@@ -215,16 +209,12 @@ class TestServing:
         """Windows of two texts; the weights of the second good one are those to return to."""
         train = {"action": "full", "train": True}
         script = Script(
-            Decision(**train),
-            Decision(window=True, good=True),  # served from its beginning by theta_0
-            Decision(**train),
-            Decision(window=True, good=True, **train),  # from its beginning by one update
-            Decision(**train),
-            Decision(window=True),
-            Decision(**train),
+            Decision(**train), Decision(window=True, good=True),  # from its beginning by theta_0
+            Decision(**train), Decision(window=True, good=True, **train),  # by one update
+            Decision(**train), Decision(window=True), Decision(**train),
             Decision(window=True, rollback=True, action="full"),
             Decision(action="full", train=True),
-        )
+        )  # fmt: skip
         inner = BigramDrafter()
         drafter = adaptive(script, inner, learning_rate=0.05)
         served = []

@@ -103,12 +103,11 @@ def stream(seed, queries=600):
     return [
         query(
             signal=0.0 if random.random() < 0.1 else float(random.gamma(3.0, 2.5)),
-            tokens=int(random.integers(20, 60)),
-            verifications=int(random.integers(8, 20)),
+            tokens=int(random.integers(20, 60)), verifications=int(random.integers(8, 20)),
             seconds=float(random.uniform(0.5, 1.5) * np.exp(-0.05 * drift[i])),
         )
         for i in range(queries)
-    ]
+    ]  # fmt: skip
 
 
 SETTINGS = {

@@ -13,14 +13,8 @@ from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
 from lab.papers.specblock.tree import REPOSITORY, BlockGrowth
 from tests.decoder.draft_models import VOCAB, draft_target, rounds
 from tests.decoder.models import as_paths, greedy
-from tests.lab.papers.specblock.specblock_models import (
-    LENGTH,
-    QWEN,
-    Reference,
-    asked,
-    reference_tree,
-    specblock_folder,
-)
+from tests.lab.papers.specblock import specblock_models as made
+from tests.lab.papers.specblock.specblock_models import LENGTH, Reference, asked, specblock_folder
 from tests.tiny_folder import isolate
 
 PROMPT = [5, 17, 3, 88, 41]
@@ -28,7 +22,7 @@ ACCEPTED = [3, 0, 0, 1]  # 0: a plain round, or one where nothing was accepted
 PLAIN = 2  # a round of these in which nothing is drafted
 VARIANTS = {
     "llama": ({}, BlockGrowth()),
-    "qwen": ({"like": QWEN}, BlockGrowth()),
+    "qwen": ({"like": made.QWEN}, BlockGrowth()),
     "repository": ({}, REPOSITORY),
     "three-blocks": ({"num_hidden_layers": 3, "diffspec_draft_token_num": 3, "feature_layers":
                      [1, 3, 5]}, BlockGrowth(blocks=3, branching=(1, 2, 3, 0), beam=2)),
@@ -60,7 +54,7 @@ class TestAgainstTheReference:
                 continue
             tree = session.draft(context, asked())
             reference = Reference(config, tensors, target, context)
-            expected = reference_tree(reference, growth)
+            expected = made.reference_tree(reference, growth)
             assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
             again = session.draft(context, asked())
             np.testing.assert_array_equal(again.tokens, tree.tokens)
@@ -78,8 +72,8 @@ class TestAgainstTheReference:
         batch = [place, LENGTH - 1, place]
         numbers = blocks.more(np.array(batch), np.array([tokens[0], 5, tokens[1]]))
         together = blocks.logits.unflatten(0, (3, LENGTH))
-        for drafted, (made, _) in zip((together[0], together[2]), expected, strict=True):
-            assert_rows(reference, made, drafted)
+        for drafted, (wanted, _) in zip((together[0], together[2]), expected, strict=True):
+            assert_rows(reference, wanted, drafted)
         buckets = blocks.ranks.argmax(-1).view(3, LENGTH)[0].tolist()
         assert buckets == [reference.read(row)[1] for row in expected[0][0]]
         blocks.more(numbers[2:3, 1], np.array([23]))
@@ -94,15 +88,14 @@ class TestAgainstTheReference:
         monkeypatch.setattr(caches, "WAITING_ROWS", 4)
         prompt = np.random.default_rng(0).integers(VOCAB, size=12).tolist()
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
-        expected = reference_tree(reference, BlockGrowth())
+        expected = made.reference_tree(reference, BlockGrowth())
         for _ in range(2):
             assert as_paths(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
 
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Children come from the block's next position, and behind its end from a new block."""
-        _, session, context, reference = drafting(
-            tmp_path, diffspec_draft_token_num=2, rank_head=False
-        )
+        short = {"diffspec_draft_token_num": 2, "rank_head": False}
+        _, session, context, reference = drafting(tmp_path, **short)
         #         1  2  3  4  5  6  7  8
         parents = [0, 0, 1, 1, 2, 3, 5, 6]
         depths = np.array([1, 1, 2, 2, 2, 3, 3, 4])
@@ -110,9 +103,8 @@ class TestAgainstTheReference:
         tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
         np.testing.assert_array_equal(tree.parents, parents)
         rows, above = reference.first_block()
-        below = {
-            row: reference.next_block(rows, above, 1, int(tree.tokens[row - 1])) for row in (3, 5)
-        }
+        tokens = {row: int(tree.tokens[row - 1]) for row in (3, 5)}
+        below = {row: reference.next_block(rows, above, 1, tokens[row]) for row in tokens}
         given = {0: rows[0], 1: rows[1], 2: rows[1], 3: below[3][0][0], 5: below[5][0][0]}
         given[6] = below[3][0][1]
         for row, source in given.items():
@@ -182,8 +174,6 @@ class TestWholeGenerations:
     def test_sampling_is_repeatable_under_every_rule(self, tmp_path, rule):
         folder = specblock_folder(tmp_path / "draft")[0]
         decoder = decoder_with(folder, "qwen3", "fixed:40", acceptance=rule)
-        texts = [
-            decoder.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=seed).token_ids
-            for seed in (1, 1, 2)
-        ]
+        options = {"max_new_tokens": 20, "temperature": 1.0}
+        texts = [decoder.generate(PROMPT, seed=seed, **options).token_ids for seed in (1, 1, 2)]
         assert texts[0] == texts[1] != texts[2]

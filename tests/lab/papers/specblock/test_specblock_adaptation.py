@@ -44,14 +44,10 @@ class TestRedraft:
             if rejected - root > 4:
                 rows = [*rows, *reference.next_block(rows, path, 3, TEXT[root + 4])[0]]
             rows = rows[: rejected - root]
-            logits = reference.read(rows[-1])[0]
-            torch.testing.assert_close(
-                found.logs[row].double(), logits.log_softmax(0), atol=2e-4, rtol=0
-            )
-            rank_losses += [
-                bucket_loss(reference, number, TEXT[root + 1 + place])
-                for place, number in enumerate(rows)
-            ]
+            logs, logits = found.logs[row].double(), reference.read(rows[-1])[0]
+            torch.testing.assert_close(logs, logits.log_softmax(0), atol=2e-4, rtol=0)
+            for token, number in zip(TEXT[root + 1 :], rows, strict=False):
+                rank_losses.append(bucket_loss(reference, number, token))
         assert len(rank_losses) == 1 + 3 + 4 + 5 + 7
         np.testing.assert_allclose(found.extra.item(), 5 * np.mean(rank_losses), rtol=1e-3)
         wanted = response.logits[:, reference.tokens].double().softmax(-1)

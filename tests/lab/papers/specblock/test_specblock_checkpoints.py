@@ -64,15 +64,12 @@ class TestBadInput:
         with pytest.raises(InputError, match=message):
             SpecBlockDrafter(draft_target(), folder)
 
-    @pytest.mark.parametrize(
-        ("name", "change", "message"),
-        [
-            ("d2t", lambda t: t + 97, "do not name the same 41 tokens of the vocabulary of 97"),
-            ("d2t", lambda t: t * 0, "do not name the same 41 tokens of the vocabulary of 97"),
-            ("t2d", lambda t: ~t, "do not name the same 41 tokens of the vocabulary of 97"),
-            ("d2t", lambda t: t.float(), "must hold torch.int64 and is torch.float32"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "change", "message"), [
+        ("d2t", lambda t: t + 97, "do not name the same 41 tokens of the vocabulary of 97"),
+        ("d2t", lambda t: t * 0, "do not name the same 41 tokens of the vocabulary of 97"),
+        ("t2d", lambda t: ~t, "do not name the same 41 tokens of the vocabulary of 97"),
+        ("d2t", lambda t: t.float(), "must hold torch.int64 and is torch.float32"),
+    ])  # fmt: skip
     def test_damaged_numbers(self, tmp_path, name, change, message):
         folder, _, tensors = specblock_folder(tmp_path / "draft")
         save_file(tensors | {name: change(tensors[name])}, folder / "model.safetensors")

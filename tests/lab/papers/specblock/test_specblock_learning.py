@@ -84,9 +84,8 @@ class TestRecipe:
         further = load_drafter(str(onward.folder), target)
         assert further.model.examples.tolist() == [14, 10]  # the rank head stays in
         for name, weight in drafter.model.named_parameters():
-            torch.testing.assert_close(
-                further.model.get_parameter(name), weight, atol=1e-6, rtol=0, msg=name
-            )
+            found = further.model.get_parameter(name)
+            torch.testing.assert_close(found, weight, atol=1e-6, rtol=0, msg=name)
         decoder = TreeDecoder(target, drafter=drafter, policy="fixed:12")
         found = decoder.generate([5, 6, 7], max_new_tokens=12).token_ids
         assert found == greedy(target.model, [5, 6, 7], 12)

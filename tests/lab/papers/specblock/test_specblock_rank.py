@@ -24,10 +24,8 @@ class TestBuckets:
     def test_ranks_by_sorting(self):
         logits = torch.randn(20, 17, generator=torch.Generator().manual_seed(1))
         ids = torch.arange(20) % 17
-        expected = [
-            sorted(row.tolist(), reverse=True).index(row[i]) + 1
-            for row, i in zip(logits, ids, strict=True)
-        ]
+        both = zip(logits, ids, strict=True)
+        expected = [sorted(row.tolist(), reverse=True).index(row[i]) + 1 for row, i in both]
         assert ranks_of(logits, ids).tolist() == expected
 
 
@@ -75,12 +73,10 @@ class TestAgainstStraightLines:
         growth=st.builds(
             BlockGrowth,
             branching=st.sampled_from([CONCENTRATED, FALLBACK, (3, 3, 3, 3), (0, 1, 2, 3)]),
-            adaptive=st.booleans(),
-            blocks=st.integers(1, 3),
-            beam=st.integers(1, 5),
+            adaptive=st.booleans(), blocks=st.integers(1, 3), beam=st.integers(1, 5),
             nodes=st.integers(1, 60),
         ),
-    )
+    )  # fmt: skip
     def test_random_tables(self, seed, length, depth, width, growth):
         tables = Tables(seed, length, growth.widest)
         tree, paths = BlockTree(growth, depth, width), [()]
@@ -88,12 +84,8 @@ class TestAgainstStraightLines:
             drawn = [tables.drawn(path) for path in paths]
             tree.attach(*(np.stack(part) for part in zip(*drawn, strict=True)))
             s = tree.starts
-            paths = [
-                (*paths[block], position, token)
-                for block, position, token in zip(
-                    s.blocks.tolist(), s.positions.tolist(), s.tokens.tolist(), strict=True
-                )
-            ]
+            starts = zip(s.blocks, s.positions.tolist(), s.tokens.tolist(), strict=True)
+            paths = [(*paths[block], position, token) for block, position, token in starts]
             if not paths:
                 break
         expected = reference_tree(tables, growth, depth, width)

@@ -13,26 +13,16 @@ from lab.papers.specblock.model import SpecBlockConfig, SpecBlockModel, save_spe
 from lab.papers.specblock.training.objective import Scored, draft_losses, rank_labels, valid_prefix
 from lab.papers.specblock.training.rows import Passage, run_blocks
 from tests.decoder.draft_models import draft_target, mapping, random_tensors
-from tests.lab.papers.specblock.specblock_models import (
-    QWEN,
-    SPECBLOCK,
-    Reference,
-    example_of,
-    seeded,
-    settings,
-    some_text,
-    specblock_folder,
-    specblock_objective,
-    specblock_shapes,
-)
+from tests.lab.papers.specblock import specblock_models as made
+from tests.lab.papers.specblock.specblock_models import QWEN, example_of, seeded, some_text
 
 
 class TestRows:
     @pytest.mark.parametrize("part", ["whole", "layer_shift", "prefix_broadcast"])
     def test_three_blocks_from_several_anchors(self, part):
         """Each is what rows run one after another give behind the text up to its anchor."""
-        config = SPECBLOCK | {part: False}
-        tensors = random_tensors(specblock_shapes(config)) | mapping(config)
+        config = made.SPECBLOCK | {part: False}
+        tensors = random_tensors(made.specblock_shapes(config)) | mapping(config)
         target, text = draft_target(runtime="eager"), some_text()
         parsed = SpecBlockConfig.parse(config)
         model = SpecBlockModel(parsed)
@@ -43,13 +33,10 @@ class TestRows:
         chained = [0, 1, 3]
         with torch.inference_mode():
             first, *rounds = run_blocks(
-                model,
-                Rotary(parsed.shape, target.device),
-                Passage(example.tokens, example.features, embeddings),
-                anchors,
-                cuts,
+                model, Rotary(parsed.shape, target.device),
+                Passage(example.tokens, example.features, embeddings), anchors, cuts,
                 torch.tensor(chained),
-            )
+            )  # fmt: skip
         blocks = {anchor: [(h, a)] for anchor, h, a in zip(
             anchors.tolist(), first.hidden, first.after, strict=True)}  # fmt: skip
         for drafted in rounds:
@@ -57,7 +44,7 @@ class TestRows:
                 blocks[int(anchors[place])].append((hidden, after))
         assert [len(own) for own in blocks.values()] == [3, 3, 1, 3]
         for anchor, own in blocks.items():
-            reference = Reference(config, tensors, target, np.array(text[: anchor + 2]))
+            reference = made.Reference(config, tensors, target, np.array(text[: anchor + 2]))
             (rows, above), at = reference.first_block(), anchor + 1
             for block, (hidden, after) in enumerate(own):
                 assert after == at
@@ -107,17 +94,15 @@ class TestValidPrefix:
 
 
 RELEASED = {
-    "architectures": ["LlamaForCausalLMSpecBlockShift"],
-    "diffspec_draft_token_num": 4,
-    "num_ttt_blocks": 3,
-    "rank_classes": 4,
-}
+    "architectures": ["LlamaForCausalLMSpecBlockShift"], "diffspec_draft_token_num": 4,
+    "num_ttt_blocks": 3, "rank_classes": 4,
+}  # fmt: skip
 
 
 class TestObjective:
     def objective(self, **changed):
         target = draft_target(runtime="eager")
-        return target, specblock_objective(target.loaded, settings(**changed), seeded(1))
+        return target, made.specblock_objective(target.loaded, made.settings(**changed), seeded(1))
 
     def gradients(self, objective, example, step):
         objective.model.zero_grad(set_to_none=True)
@@ -154,15 +139,12 @@ class TestObjective:
         assert {name: published[name] for name in RELEASED} == RELEASED
         assert set(published) >= set(QWEN) - {"head_dim", "rope_scaling", "rope_theta"}
 
-    @pytest.mark.parametrize(
-        ("name", "absent"),
-        [
-            ("no-shift", "shift_proj.0.weight"),
-            ("no-rank-head", "rank_head.0.weight"),
-            ("no-broadcast", None),
-            ("no-mask", None),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "absent"), [
+        ("no-shift", "shift_proj.0.weight"),
+        ("no-rank-head", "rank_head.0.weight"),
+        ("no-broadcast", None),
+        ("no-mask", None),
+    ])  # fmt: skip
     def test_ablations_train_and_are_named(self, tmp_path, name, absent):
         target, objective = self.objective(without=frozenset({name}), rank_from_step=0)
         gradients, figures = self.gradients(objective, example_of(target, some_text(), 4), 5)
@@ -175,7 +157,7 @@ class TestObjective:
 class TestFigures:
     def test_a_drafters_tables_count_every_token_behind_a_prompt(self, tmp_path):
         target = draft_target(runtime="eager")
-        drafter = SpecBlockDrafter(target, specblock_folder(tmp_path / "draft")[0])
+        drafter = SpecBlockDrafter(target, made.specblock_folder(tmp_path / "draft")[0])
         example = example_of(target, some_text(), 4)
         measured, trees = measure(target.loaded, drafter, [example])
         assert measured.anchors == measured.reached[0, 0] == 24 - 2 - 3

@@ -7,14 +7,8 @@ import pytest
 from costmodel.catalog import Peaks, find_target
 from costmodel.errors import MeasurementError
 from costmodel.roofline import Roofline
-from profiler.calibrate.sources.requests import (
-    Floor,
-    bunched,
-    forward_times,
-    lm_head_s,
-    ran_together,
-    step_seconds,
-)
+from profiler.calibrate.sources import requests
+from profiler.calibrate.sources.requests import Floor, forward_times, lm_head_s, step_seconds
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import PointSamples
 
@@ -74,16 +68,14 @@ def test_requests_become_forwards():
     result = forward_times(swept(times), ROOFLINE)
     median_s = {task: samples.typical_s for task, samples in result.swept.samples.items()}
     added_s = lm_head_s(ROOFLINE, 1000) - lm_head_s(ROOFLINE, 1)
-    assert median_s == pytest.approx(
-        {
-            Task(kind="verify", size=1, context=128): 0.100,
-            Task(kind="verify", size=1, context=128, batch=4): 0.120,
-            Task(kind="verify", size=1, context=512): 0.104,
-            Task(kind="verify", size=1000, context=128): 1.990 + added_s,
-            Task(kind="held_out", size=1, context=300): 0.101,
-            Task(kind="held_out", size=2, context=300): 0.102 + 2 * VOCAB / 1e10,
-        }
-    )
+    expected = {
+        ("verify", 1, 128, 1): 0.100, ("verify", 1, 128, 4): 0.120, ("verify", 1, 512, 1): 0.104,
+        ("verify", 1000, 128, 1): 1.990 + added_s, ("held_out", 1, 300, 1): 0.101,
+        ("held_out", 2, 300, 1): 0.102 + 2 * VOCAB / 1e10,
+    }  # fmt: skip
+    names = ("kind", "size", "context", "batch")
+    expected = {Task(**dict(zip(names, key, strict=True))): s for key, s in expected.items()}
+    assert median_s == pytest.approx(expected)
     assert result.lm_head_share == pytest.approx(added_s / (1.990 + added_s))
     assert result.error_bar(0.03) == pytest.approx(math.hypot(0.03, result.lm_head_share))
 
@@ -105,7 +97,7 @@ def test_only_the_time_counts_in_which_all_streams_run():
     # The first stream starts alone with steps of 0.1; together they take 0.3.
     first = [0.0, 0.1, 0.2, 0.5, 0.8]
     second = [0.2, 0.5, 0.8, 0.9, 1.0]
-    assert ran_together([first, second])
+    assert requests.ran_together([first, second])
     assert step_seconds([first, second], 5) == pytest.approx(0.3)
 
 
@@ -116,8 +108,8 @@ def test_a_piece_of_two_tokens_counts_as_two():
 
 def test_tokens_in_bunches_are_noticed():
     even = [0.0, 0.1, 0.21, 0.3, 0.41]
-    assert not bunched([even, even])
-    assert bunched([even, [0.3, 0.3, 0.3, 0.3, 0.4]])
+    assert not requests.bunched([even, even])
+    assert requests.bunched([even, [0.3, 0.3, 0.3, 0.3, 0.4]])
 
 
 def test_streams_that_show_no_step():
@@ -125,4 +117,4 @@ def test_streams_that_show_no_step():
         step_seconds([[0.0, 0.1, 0.2]], 9)
     with pytest.raises(MeasurementError, match="2 requests at once did not run together"):
         step_seconds([[0.0, 0.1], [0.2, 0.3]], 2)
-    assert not ran_together([[0.0, 0.1], [0.2, 0.3]])
+    assert not requests.ran_together([[0.0, 0.1], [0.2, 0.3]])

@@ -56,10 +56,9 @@ def test_tasks_become_steps():
     assert workload.host_s == [0.001, 0.001]
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [({"context": 4096}, "max_model_len leaves room for 2048"), ({"batch": 9}, "runs 8 sequences")],
-)
+@pytest.mark.parametrize(("changed", "reason"), [
+    ({"context": 4096}, "max_model_len leaves room for 2048"), ({"batch": 9}, "runs 8 sequences"),
+])  # fmt: skip
 def test_what_the_engine_has_no_room_for(changed, reason):
     shape = {"kind": "verify", "size": 2, "context": 64, "batch": 1}
     workload = EngineWorkload(engine())
