@@ -78,12 +78,12 @@ def _parse(table: csv.DictReader[str], path: Path) -> Points:
         if not cell:
             continue
         at, empty = f"{path}, line {table.line_num}", False
-        rows, context, batch = (
-            _number((row.get(names[name]) or "").strip(), name, at, least) if name in names else 1
-            for name, least in (("new_tokens", 1), ("context_tokens", 0), ("batch", 1))
+        shape = (
+            _whole(row, names, "new_tokens", 1, at),
+            _whole(row, names, "context_tokens", 0, at),
+            _whole(row, names, "batch", 1, at) if "batch" in names else 1,
         )
-        seconds = unit * _number(cell, names[time], at)
-        times.add((int(rows), int(context), int(batch)), seconds)
+        times.add(shape, _seconds(cell, names[time], unit, at))
     if empty:
         raise InputError(
             f"{path} has no rows with a time in the column {names[time]}", hint=_CSV_HINT
@@ -102,17 +102,25 @@ def _time_column(names: dict[str, str], path: Path) -> tuple[str, float]:
     raise InputError(f"{path} has {problem}{', '.join(name for name, _ in times)}", hint=_CSV_HINT)
 
 
-def _number(cell: str, name: str, at: str, least: int | None = None) -> float:
-    """The number in a cell: a whole one of `least` or more, or without it any above 0."""
-    kind = "finite number above 0" if least is None else f"whole number of {least} or more"
+def _whole(row: dict[str, str], names: dict[str, str], name: str, least: int, at: str) -> int:
+    cell = (row.get(names[name]) or "").strip()
     try:
         value = float(cell)
     except ValueError:
-        raise InputError(f"{at}: {name} must be a {kind} (is {cell!r})") from None
-    whole = least is None or (value == value // 1 and least <= value < 1e9)
-    if not (math.isfinite(value) and whole and (value > 0 or least == 0)):
-        raise InputError(f"{at}: {name} must be a {kind} (is {cell})")
-    return value
+        raise InputError(f"{at}: {name} must be a whole number (is {cell!r})") from None
+    if not math.isfinite(value) or value != int(value) or not least <= value < 1e9:
+        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {cell})")
+    return int(value)
+
+
+def _seconds(cell: str, name: str, unit: float, at: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        raise InputError(f"{at}: {name} must be a number (is {cell!r})") from None
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(f"{at}: {name} must be a finite number above 0 (is {cell})")
+    return value * unit
 
 
 _LLAMA_HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"

@@ -76,7 +76,7 @@ GOOD = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, 8.0)]
         ([(r, c, 5.0) for r, c, _ in GOOD], COLUMNS, "all times"),
         ([*GOOD, (16, 64, -3.0)], COLUMNS, "line 6: microseconds must be a finite number above 0"),
         ([*GOOD, (16, 64, "nan")], COLUMNS, "must be a finite number above 0"),
-        ([*GOOD, (16, 64, "soon")], COLUMNS, "a finite number above 0"),
+        ([*GOOD, (16, 64, "soon")], COLUMNS, "must be a number"),
         ([*GOOD, (0, 64, 5.0)], COLUMNS, "new_tokens must be a whole number of 1 or more"),
         ([*GOOD, (1.5, 64, 5.0)], COLUMNS, "new_tokens must be a whole number"),
         ([*GOOD, (2, -1, 5.0)], COLUMNS, "context_tokens must be a whole number of 0 or more"),
