@@ -26,6 +26,8 @@ from costmodel.planning.acceptance import Acceptance
 # Kinds whose draft of K tokens begins like that of K + 1; blocks are drafted anew for each K.
 CHAINED = ("eagle", "eagle3", "draft_model", "mtp", "ngram")
 _AGREE = 0.02  # by which the conditional and the marginal rates may differ, and the mean
+_UNKNOWN = ("block_size", "mean_accept_length_per_request", "acceptance_length_histogram",
+            "per_category", "validation")  # fmt: skip
 _COUNTER = re.compile(r"^vllm:(\w+?)(?:_total)?\{(.*?)\} (\S+)", re.MULTILINE)
 
 
@@ -118,19 +120,15 @@ def speculation_profile(acceptance: Acceptance, target: str, drafter: str) -> di
         "draft_checkpoint": checkpoint,
         "target_model": source.target or target,
         "num_speculative_tokens": most,
-        "block_size": None,
         "max_supported_k": most,
         "verification_method": "longest_prefix",
         "conditional_accept_rates": [round(rate, 6) for rate in _conditional(np.diff(chain))],
         "marginal_accept_rates": marginal,
         "mean_accept_length": round(float(chain[-1]), 6),
-        "mean_accept_length_per_request": None,
         "accept_length_model": "chain_analytic" if method in CHAINED else "measured_per_k",
         "accept_length_by_k": {str(k): round(float(chain[k]), 6) for k in range(1, most + 1)},
-        "acceptance_length_histogram": None,
-        "per_category": None,
         "measurement_conditions": {"source": acceptance.label},
-        "validation": None,
+        **dict.fromkeys(_UNKNOWN),
     }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from costmodel.planning.forwards import TargetForward
     from costmodel.planning.result import Plan
 
+NAMES = ", ".join(EXPORTS)
 AT_ONCE = 8  # requests, for engines with one draft size for all
 
 
@@ -54,8 +55,8 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 @click.option(
     "--max-running", default=256, show_default=True, help="Most requests at once on a server."
 )
-@click.option("--export", type=click.Choice(EXPORTS),
-              help="Print an engine's speculative settings instead.")  # fmt: skip
+@click.option("--export", type=click.Choice(EXPORTS), metavar="ENGINE",
+              help=f"Print an engine's speculative settings instead: {NAMES}.")  # fmt: skip
 @click.option("--plot", type=PicturePath(), metavar="FILE.png|svg|pdf",
               help="Draw cost against time per token, one curve a GPU.")  # fmt: skip
 @click.option("--details", is_flag=True, help="Print intervals, energy, and every number at once.")
@@ -120,8 +121,8 @@ def part_temperature(acceptance: str | None) -> tuple[str | None, int]:
 
 @click.command(name="export")
 @click.argument("name", metavar="PROFILE")
-@click.option("--engine", type=click.Choice(EXPORTS), required=True,
-              help="Engine, and for SGLang's DSpark the form of its table.")  # fmt: skip
+@click.option("--engine", type=click.Choice(EXPORTS), required=True, metavar="ENGINE",
+              help=f"Engine, and for SGLang's DSpark the form of its table: {NAMES}.")  # fmt: skip
 @acceptance_option
 @click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the "
               "profile [default: the acceptance's].")  # fmt: skip
