@@ -381,7 +381,7 @@ class AcceptanceRule:
         return draw_from_lattice(shape, whole, self.pick.generator)
 
     def tokens(self, tree: DraftTree, logits: torch.Tensor) -> torch.Tensor:
-        """The target's tokens of all rows, and entropies, float64 [2, rows], without a wait."""
+        """The target's tokens of all rows, and entropies, float64 [2, rows]; no wait."""
         if self.greedy:
             return greedy_tokens(logits).double().expand(2, -1)
         return self.pick.draws.of_tree(tree.row_depths(), logits)
@@ -389,8 +389,7 @@ class AcceptanceRule:
     def accept(self, tree: DraftTree, logits: LogitRows, tokens: Array | None = None) -> Accepted:
         """Accept rows of a tree, and learn from the outcome.
 
-        A tree that was not drawn is walked. logits [rows, vocab] of its verification; tokens are
-        those of `tokens`, on the host.
+        A tree that was not drawn is walked; tokens are those of `tokens`, on the host.
         """
         if not isinstance(tree, DrawnTree):
             if tokens is None:
@@ -412,9 +411,8 @@ def accept_together(
 
     chosen  gives the greedy tokens of all rows, if the forward has chosen them
 
-    An accelerator copies the tokens of all rows of walked trees to the host at once. A CPU, where
-    top-p over all rows costs more than the forward, processes visited rows only; and so it is
-    with drawn trees, and where rows are processed.
+    An accelerator copies the tokens of all rows of walked trees to the host at once. A CPU
+    processes visited rows only, as is done with drawn trees and where rows are processed.
     """
     tensors = [rows for rows in logits if isinstance(rows, torch.Tensor)]
     together = len(tensors) == len(logits) and all(rule.greedy for rule in rules)

@@ -105,7 +105,7 @@ def test_sampled_tokens_come_in_one_copy(monkeypatch, cut, candidates):
     truths = [result.token_ids for result in alone]
     drafter = OracleDrafter(prompts[0] + truths[0], 97)
     for at_once in (False, True):
-        monkeypatch.setattr("decoder.acceptance.rules.argmax_at_once", lambda device: at_once)
+        monkeypatch.setattr("decoder.acceptance.rules.argmax_at_once", lambda _, way=at_once: way)
         decoder = TreeDecoder(target_of(model), policy="fixed:9", drafter=drafter)
         rounds, found = questions_of_rounds(monkeypatch, decoder, prompts, 20, **options)
         assert found == truths
