@@ -248,7 +248,7 @@ def draw_rows(
         whole = scaled.logsumexp(-1, keepdim=True)
         if cut:
             kept = scores >= scores[:, top_k - 1, None]
-            whole = scores.masked_fill(~kept, float("-inf")).logsumexp(-1, keepdim=True)
+            whole = torch.where(kept, scores, -torch.inf).logsumexp(-1, keepdim=True)
         shares = (scores - whole).exp() * kept
         before = shares.cumsum(-1) - shares
         if width < vocab:
