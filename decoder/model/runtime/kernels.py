@@ -181,9 +181,8 @@ def _attend_part(  # noqa: PLR0913 - a kernel takes its tensors one by one
     valid = packed < count * GROUP
     row = tl.load(starts + sequence) + packed // GROUP
     head = kv_head * GROUP + packed % GROUP
-    place = part.to(tl.int64) * rows * tl.num_programs(1) * GROUP
-    place = place + row * tl.num_programs(1) * GROUP + head
     if first >= end:  # the prefix has fewer blocks of keys than parts
+        place = (part.to(tl.int64) * rows + row) * tl.num_programs(1) * GROUP + head
         tl.store(lse + place, float("-inf"), mask=valid)
         return
     lanes = tl.arange(0, PADDED_WIDTH)
@@ -227,6 +226,7 @@ def _attend_part(  # noqa: PLR0913 - a kernel takes its tensors one by one
         mixed = mixed * fading[:, None] + added
         largest = now
     safe = tl.where(total == 0.0, 1.0, total)
+    place = (part.to(tl.int64) * rows + row) * tl.num_programs(1) * GROUP + head
     tl.store(
         partial + place[:, None] * WIDTH + lanes[None, :],
         mixed / safe[:, None],
