@@ -24,8 +24,7 @@ TYPICAL_COMMITTED = 4.0
 class CycleCost:
     """C(N, c, B) = draft + build + verify(bucket(B (N + 1)) / B) + accept + commit.
 
-    Parts that the profile does not hold cost 0; where acceptance by sampling was not measured,
-    Parts that the profile does not hold cost 0; acceptance by the argmax serves for one by sampling.
+    Parts that the profile does not hold cost 0; for acceptance by sampling the argmax's serves.
 
     buckets         row counts that a forward is padded to; empty where it is not padded
     preferred_rows  row counts worth choosing where forwards are not padded but new row counts
