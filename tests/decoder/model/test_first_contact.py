@@ -45,7 +45,7 @@ class PretendedCuda:
     def __init__(self, monkeypatch):
         self.capability, self.built, self.current = (9, 0), ["sm_90"], 0
         self.stream_now, self.pools, self.modes, self.ended = "main", 0, [], []
-        self.emptied, self.broken, self.inside = 0, False, 0
+        self.emptied, self.broken, self.inside, self.drawing = 0, False, 0, "outside"
         self.free, self.held, self.used = 20 * GB, 0, 0
         stand_ins = {
             "is_available": lambda: True,
@@ -67,7 +67,14 @@ class PretendedCuda:
             "graph_pool_handle": self.pool,
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
             "graph": self.graph,
-        }
+            "default_generators": [SimpleNamespace(
+                initial_seed=lambda: 5, graphsafe_set_state=lambda state: setattr(self, "drawing", state)
+            )],
+        }  # fmt: skip
+        fresh = SimpleNamespace(
+            manual_seed=lambda seed: fresh, graphsafe_get_state=lambda: "outside"
+        )
+        monkeypatch.setattr(torch, "Generator", lambda device=None: fresh)
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end, raising=False)
@@ -85,14 +92,15 @@ class PretendedCuda:
     @contextmanager
     def graph(self, graph, pool, stream, capture_error_mode="global"):
         assert self.stream_now == "main" and pool not in self.ended
-        self.stream_now, self.inside = "side", self.inside + 1
+        assert self.drawing == "outside", "the generator is still in another capture"
+        self.stream_now, self.inside, self.drawing = "side", self.inside + 1, "inside"
         assert self.inside == 1, "two captures at once"
         self.modes.append(capture_error_mode)
         yield
         self.inside -= 1
         if self.broken:
             raise RuntimeError("CUDA error: operation failed due to a previous error")
-        self.stream_now = "main"
+        self.stream_now, self.drawing = "main", "outside"
 
 
 @pytest.fixture
