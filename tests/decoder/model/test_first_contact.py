@@ -67,17 +67,17 @@ class PretendedCuda:
             "graph_pool_handle": self.pool,
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
             "graph": self.graph,
-            "default_generators": [SimpleNamespace(
-                initial_seed=lambda: 5, graphsafe_set_state=lambda state: setattr(self, "drawing", state)
-            )],
-        }  # fmt: skip
-        fresh = SimpleNamespace(
-            manual_seed=lambda seed: fresh, graphsafe_get_state=lambda: "outside"
-        )
-        monkeypatch.setattr(torch, "Generator", lambda device=None: fresh)
+            "default_generators": [self],
+        }
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end, raising=False)
+
+    def initial_seed(self):
+        return 5
+
+    def graphsafe_set_state(self, state):
+        self.drawing = state
 
     def empty_cache(self):
         self.emptied += 1
@@ -126,7 +126,10 @@ def test_a_gpu_that_is_not_current_is_refused(cuda, monkeypatch):
     assert select_device(None) == torch.device("cuda")
 
 
-def test_an_invalidated_capture_does_not_poison_the_next(cuda):
+def test_an_invalidated_capture_does_not_poison_the_next(cuda, monkeypatch):
+    fresh = SimpleNamespace(graphsafe_get_state=lambda: "outside")
+    fresh.manual_seed = {5: fresh}.get
+    monkeypatch.setattr(torch, "Generator", lambda device: fresh)
     capture = CudaCapture(torch.device("cuda"))
     cuda.broken = True
     with pytest.raises(CaptureError, match="previous error"):
