@@ -250,6 +250,11 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             f"{request.engine} {asked or 'of today'} is planned as {planned.planned_as},"
             f" which {does}{others}"
         )
+    experts = {one.gpu: one.origin.experts for one in options if one.origin and one.origin.experts}
+    notes += [
+        f"{gpu}: no sound table times experts of these weights; those of {form} are taken"
+        for gpu, form in experts.items()
+    ]
     waiting = [option for option in options if option.slower != option.error]
     if waiting:
         notes.append(
