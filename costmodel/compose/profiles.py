@@ -53,8 +53,8 @@ CHECKED_ERROR = 0.025
 FORM_DOUBT = 0.5
 # Relative error of the parts that are estimated from bytes and FLOPs.
 ESTIMATE_ERROR = 0.4
-# That of experts with the times of another form: sound tables of Qwen3-30B-A3B's in fp8 and in blocks
-# differ by 5 % at 32 tokens and 30 % at 4096 on an H100.
+# That of experts with the times of another form: sound tables of fp8 and of blocks differ by 5 % at
+# 32 tokens and 30 % at 4096 (Qwen3-30B-A3B, H100).
 FORM_ERROR = 0.2
 _CHECKED_ROWS = tuple(rows for rows in ROWS if rows <= 256)
 

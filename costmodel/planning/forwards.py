@@ -108,15 +108,17 @@ class TargetForward:
     plus attention over the cache. That attention is the one of B plain steps, scaled by the ratio
     of r rows to one row at batch 1, and at most B times that of one sequence. Verifications
     measured at larger batches are used as they are. Where the engine splits no keys of several
-    rows, their attention takes at least what one walk over all keys does.
+    rows, their attention takes at least what one walk over all keys does. `ranks` data-parallel
+    groups share the experts, and step together.
     """
 
-    def __init__(self, profile: Profile, engine: str = "vllm") -> None:
+    def __init__(self, profile: Profile, engine: str = "vllm", ranks: int = 1) -> None:
         runtime, surface = profile.runtime, profile.surface
         size = float(runtime.element_bytes)
         self.profile = profile
         self.architecture: ModelArchitecture = profile.target.architecture
         self.tensor_parallel: int = runtime.tensor_parallel
+        self.ranks = ranks
         self.value_bytes = ValueBytes(
             weight=_weight_bytes(profile), embedding=profile.roofline().read_bytes[1],
             cached=runtime.cache_bytes or size, other=size,
@@ -156,9 +158,9 @@ class TargetForward:
 
     @property
     def shares_pcie(self) -> bool:
-        """Whether all-reduces go over PCIe, which published ones know the best case of."""
+        """Whether messages go over PCIe, whose all-reduces are published for the best case."""
         chip = "" if self._device is None else _chip(self._device)[1]
-        return self.tensor_parallel > 1 and chip in _PCIE_CHIPS
+        return self.tensor_parallel * self.ranks > 1 and chip in _PCIE_CHIPS
 
     def logits_s(self, rows: float) -> float:
         """Seconds to read the logits of so many rows once; 0 on a device that is not known."""

@@ -87,8 +87,8 @@ class Fleet:
 
     `waiting` is from arrival to admission; `tpot` is None where every answer has one token.
     `utilisation` is the share of time in which a server runs a step; `running` is the mean number
-    of requests at once on a server. `makespan_s` is from the first arrival to the last token.
-    `overloaded`: the queue grows. `missed`: names of goals.
+    of requests at once on a server, or on each of its data-parallel groups. `makespan_s` is from
+    the first arrival to the last token. `overloaded`: the queue grows. `missed`: names of goals.
     """
 
     gpus: int
