@@ -259,7 +259,7 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
     if waiting:
         notes.append(
             "intervals reach further up where a GPU may wait for its host, as one in four of the"
-            " published B200 servers did, or for PCIe"
+            " published B200 servers did, for PCIe or other ranks, or stalls on experts (Mixtral)"
         )
     for option in options:
         if option.sizing and option.sizing.load > 1:
