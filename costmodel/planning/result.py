@@ -89,8 +89,8 @@ class Fleet:
 
     `waiting` is from arrival to admission; `tpot` is None where every answer has one token.
     `utilisation` is the share of time in which a server runs a step; `running` is the mean number
-    of requests at once on a server. `makespan_s` is from the first arrival to the last token.
-    `overloaded`: the queue grows. `missed`: names of goals.
+    of requests at once on a server, or on each of its data-parallel groups. `makespan_s` is from
+    the first arrival to the last token. `overloaded`: the queue grows. `missed`: names of goals.
     """
 
     gpus: int
@@ -251,11 +251,16 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             f"{request.engine} {asked or 'of today'} is planned as {planned.planned_as},"
             f" which {does}{others}"
         )
+    experts = {one.gpu: one.origin.experts for one in options if one.origin and one.origin.experts}
+    notes += [
+        f"{gpu}: no sound table times experts of these weights; those of {form} are taken"
+        for gpu, form in experts.items()
+    ]
     waiting = [option for option in options if option.slower != option.error]
     if waiting:
         notes.append(
             "intervals reach further up where a GPU may wait for its host, as one in four of the"
-            " published B200 servers did, or for PCIe"
+            " published B200 servers did, for PCIe or other ranks, or stalls on experts (Mixtral)"
         )
     for option in options:
         if option.sizing and option.sizing.load > 1:

@@ -17,6 +17,8 @@ from costmodel.planning.batching import (
     chunks_of,
     cycle_parts,
     cycle_work,
+    prompt_share,
+    slowest_count,
 )
 from costmodel.planning.drafting import DraftCost
 from costmodel.planning.engines import (
@@ -244,7 +246,9 @@ class Server:
         residence_s = prefill_s + (traffic.output_tokens - 1) * tpot_s
         requests_per_s = running / residence_s
         # Share of time taken by prompts; a new prompt waits for them as in an M/D/1 queue.
-        busy = min(requests_per_s * self._prefill_s(traffic, 1, Cycle()), 0.95)
+        prompts = prompt_share(self.rules, running, traffic.output_tokens)
+        waits = slowest_count(prompts, self.forward.ranks) / prompts if prompts else 1.0
+        busy = min(requests_per_s * waits * self._prefill_s(traffic, 1, Cycle()), 0.95)
         wait_s = busy / (2 * (1 - busy)) * prefill_s if running > 1 else 0.0
         cycle_s = tpot_s * cycle.committed
         half_s = cycle_s / 2 if running > 1 else 0.0

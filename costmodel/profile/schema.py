@@ -62,7 +62,10 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
 class ProvenanceSection(Section):
-    """Provenance of the numbers: how, when and under which conditions they were obtained."""
+    """Provenance of the numbers: how, when and under which conditions they were obtained.
+
+    `experts`: what the experts' times are of, where no sound table has those of their own weights.
+    """
 
     kind: ProvenanceKind
     created_utc: Utc
@@ -81,6 +84,7 @@ class ProvenanceSection(Section):
     ecc: bool | None = None
     busy_processes: Texts = ()
     error_bar: ErrorBar | None = None
+    experts: AnyText = ""
     note: AnyText = ""
 
     @property
