@@ -14,9 +14,10 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -116,18 +117,52 @@ def read_bytes(
     return raw
 
 
-def read_table(path: Path) -> io.StringIO:
-    """The text of a CSV file, for `csv.DictReader`. Raises InputError and UnicodeDecodeError.
+def text_of(raw: bytes, errors: str = "strict") -> str:
+    """The text of a file in UTF-8, or in UTF-16 with a byte order mark, as PowerShell writes it.
 
-    A column that stands twice is an error: the reader would take its last copy.
+    Raises UnicodeDecodeError.
     """
-    raw = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)
-    text = io.StringIO(raw.decode("utf-8-sig"), newline="")
-    names = [name.strip().lower() for name in next(csv.reader(text), [])]
+    wide = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return raw.decode("utf-16" if wide else "utf-8-sig", errors)
+
+
+def read_table(
+    path: Path, needed: Sequence[str] = (), *, hint: str = ""
+) -> tuple[list[str], Iterator[tuple[str, dict[str, str]]]]:
+    """The columns of a CSV file, and of each line the place and the cells by column.
+
+    Names are in lower case, and cells without space around them. Commas, semicolons or tabs part
+    them. Raises InputError for a `needed` column that is missing, one that stands twice, and,
+    while lines are read, for a line with more cells than columns.
+    """
+    try:
+        text = io.StringIO(text_of(read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)), "")
+        first = text.readline()
+        text.seek(0)
+        table = csv.reader(text, delimiter=max(",;\t", key=first.count))
+        names = [name.strip().lower() for name in next(table, [])]
+    except (UnicodeDecodeError, csv.Error) as failure:
+        raise InputError(f"{path}: not a CSV file in UTF-8 ({failure})", hint=hint) from None
+    if missing := [name for name in needed if name not in names]:
+        raise InputError(f"{path} has no column {' and no column '.join(missing)}", hint=hint)
     if twice := next((name for name in names if name and names.count(name) > 1), None):
         raise InputError(f"{path}: the column {twice} stands twice", hint="Leave one out")
-    text.seek(0)
-    return text
+    return names, _table_lines(path, table, names)
+
+
+def _table_lines(path: Path, table: Any, names: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    try:
+        for cells in table:
+            place, cells = f"{path}, line {table.line_num}", [cell.strip() for cell in cells]
+            if any(cells[len(names) :]):
+                raise InputError(
+                    f"{place} has {len(cells)} cells, and the table {len(names)} columns",
+                    hint="Write numbers without commas, or quote them",
+                )
+            if any(cells):
+                yield place, dict(zip_longest(names, cells[: len(names)], fillvalue=""))
+    except csv.Error as failure:
+        raise InputError(f"{path}: not a CSV file ({failure})") from None
 
 
 def read_yaml(path: Path) -> Any:
@@ -142,7 +177,7 @@ def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError
     hold aliases or too many entries.
     """
     try:
-        text = raw.decode("utf-8")
+        text = text_of(raw)
         openers = sum(text.count(mark) for mark in ("[", "{", "- ", "? ", ": "))
         if openers > MAX_YAML_OPENERS or text.count(",") + text.count("\n") > MAX_YAML_VALUES:
             raise yaml.YAMLError("too many or too deep entries")
@@ -188,7 +223,9 @@ def json_lines(path: Path, raw: bytes, *, hint: str = "") -> Iterator[tuple[int,
 
     Raises InputError naming the file and the line that is not JSON.
     """
-    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    # A line that is not UTF-8 is found below, by its number.
+    raw = text_of(raw, "surrogateescape").encode("utf-8", "surrogateescape")
+    for number, line in enumerate(raw.split(b"\n"), 1):
         if line.strip():
             try:
                 yield number, parse_json(line)
@@ -202,7 +239,7 @@ def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
     """The value of a JSON text, in plain Python types. Raises NotJson."""
     number = _finite if finite else float
     try:
-        text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw
+        text = text_of(raw) if isinstance(raw, bytes) else raw
         return json.loads(
             text,
             parse_constant=number,

@@ -301,7 +301,7 @@ def _verify(
     """
     if parts.cost is None:
         return parts.target.verify(steps)
-    rows = float(parts.cost.cost.bucket_rows(nodes))
+    rows = float(parts.cost.cost.bucket_rows(nodes, len(steps)))
     parts.timer.start()
     logits = parts.target.verify(steps)
     parts.timer.stop(TimedForward(rows, context, len(steps)))

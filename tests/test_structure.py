@@ -25,7 +25,7 @@ CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
 CORE_FILES, CORE_LINES = 215, 42_550
 LAB_FILES, LAB_LINES = 90, 12_000  # without its studies
 STUDIES, STUDIES_LINES = 26, 6_599  # those that can be run
-TEST_LINES = 32_913
+TEST_LINES = 33_765
 DOCS_WORDS = 22_440
 OPTIONS = 122
 

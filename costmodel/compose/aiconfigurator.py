@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -55,11 +56,11 @@ _EXPERT_TYPES: dict[Weights, tuple[str, ...]] = {
 _OTHER_FORMS: dict[Weights, tuple[Weights, ...]] = {
     "fp8": ("fp8_block",), "fp8_dynamic": ("fp8_block",), "fp8_block": ("fp8",),
 }  # fmt: skip
-_UNTUNED = 1.1  # times the wider type's experts
 
 Array = NDArray[np.float64]
 Curve = tuple[Array, Array]
 Shapes = dict[tuple[int, int], Curve]
+Experts = dict[tuple[int, ...], ExpertTable]
 
 ENGINES = ("vllm", "sglang", "trtllm")
 SYSTEMS = {
@@ -110,6 +111,7 @@ def load_published(
     version = newest_version(data, system, engine)
     head = _products(data, device, engine, "bfloat16")
     attention = _attention(data / "attention" / engine / version, device, head_dim, cache)
+    other: Weights = "fp8" if weights == _BF16 else "bfloat16"
     curves: dict[int, Curve] = {}
     for name in _first(engine):
         curves = all_reduce_curves(data, name) | curves
@@ -122,7 +124,8 @@ def load_published(
         attention=attention,
         small=BytesAtBandwidth(launch_s=head.smallest_s(), device=device),
         head_dim=head_dim,
-        experts=_all_experts(data, engine, weights) if experts else {},
+        experts=_all_experts(data, device, engine, weights) if experts else {},
+        other_experts=_all_experts(data, device, engine, other) if experts else {},
         recurrent=_recurrent(data / "linear_attention" / engine),
         all_reduce=curves,
         weights=weights,
@@ -209,6 +212,7 @@ def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> 
             peaks=product_peaks(device, weights),
             l2_bytes=device.l2_bytes,
             element_bytes=WEIGHT_BYTES[weights],
+            wider=None if weights == _BF16 else _products(data, device, engine, _BF16),
         )
         if weights == _BF16:
             return table
@@ -328,38 +332,61 @@ def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> N
 
 
 @functools.cache
-def _all_experts(data: Path, engine: str, weights: Weights) -> dict[tuple[int, ...], ExpertTable]:
-    """The engine's tables, and others' of what it lacks.
+def _all_experts(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> Experts:
+    """The engine's tables, and others' of what it lacks; none takes longer than in bfloat16.
 
     A table that is slower than the same experts in bfloat16 is of a kernel that was not tuned, as
-    the fp8 of vLLM 0.24 (3,421 us of Scout's experts at 128 tokens, 1,423 in bfloat16): the next
-    form takes its place, and where each one is slower, the shorter time of both counts.
+    the fp8 of vLLM 0.24 (3,421 us of Scout's experts at 128 tokens, 1,423 in bfloat16); one that is
+    faster than the memory was not timed right, as its fp8 on B200 (41 us at any number of tokens).
+    The next form takes its place, then another engine's table.
     """
-    forms = (weights, *_OTHER_FORMS.get(weights, ()))
-    tables: list[dict[tuple[int, ...], ExpertTable]] = []
-    for form in forms:
-        tables.append({})
-        for name in reversed(_first(engine)):
-            tables[-1] |= _experts(data, data.name, name, form)
+    names = _first(engine)
+
+    def merged(form: Weights) -> Experts:
+        tables = [_experts(data, data.name, name, form) for name in reversed(names)]
+        return {place: table for one in tables for place, table in one.items()}
+
     if weights == _BF16:
-        return tables[0]
-    wider, sound = _all_experts(data, engine, _BF16), dict(tables[0])
-    for place in tables[0].keys() & wider.keys():
-        given = [
-            (form, one[place]) for form, one in zip(forms, tables, strict=True) if place in one
+        return merged(weights)
+    forms = (weights, *_OTHER_FORMS.get(weights, ()))
+    wider = _all_experts(data, device, engine, _BF16)
+    given: list[tuple[Weights, str, Experts]] = [(form, form, merged(form)) for form in forms]
+    for form, name in itertools.product(forms, names[1:]):
+        given.append((form, f"{form} of {name}", _experts(data, data.name, name, form)))
+    tables: Experts = {}
+    for place in {place for *_, one in given for place in one}:
+        here = [(form, text, one[place]) for form, text, one in given if place in one]
+        sound = [
+            dataclasses.replace(table, form=text if text != weights else "")
+            for form, text, table in here
+            if _sound(place, table, wider.get(place), WEIGHT_BYTES[form], device)
         ]
-        sound[place] = _tuned(given, wider[place])
-    return sound
+        table = sound[0] if sound else dataclasses.replace(here[0][-1], form=_BF16)
+        tables[place] = dataclasses.replace(table, wider=wider.get(place))
+    return tables
 
 
-def _tuned(given: Sequence[tuple[Weights, ExpertTable]], wider: ExpertTable) -> ExpertTable:
-    """The first form that is not slower than the wider type; else the shorter times of both."""
-    own = given[0][1]
-    for form, table in given:
-        if np.all(table.seconds_measured <= _UNTUNED * wider.measured_at(table.tokens)):
-            return table if table is own else dataclasses.replace(table, form=form)
-    shorter_s = np.minimum(own.seconds_measured, wider.measured_at(own.tokens))
-    return dataclasses.replace(own, seconds_measured=shorter_s, form=_BF16)
+def _sound(
+    place: tuple[int, ...],
+    table: ExpertTable,
+    wider: ExpertTable | None,
+    value_bytes: float,
+    device: DeviceSpec,
+) -> bool:
+    """Whether a table is not slower than the wider type's on average, nor faster than memory.
+
+    Experts have two or three matrices: at least two are read, unless all fit into the L2.
+    """
+    hidden, width, active, experts, *split = place
+    used = np.minimum(table.tokens * active, experts) / math.prod(split)
+    moved = 2 * hidden * width * value_bytes * used
+    least_s = np.where(moved > 3 * device.l2_bytes, moved / device.peak_bytes_per_s, 0.0)
+    if table.balanced and np.any(table.seconds_measured < least_s):
+        return False
+    if wider is None:
+        return True
+    ratio = table.seconds_measured / wider.measured_at(table.tokens)
+    return float(np.mean(np.log(ratio))) <= 0.0
 
 
 @functools.cache
@@ -401,6 +428,7 @@ def _expert_tables(
             tokens=part[:, -1].astype(float), seconds_measured=measured_s, balanced=balanced
         )
         for part, measured_s in parts
+        if len(part) > 1  # one number of tokens tells nothing of others
     }
 
 

@@ -10,7 +10,6 @@ A folder is named `<device>_<target>_tp<n>` and holds one of two formats:
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from pathlib import Path
@@ -56,7 +55,9 @@ _SMALL: dict[SmallKind, tuple[str, ...]] = {
 def folder_subject(folder: Path) -> tuple[DeviceSpec, ModelArchitecture, int]:
     """Device, target and tensor-parallel degree from a folder's name. Raises InputError."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder of operator tables")
+        raise InputError(
+            f"{folder} is not a folder of operator tables", hint="Or name vllm, sglang or trtllm"
+        )
     match = re.fullmatch(r"(.+?)_(.+)_tp(\d+)", folder.resolve().name)
     if match is None:
         raise InputError(
@@ -229,25 +230,18 @@ def _lines(
     if not path.exists():
         raise InputError(f"{path.parent} has no {path.name}")
     try:
-        reader = csv.DictReader(read_table(path))
-        needed = columns if label is None else (label, *columns)
-        missing = [name for name in needed if name not in (reader.fieldnames or ())]
-        if missing:
-            raise InputError(f"{path} has no column '{missing[0]}'")
         return [
             (
-                line[label] or "" if label else "",
+                line[label] if label else "",
                 [_number(line[name], empty="time" in name) for name in columns],
             )
-            for line in reader
+            for _, line in read_table(path, columns if label is None else (label, *columns))[1]
         ]
-    except (UnicodeDecodeError, csv.Error) as failure:
-        raise InputError(f"{path} cannot be read ({failure})") from None
     except (TypeError, ValueError) as failure:
         raise InputError(f"{path} holds something that is not a number ({failure})") from None
 
 
-def _number(text: str | None, empty: bool) -> float:
+def _number(text: str, empty: bool) -> float:
     if not text:
         if empty:
             return math.nan

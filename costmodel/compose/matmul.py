@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping
 
@@ -29,12 +30,15 @@ class MatmulTable:
     interpolated (time at the peaks over measured time), which varies far less than time does.
     Weights that fit into the `l2_bytes` of cache are timed from it. In a forward they never are,
     because other weights pass through in between; so no time is below that of reading the weights.
+    No product takes longer than in `wider`, the table of 16-bit weights: what was measured then is
+    the scaling of its input, or a kernel that nobody tuned.
     """
 
     shapes: Mapping[Shape, tuple[Array, Array]]
     peaks: Peaks
     l2_bytes: int
     element_bytes: float = 2
+    wider: MatmulTable | None = None
     read_bytes_per_s: float = dataclasses.field(init=False)
     _sizes: tuple[list[int], list[int]] = dataclasses.field(init=False, repr=False)
 
@@ -63,6 +67,9 @@ class MatmulTable:
         for shape, weight in near:
             log_share += weight * np.log(self._measured(m, shape) / self._roof(m, *shape))
         seconds: Array = self._roof(m, n, k) * np.exp(log_share)
+        if self.wider is not None:
+            with contextlib.suppress(InputError):  # far from all of its shapes
+                seconds = np.minimum(seconds, self.wider.seconds(m, n, k))
         return np.maximum(seconds, n * k * self.element_bytes / self.read_bytes_per_s)
 
     def left_out_error(self) -> float:
@@ -77,7 +84,7 @@ class MatmulTable:
             if len(rest) < 2:
                 return 0.2
             try:
-                guess = dataclasses.replace(self, shapes=rest).seconds(m, *shape)
+                guess = dataclasses.replace(self, shapes=rest, wider=None).seconds(m, *shape)
             except InputError:
                 continue
             errors.append(np.mean(np.abs(np.log(guess / self._measured(m, shape)))))

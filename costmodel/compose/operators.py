@@ -99,8 +99,10 @@ class ComposedForward:
 
     @property
     def experts_form(self) -> str:
-        """The type of weights whose times the experts' are, where it is not their own."""
-        return self._experts().form if self.architecture.experts else ""
+        """What the experts' times are of, where no sound table has those of their own weights."""
+        if not self.architecture.experts:
+            return ""
+        return "bytes and FLOPs" if self._experts().estimated else self._experts().form
 
     def _experts(self) -> ExpertTable:
         devices = self.devices
@@ -155,7 +157,7 @@ class ComposedForward:
         if not a.recurrent:
             return np.zeros_like(rows)
         table = self.tables.recurrent_table(a, tp)
-        moved_s = 2 * 4 * a.state_values / tp * batch / self.tables.matmul.read_bytes_per_s
+        moved_s = 2 * 4 * a.state_values / tp * batch / self.tables.read_bytes_per_s
         if table is None:
             row_flops = a.recurrent_row_flops / a.recurrent_layers - 2 * a.recurrent_matrices
             rate = _STATE_RATE * self.tables.device.peak_flops_per_s * tp
@@ -201,7 +203,7 @@ class ComposedForward:
         layer_s = self.tables.attention.seconds(rows, context, batch, *self._heads)
         # Timed alone, keys and values that fit into the L2 cache are read from it; not in a model.
         cached_bytes = CACHE_BYTES[self.tables.cache] * batch * context * a.cached_width / tp
-        read_s = cached_bytes / self.tables.matmul.read_bytes_per_s
+        read_s = cached_bytes / self.tables.read_bytes_per_s
         return np.asarray(np.maximum(layer_s, read_s), dtype=np.float64)
 
     def lm_head_s(self, rows: Array) -> Array:
@@ -218,7 +220,7 @@ class ComposedForward:
         ffn_s = self._all_reduce_s(rows * self.data_parallel, self.devices)
         mixers = a.layers if a.ffn_layers == a.layers else a.layers - a.ffn_layers
         layers = a.layers * layer + mixers * attention_s + a.ffn_layers * ffn_s
-        layers = layers + 2 * a.other_weights / tables.matmul.read_bytes_per_s
+        layers = layers + 2 * a.other_weights / tables.read_bytes_per_s
         layers = layers + a.attention_layers * self._projections_s(rows)
         layers = layers + a.recurrent_layers * self._recurrent_projections_s(rows)
         total: Array = layers + self._ffn_s(rows) + ends
@@ -323,7 +325,7 @@ class ComposedForward:
         measured = self._experts().seconds(a, everywhere)
         used = distinct_experts(a, everywhere) / self.devices
         moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * used
-        read_s = moved / self.tables.matmul.read_bytes_per_s
+        read_s = moved / self.tables.read_bytes_per_s
         return np.asarray(a.sparse_layers * np.maximum(measured, read_s), dtype=np.float64)
 
     def _dense_ffn_s(self, rows: Array, width: int) -> Array:

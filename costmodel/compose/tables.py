@@ -78,7 +78,8 @@ class ExpertTable:
     `balanced`: the measured tokens were spread over as many distinct experts as possible, so the
     table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
     `estimated`: nothing was measured. `form`: the type of weights whose times these are, where the
-    experts' own were measured slower than in bfloat16.
+    experts' own were measured slower than in bfloat16, or faster than the memory. `wider`: the
+    table of 16-bit weights, whose times none of these exceeds.
     """
 
     tokens: Array
@@ -86,6 +87,7 @@ class ExpertTable:
     balanced: bool
     estimated: bool = False
     form: str = ""
+    wider: ExpertTable | None = None
 
     def measured_at(self, tokens: Array) -> Array:
         """Seconds [tokens] between the measured ones, and as the outermost beyond them."""
@@ -93,6 +95,11 @@ class ExpertTable:
 
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         """Seconds [tokens] at the expected number of distinct experts."""
+        own_s = self._own_s(architecture, tokens)
+        wider = self.wider
+        return own_s if wider is None else np.minimum(own_s, wider.seconds(architecture, tokens))
+
+    def _own_s(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         measured = self.measured_at(tokens)
         beyond = np.maximum(tokens / self.tokens[-1], 1.0)
         if not self.balanced:
@@ -130,7 +137,8 @@ class OperatorTables:
 
     `fused`: query, key and value are one product, and so are gate and up. `tensor_parallel`: the
     degree that was measured (None: any). `experts` is keyed by (hidden, expert width, active,
-    experts, devices that share each expert, groups that share the experts), `recurrent` by one
+    experts, devices that share each expert, groups that share the experts), so are those in
+    another type (of bfloat16: fp8, else bfloat16) that bound estimates; `recurrent` by one
     device's key heads, value heads, their two dimensions and the width of the convolution;
     `all_reduce` has (values, seconds) by number of devices. `matmul` is
     of `weights`, the LM head's product, `head`, of bfloat16; None where both are the same.
@@ -146,11 +154,17 @@ class OperatorTables:
     fused: bool = True
     tensor_parallel: int | None = None
     experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
+    other_experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
     recurrent: Mapping[tuple[int, ...], RecurrentTable] = dataclasses.field(default_factory=dict)
     all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
     weights: Weights = "bfloat16"
     cache: Cache = "bfloat16"
     head: MatmulTable | None = None
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Bytes/s at which values in memory are read, by the products that read them fastest."""
+        return max(table.read_bytes_per_s for table in (self.matmul, self.head or self.matmul))
 
     @property
     def peaks(self) -> Peaks:
@@ -173,6 +187,10 @@ class OperatorTables:
         flops = 2 * tokens * a.active_experts * a.expert_parameters / devices
         seconds = _EXPERT_S + moved / (_EXPERT_READ * self.device.peak_bytes_per_s)
         seconds = seconds + flops / (_EXPERT_RATE * self.peaks.flops_per_s)
+        if (other := self.other_experts.get((*a.expert_shape, *split))) is not None:
+            bound = np.maximum if self.weights == "bfloat16" else np.minimum
+            beyond = np.maximum(tokens / other.tokens[-1], 1.0)
+            seconds = bound(seconds, other.measured_at(tokens) * beyond)
         return ExpertTable(tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True)
 
     def recurrent_table(

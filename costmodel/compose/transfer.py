@@ -62,6 +62,7 @@ def transfer_profile(
                 "source": f"{made.kind} profile of {profile.device.name}"
                 + (f" ({made.source})" if made.source else ""),
                 "error_bar": transferred_error(profile, device),
+                "experts": made.experts,
                 "note": _note(profile, device),
             },
             runtime=profile.runtime.model_copy(

@@ -44,7 +44,7 @@ READERS: dict[str, Callable[[Path, int | None], ImportedTable]] = {
 # Points of larger tables that a profile is fitted to; all others are held out.
 MOST_FITTED = 120
 # Medians of measured times over the physical roofline: a wrong unit is far outside.
-_TOO_FAST, _VERY_SLOW = 0.5, 300.0
+_TOO_FAST, _VERY_SLOW, _SLOW_ON_CPU = 0.5, 300.0, 10.0
 # A converter may leave out or repeat an embedding, never more.
 _PARAMETER_TOLERANCE = 0.25
 
@@ -72,11 +72,12 @@ class TimedModel:
         )
 
 
-def check_times(points: Points, roofline: Roofline, path: Path) -> str:
+def check_times(points: Points, roofline: Roofline, path: Path, *, on_cpu: bool = False) -> str:
     """A warning for times that are very long for the device; empty where they are not.
 
     A median below half the physical roofline, or above 300 times it, comes more often from a wrong
-    unit, device or target than from a measurement. Raises InputError for impossible times.
+    unit, device or target than from a measurement; above 10 times it on a CPU, which waits for no
+    host. Raises InputError for impossible times.
     """
     bound = roofline.with_count("physical")
     ratio = float(
@@ -87,8 +88,8 @@ def check_times(points: Points, roofline: Roofline, path: Path) -> str:
             f"the times in {path} are {1 / ratio:.3g} times faster than this device can be",
             hint="Check the unit of the times, --device, --target and --tp",
         )
-    if ratio > _VERY_SLOW:
-        return f"times are {ratio:.3g} times the physical bound: is the unit right?"
+    if ratio > (_SLOW_ON_CPU if on_cpu else _VERY_SLOW):
+        return f"times are {ratio:.3g} times the physical bound, as by a wrong unit or device"
     return ""
 
 
@@ -133,9 +134,10 @@ def imported_profile(
     check_subject(table, subject, path)
     weights = table.weights or WeightFormat()
     roofline = subject.roofline(weights)
-    warning = check_times(table.points, roofline, path)
+    on_cpu = subject.device.kind == "cpu"
+    warning = check_times(table.points, roofline, path, on_cpu=on_cpu)
     if warning:
-        raise InputError(f"{path}: {warning}", hint="Check it, --device, --target and --tp")
+        raise InputError(f"{path}: {warning}", hint="Check --device, --target and --tp")
     fitted, held_out = _split(table.points, roofline)
     selection = select_calibration(fitted, roofline)
     section = _held_out(selection, held_out)

@@ -14,7 +14,6 @@ alpha(requests) plus theta(rows), both linear between their probes. Neither says
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -27,17 +26,13 @@ from costmodel.calibration.points import Points
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
 from costmodel.imports.table import ImportedTable, ShapeTimes, TableRecord, WeightFormat
-from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, read_json, read_table
+from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, read_json, read_table, text_of
 
-_TIMES = {
-    "seconds": 1.0,
-    "milliseconds": 1e-3,
-    "microseconds": 1e-6,
-    "forward_s": 1.0,
-    "forward_ms": 1e-3,
-    "forward_us": 1e-6,
-}
-_UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
+_TIMES = ("seconds", "milliseconds", "microseconds", "forward_s", "forward_ms", "forward_us")
+_UNITS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6, "ns": 1e-9}
+_UNITS |= {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+# At the end of a name, as in `forward_ms`, `latency (ms)`, `time [us]`, `seconds`.
+_UNIT = re.compile(rf"(?:^|[_ (\[])({'|'.join(_UNITS)})[)\]]?$")
 _CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
 
 
@@ -57,53 +52,40 @@ def read_points(path: Path) -> Points:
 
     Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
     `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
-    name ends in a unit. Raises InputError with the line and the problem.
+    name ends in a unit, such as `latency (ms)`. Raises InputError with the line and the problem.
     """
-    try:
-        return _parse(csv.DictReader(read_table(path)), path)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is not a CSV table ({error})", hint=_CSV_HINT) from None
-
-
-def _parse(table: csv.DictReader[str], path: Path) -> Points:
-    names = {(name or "").strip().lower(): name for name in table.fieldnames or ()}
-    missing = [name for name in ("new_tokens", "context_tokens") if name not in names]
-    if missing:
-        raise InputError(f"{path} has no column {' and no column '.join(missing)}", hint=_CSV_HINT)
+    names, lines = read_table(path, ("new_tokens", "context_tokens"), hint=_CSV_HINT)
     time, unit = _time_column(names, path)
     times = ShapeTimes(path, hint=_CSV_HINT)
     empty = True
-    for row in table:
-        cell = (row.get(names[time]) or "").strip()
-        if not cell:
+    for at, row in lines:
+        if not row[time]:
             continue
-        at, empty = f"{path}, line {table.line_num}", False
+        empty = False
         shape = (
-            _whole(row, names, "new_tokens", 1, at),
-            _whole(row, names, "context_tokens", 0, at),
-            _whole(row, names, "batch", 1, at) if "batch" in names else 1,
+            _whole(row, "new_tokens", 1, at),
+            _whole(row, "context_tokens", 0, at),
+            _whole(row, "batch", 1, at) if "batch" in names else 1,
         )
-        times.add(shape, _seconds(cell, names[time], unit, at))
+        times.add(shape, _seconds(row[time], time, unit, at))
     if empty:
-        raise InputError(
-            f"{path} has no rows with a time in the column {names[time]}", hint=_CSV_HINT
-        )
+        raise InputError(f"{path} has no rows with a time in the column {time}", hint=_CSV_HINT)
     return times.points()
 
 
-def _time_column(names: dict[str, str], path: Path) -> tuple[str, float]:
-    for name, unit in _TIMES.items():
-        if name in names:
-            return name, unit
-    times = [(n, unit) for n in names for end, unit in _UNITS.items() if n.endswith(end)]
-    if len(times) == 1:
-        return times[0]
-    problem = "no column of times" if not times else "several columns of times: "
-    raise InputError(f"{path} has {problem}{', '.join(name for name, _ in times)}", hint=_CSV_HINT)
+def _time_column(names: list[str], path: Path) -> tuple[str, float]:
+    units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
+    for name in _TIMES:
+        if name in units:
+            return name, units[name]
+    if len(units) == 1:
+        return next(iter(units.items()))
+    problem = "several columns of times: " if units else "no column of times"
+    raise InputError(f"{path} has {problem}{', '.join(units)}", hint=_CSV_HINT)
 
 
-def _whole(row: dict[str, str], names: dict[str, str], name: str, least: int, at: str) -> int:
-    cell = (row.get(names[name]) or "").strip()
+def _whole(row: dict[str, str], name: str, least: int, at: str) -> int:
+    cell = row[name]
     try:
         value = float(cell)
     except ValueError:
@@ -259,7 +241,7 @@ _BENCH_ROW = re.compile(
 
 def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
     """Prompts and plain steps of several sequences. Raises InputError."""
-    text = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES).decode(errors="replace")
+    text = text_of(read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES), "replace")
     lines = [line.strip() for line in text.splitlines()]
     named = re.findall(rf"\b(n_\w+|is_\w+) = ({_WHOLE})\b", text)
     settings = {name: int(value) for name, value in named}

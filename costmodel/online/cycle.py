@@ -22,10 +22,9 @@ TYPICAL_COMMITTED = 4.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CycleCost:
-    """C(N, c, B) = draft + build + verify(bucket(N + 1)) + accept + commit.
+    """C(N, c, B) = draft + build + verify(bucket(B (N + 1)) / B) + accept + commit.
 
-    Parts that the profile does not hold cost 0; where acceptance by sampling was not measured,
-    acceptance by the argmax serves.
+    Parts that the profile does not hold cost 0; for acceptance by sampling the argmax's serves.
 
     buckets         row counts that a forward is padded to; empty where it is not padded
     preferred_rows  row counts worth choosing where forwards are not padded but new row counts
@@ -84,17 +83,18 @@ class CycleCost:
         paper = roofline.with_count("paper")
         return cls(verify=paper, roofline=paper, buckets=buckets)
 
-    def bucket_rows(self, nodes: ArrayLike) -> Array:
-        """Rows that verifying N nodes runs: N + 1, padded up to a bucket.
+    def bucket_rows(self, nodes: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Rows a sequence that verifying N nodes in each runs: N + 1, padded up to a bucket.
 
-        Beyond the largest bucket nothing is padded.
+        A batch's rows are padded together. Beyond the largest bucket nothing is padded.
         """
-        rows = np.asarray(nodes, dtype=np.float64) + 1.0
+        texts, rows = np.asarray(batch), np.asarray(nodes, dtype=np.float64) + 1.0
         if not self.buckets:
             return rows
-        edges = np.asarray(self.buckets, dtype=np.float64)
-        index = np.searchsorted(edges, rows)
-        padded: Array = np.where(index < len(edges), edges[np.minimum(index, len(edges) - 1)], rows)
+        total, last = np.round(rows * texts, 6), len(self.buckets) - 1
+        index = np.searchsorted(self.buckets, total)
+        edges = np.asarray(self.buckets, dtype=np.float64)[np.minimum(index, last)]
+        padded: Array = np.where(index <= last, edges, total) / texts
         return padded
 
     def sizes(self, most: int) -> Ints:
@@ -112,7 +112,7 @@ class CycleCost:
 
     def verify_s(self, nodes: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds of the target's forward over the root and N nodes."""
-        return self.verify.predict_s(self.bucket_rows(nodes), context, batch)
+        return self.verify.predict_s(self.bucket_rows(nodes, batch), context, batch)
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Seconds of one plain step; where not measured, of verifying the root alone."""

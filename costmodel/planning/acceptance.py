@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +20,12 @@ from costmodel.acceptance import (
     recorded,
 )
 from costmodel.errors import InputError
-from costmodel.io import read_json
+from costmodel.io import MAX_JSON_BYTES, read_bytes, read_json
 from costmodel.statistics import Array, Ints
 
 Shape = Literal["plain", "chain", "tree"]
 
+READERS = "rooftree.readers"  # entry points: a name, and a function from text to fields or None
 MOST_NODES = 511
 MOST_CURVE_NODES = 65_536  # of a curve in a file
 MOST_PLANNED_DEPTH = 256
@@ -140,8 +142,7 @@ def from_published(dataset: str, target: str, temperature: int = 0) -> Acceptanc
     if not rows:
         raise InputError(f"no acceptance of {dataset} was published at temperature {temperature}")
     targets = sorted({row.target for row in rows})
-    name = target.lower().rpartition("/")[2].removesuffix("-instruct")
-    of_target = [row for row in rows if row.target == name]
+    of_target = _of_target(rows, target)
     used = of_target or rows
     curves = [_published_curves(row) for row in used]
     chain, tree = (np.mean([pair[i] for pair in curves], axis=0) for i in (0, 1))
@@ -161,6 +162,23 @@ def from_published(dataset: str, target: str, temperature: int = 0) -> Acceptanc
     )
 
 
+def published_extremes(target: str) -> tuple[str, str]:
+    """The data sets whose chains commit the fewest and the most tokens, as `from_published`."""
+    greedy = [row for row in published_rows() if row.temperature == 0]
+    used = _of_target(greedy, target) or greedy
+
+    def committed(dataset: str) -> float:
+        return float(np.mean([row.chain for row in used if row.dataset == dataset]))
+
+    names = sorted({row.dataset for row in used}, key=committed)
+    return names[0], names[-1]
+
+
+def _of_target(rows: Sequence[PublishedRow], target: str) -> list[PublishedRow]:
+    name = target.lower().rpartition("/")[2].removesuffix("-instruct")
+    return [row for row in rows if row.target == name]
+
+
 def from_file(path: Path, arm: str = "") -> Acceptance:
     """Acceptance from a JSON file.
 
@@ -173,10 +191,11 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     - `nodes` and `committed`: A(N) of best-first trees, optionally with `spread`;
     - `accepted_depths` and `tree_nodes` of each round of a run with chains.
 
-    Beside it stand the fields of `AcceptanceSource`: target, drafter and policy of the rounds.
-    Raises InputError with the field that is missing or wrong.
+    Beside it stand the fields of `AcceptanceSource`: target, drafter and policy of the rounds, and
+    `doubts`. Files of other tools are read by the entry points of `rooftree.readers`. Raises
+    InputError with the field that is missing or wrong.
     """
-    data = read_json(path)
+    data = _of_other_tools(path) or read_json(path)
     if arm:
         data = _of_arm(data, arm, path)
     elif isinstance(data, Mapping) and isinstance(data.get("acceptance"), Mapping):
@@ -186,7 +205,9 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
             if field in data:
                 try:
                     return dataclasses.replace(
-                        read(data, path.name), measured=_measured(data, field)
+                        read(data, path.name),
+                        measured=_measured(data, field),
+                        doubts=tuple(data.get("doubts", ())),
                     )
                 except (TypeError, ValueError, LookupError, ArithmeticError) as failure:
                     raise InputError(f"{path}: {field} cannot be used ({failure})") from None
@@ -195,6 +216,19 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     raise InputError(
         f"{path} has no acceptance data", hint=f"It needs one of these fields: {', '.join(_FORMS)}"
     )
+
+
+def _of_other_tools(path: Path) -> dict[str, Any] | None:
+    """The fields of another tool's file; None for a file that no reader knows."""
+    text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
+    for entry in entry_points(group=READERS):
+        try:
+            fields: dict[str, Any] | None = entry.load()(text)
+        except (InputError, TypeError, ValueError, LookupError) as failure:
+            raise InputError(f"{path}: {entry.name} cannot be read ({failure})") from None
+        if fields is not None:
+            return fields
+    return None
 
 
 def _of_arm(data: Any, arm: str, path: Path) -> Any:

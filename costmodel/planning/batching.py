@@ -6,6 +6,9 @@ prompts. Engines that never mix prompts and decoding keep equal requests in step
 prefilled before any request decodes on, so a request waits, after its own first token, for half of
 them on average. (With unequal lengths it would wait for all of them.)
 
+Data-parallel ranks that share experts meet in every layer, so that each step takes as long as the
+slowest one's: a prompt of any rank delays all of them.
+
 Overheads were fitted on measured servers (`lab/studies/fit_overheads.py`);
 calibrations/engines.yaml holds them.
 
@@ -121,6 +124,16 @@ def prompt_share(rules: EngineRules, running: float, output_tokens: float) -> fl
     return share * max(running - 1.0, 0.0) / output_tokens
 
 
+def slowest_count(mean: float, ranks: int) -> float:
+    """The mean of the largest of `ranks` independent Poisson counts of this mean."""
+    if ranks == 1 or mean <= 0.0:
+        return mean
+    counts = np.arange(math.ceil(mean + 12 * math.sqrt(mean)) + 12)
+    log_factorial = np.cumsum(np.log(np.maximum(counts, 1)))
+    reached = np.cumsum(np.exp(counts * math.log(mean) - mean - log_factorial))
+    return float(np.sum(1.0 - np.minimum(reached, 1.0) ** ranks))
+
+
 def chunks_of(rules: EngineRules, prompt_tokens: float, rows: float) -> int:
     """Steps that a prompt is cut into; `rows` decoded in each step leave less room for it."""
     room = rules.step_tokens - (rows if rules.mixes_prompts else 0.0)
@@ -134,17 +147,22 @@ def cycle_work(
     rows = running * (cycle.drafted_share * cycle.nodes + 1)
     chunks = chunks_of(rules, traffic.prompt_tokens, rows)
     context = traffic.prompt_tokens + traffic.output_tokens / 2
-    shape = running, context
+    ranks = forward.ranks
+    # Requests go to the rank of the fewest: the fullest one has on average so many more.
+    shape = running + (ranks - 1) / (2 * ranks), context
     verify = verification_s(forward, shape, cycle.nodes + 1, cycle.drafted_share)
     prompt = forward.prompt(traffic.prompt_tokens, rows if rules.mixes_prompts else 0.0, chunks)
-    share = cycle.committed * prompt_share(rules, running, traffic.output_tokens)
+    arriving = cycle.committed * prompt_share(rules, running, traffic.output_tokens)
+    share = slowest_count(arriving * chunks, ranks) / chunks
     return TokenWork(
         products_s=verify.products + cycle.draft.products,
         attention_s=verify.attention + cycle.draft.attention,
         all_reduce_s=verify.all_reduce + cycle.draft.all_reduce,
         prompts_s=share * prompt.total,
         # Prompts that come at random share steps where the engine mixes them.
-        prompt_steps=-math.expm1(-share * chunks) if rules.mixes_prompts else share * chunks,
+        prompt_steps=-math.expm1(-arriving * chunks * ranks)
+        if rules.mixes_prompts
+        else share * chunks,
         layers=forward.architecture.layers + cycle.draft_layers,
         devices=forward.tensor_parallel,
         running=running,

@@ -15,13 +15,16 @@ pull request 48944; `integrations.vllm.CostScheduler` reads it until vLLM does.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
-from costmodel.planning.acceptance import BLOCK_GAMMA
+from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
 from costmodel.planning.drafting import BLOCK_KINDS, CHECKPOINTS, drafter_kind
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision
@@ -29,13 +32,21 @@ from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.sources import forward_for
-from costmodel.planning.tables import StepTable, context_table, joined, steps_table, sum_table
+from costmodel.planning.tables import (
+    StepTable,
+    context_table,
+    joined,
+    steady_lengths,
+    steps_table,
+    sum_table,
+)
 from costmodel.profile.store import ProfileStore
 
 # The engine that a plan must be made for, by the name of its export.
 PLANNED_FOR = {
     "vllm": "vllm",
     "vllm-contexts": "vllm",
+    "vllm-synthetic": "vllm",
     "sglang": "sglang",
     "sglang-dspark": "sglang",
     "sglang-dspark-steps": "sglang",
@@ -50,6 +61,7 @@ VERSIONS = {
 }
 # Longest n-gram that is looked up, as in vLLM's own example.
 _NGRAM = 4
+_MOST_LOSS = 0.05  # of a schedule, where acceptance is less certain than that
 _VLLM = ("dflash", "dspark", "eagle3", "mtp", "ngram")  # kinds of drafters, as its methods
 # TensorRT-LLM's names of drafters, and the first version whose schedule holds for them.
 _TENSORRT_LLM = {
@@ -84,6 +96,11 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
             hint="; ".join(option.describe_problem() for option in plan.options),
         )
     lines = [f"# {_version(engine, best)} and later; planned for {_place(plan, best)}"]
+    by_batch = engine.startswith("vllm") or engine == "tensorrt-llm"
+    by_batch |= engine == "sglang" and drafter_kind(_drafter(best)) == "eagle3"
+    if plan.acceptance is not None and best.choices and by_batch:
+        best, losses = steady(best, plan.acceptance)
+        lines += losses
     if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
     if engine.startswith("sglang-dspark") or engine == "vllm-contexts":
@@ -97,12 +114,33 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
     else:
         write = {
             "vllm": _vllm,
+            "vllm-synthetic": lambda asked, of: _vllm(asked, of, synthetic=plan.acceptance),
             "sglang": _sglang,
             "tensorrt-llm": _tensorrt_llm,
             "transformers": _transformers,
         }[engine]
         lines += write(plan.request, best)
     return "\n".join(lines) + "\n"
+
+
+def steady(best: PlanOption, acceptance: Acceptance) -> tuple[PlanOption, list[str]]:
+    """The option with lengths that fall with the batch, and their loss in words.
+
+    Inside the error is what acceptance does not tell apart; that of times is common to all lengths.
+    """
+    error = max(acceptance.relative_error(choice.best.committed) for choice in best.choices)
+    error = min(error, _MOST_LOSS)
+    lengths, losses = steady_lengths(best.choices, error)
+    points = [
+        dataclasses.replace(point, nodes=nodes, shape="chain" if nodes else "plain")
+        for point, nodes in zip(best.points, lengths, strict=True)
+    ]
+    loss = (
+        f"# lengths fall with requests at once in the fewest steps: a token takes"
+        f" {sum(losses) / len(losses):.1%} longer than with the best of each, at most"
+        f" {max(losses):.1%} (acceptance is known to {error:.1%})"
+    )
+    return dataclasses.replace(best, points=tuple(points)), [loss] if any(lengths) else []
 
 
 def _version(engine: str, best: PlanOption) -> str:
@@ -155,8 +193,16 @@ def checkpoint_of(drafter: str, target: str) -> str:
     return (published or f"PATH_OF_A_{kind.upper()}_DRAFTER") + at + option
 
 
-def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) -> list[str]:
-    """The command; with a server, for its draft lengths by batch and context."""
+def _vllm(
+    request: PlanRequest,
+    best: PlanOption,
+    server: Server | None = None,
+    synthetic: Acceptance | None = None,
+) -> list[str]:
+    """The command; with a server, for its draft lengths by batch and context.
+
+    synthetic  accepts drafts by chance, as this acceptance has it, whatever they are: for tests
+    """
     table = batch_table(best.points)
     target = served_name(request.target)
     options = [
@@ -177,6 +223,10 @@ def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) 
         config["model"] = checkpoint_of(_drafter(best), target)
     config["num_speculative_tokens"] = most
     config["num_speculative_tokens_per_batch_size"] = table
+    if synthetic is not None:
+        config["rejection_sample_method"] = "synthetic"
+        rates = np.diff(synthetic.chain)[:most]
+        config["synthetic_acceptance_rates"] = [round(float(rate), 6) for rate in rates]
     options.append(f"--speculative-config '{json.dumps(config)}'")
     if server is None:
         return _joined(options)
@@ -290,23 +340,15 @@ def _tensorrt_llm(request: PlanRequest, best: PlanOption) -> list[str]:
             config.append(f"  max_matching_ngram_size: {_NGRAM}")
         elif kind != "mtp":
             config.append(f"  speculative_model: {checkpoint_of(_drafter(best), target)}")
-        schedule = ", ".join(f"{batch}: {size}" for batch, size in _ends(table, most).items())
+        ends = {batch: size for first, last, size in table for batch in (first, last)}
+        schedule = ", ".join(f"{batch}: {size}" for batch, size in ends.items())
         config += [f"  max_draft_len: {most}", f"  draft_len_schedule: {{{schedule}}}"]
     else:
-        drafts_later = any(size for _, _, size in table)
-        why = "a single request drafts nothing" if drafts_later else _nothing(request)
-        notes = [f"# no speculative_config: {why}"]
+        notes = [f"# no speculative_config: {_nothing(request)}"]
     if not config:
         return [*_joined(options), *notes]
     options.append("--extra_llm_api_options options.yaml")
     return [*_file("options.yaml", *config), *_joined(options), *notes]
-
-
-def _ends(table: list[list[int]], most: int) -> dict[int, int]:
-    """The size at both ends of each range; none may exceed that of one request, `most`."""
-    sizes = [min(size, most) for _, _, size in table]
-    ranges = joined([first for first, _, _ in table], table[-1][1], sizes)
-    return {batch: size for span, size in ranges for batch in span}
 
 
 def _transformers(request: PlanRequest, best: PlanOption) -> list[str]:

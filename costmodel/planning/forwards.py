@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +17,7 @@ from costmodel.errors import InputError
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection, TokensSection
+from costmodel.statistics import extend_linear
 from costmodel.weights import layer_bytes, weights_label
 
 # Share of a data sheet's memory that a driver leaves: 23.5 of 24 GiB of an RTX 4090, 79.1 of 80 of
@@ -85,7 +87,8 @@ class Origin:
 
     `error` is the expected relative error of a forward. With `whole_runtime` the times hold host
     work and gaps between kernels, so nothing is added to them for the `engine` that they were
-    measured in, except `host_s`: seconds of a step on its host that were measured apart.
+    measured in, except `host_s`: seconds of a step on its host that were measured apart. `experts`
+    is that of the profile's provenance.
     """
 
     kind: str
@@ -94,6 +97,7 @@ class Origin:
     whole_runtime: bool = False
     engine: str = "rooftree"
     host_s: float = 0.0
+    experts: str = ""
 
 
 class TargetForward:
@@ -104,15 +108,17 @@ class TargetForward:
     plus attention over the cache. That attention is the one of B plain steps, scaled by the ratio
     of r rows to one row at batch 1, and at most B times that of one sequence. Verifications
     measured at larger batches are used as they are. Where the engine splits no keys of several
-    rows, their attention takes at least what one walk over all keys does.
+    rows, their attention takes at least what one walk over all keys does. `ranks` data-parallel
+    groups share the experts, and step together.
     """
 
-    def __init__(self, profile: Profile, engine: str = "vllm") -> None:
+    def __init__(self, profile: Profile, engine: str = "vllm", ranks: int = 1) -> None:
         runtime, surface = profile.runtime, profile.surface
         size = float(runtime.element_bytes)
         self.profile = profile
         self.architecture: ModelArchitecture = profile.target.architecture
         self.tensor_parallel: int = runtime.tensor_parallel
+        self.ranks = ranks
         self.value_bytes = ValueBytes(
             weight=_weight_bytes(profile), embedding=profile.roofline().read_bytes[1],
             cached=runtime.cache_bytes or size, other=size,
@@ -129,6 +135,7 @@ class TargetForward:
         self._protocols = profile.roofline().protocols
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
+        self._most_rows = max(surface.rows) if surface else 0
 
     @property
     def most_tree_rows(self) -> int | None:
@@ -151,9 +158,9 @@ class TargetForward:
 
     @property
     def shares_pcie(self) -> bool:
-        """Whether all-reduces go over PCIe, which published ones know the best case of."""
+        """Whether messages go over PCIe, whose all-reduces are published for the best case."""
         chip = "" if self._device is None else _chip(self._device)[1]
-        return self.tensor_parallel > 1 and chip in _PCIE_CHIPS
+        return self.tensor_parallel * self.ranks > 1 and chip in _PCIE_CHIPS
 
     def logits_s(self, rows: float) -> float:
         """Seconds to read the logits of so many rows once; 0 on a device that is not known."""
@@ -227,7 +234,10 @@ class TargetForward:
         return self.profile.verify_calibration()
 
     def _verify_s(self, rows: float, context: float, batch: float = 1) -> float:
-        return float(self._verify.predict_s(rows, max(context, self._least_context), batch))
+        """Seconds of a verification; none takes longer than one of more rows, its padded form."""
+        padded = np.append(rows, np.arange(math.ceil(rows) + 1, self._most_rows + 1))
+        seconds = self._verify.predict_s(padded, max(context, self._least_context), batch)
+        return float(np.min(seconds))
 
     def _plain_s(self, batch: float, context: float) -> float | None:
         plain = self.profile.stages.plain
@@ -302,6 +312,7 @@ def _origin(profile: Profile) -> Origin:
         whole_runtime=profile.runtime.kind != "kernels",
         engine="vllm" if profile.runtime.kind == "vllm" else "rooftree",
         host_s=(engine.host_s or 0.0) if engine else 0.0,
+        experts=made.experts,
     )
 
 
@@ -325,24 +336,20 @@ def _split(fixed: float, total: float) -> ForwardSeconds:
 
 
 def _plain_step_s(plain: PlainSection, batch: float, context: float) -> float | None:
-    """Seconds of a plain step, linear between batches; None beyond a single measured batch of 1."""
+    """Seconds of a plain step, linear between batches; None beyond a single measured batch of 1.
+
+    No batch takes longer than a larger one that was measured over as much context, to which it can
+    be padded; nor is one shorter than a smaller one.
+    """
     batches = sorted(set(plain.batch))
     if batch > 1 and len(batches) == 1:
         return None
-    low = max((b for b in batches if b <= batch), default=batches[0])
-    if low == batches[-1] and len(batches) > 1 and batch > low:
-        low = batches[-2]
-    high = min((b for b in batches if b > low), default=low)
-    low_s, high_s = (_measured_s(plain, context, b) for b in (low, high))
-    slope = max(high_s - low_s, 0.0) / (high - low) if high > low else 0.0
-    return low_s + slope * (batch - low)
-
-
-def _measured_s(plain: PlainSection, context: float, batch: int) -> float:
-    seconds = plain.seconds(context, batch)
-    if seconds is None:
-        raise InputError(f"no plain step of batch {batch} was measured")
-    return seconds
+    measured = np.array([plain.seconds(context, one) for one in batches], dtype=np.float64)
+    longest = dict(sorted(zip(plain.batch, plain.context, strict=True)))
+    covered = np.array([longest[one] >= context for one in batches])
+    padded = np.minimum.accumulate(np.where(covered, measured, np.inf)[::-1])[::-1]
+    steps = np.maximum.accumulate(np.minimum(measured, padded))
+    return float(extend_linear(batches, steps, batch))
 
 
 def _square_s(prefill: TokensSection) -> float:

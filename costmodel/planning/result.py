@@ -23,7 +23,8 @@ class PlanOption:
     the best ones by requests at once, and `choices` those with the plain step, chain and tree
     beside each. `with_trees` are the choices of this project's decoder, where the engine verifies
     no trees. `doubts` say why the acceptance may not hold. `unsplit`: the engine splits no keys of
-    several rows on this device.
+    several rows on this device. `draft_bytes`: of a GPU's memory, the drafter's weights, and its
+    cache a token.
     """
 
     gpu: str
@@ -31,6 +32,7 @@ class PlanOption:
     tensor_parallel: int
     origin: Origin | None = None
     drafter: DraftCost | None = None
+    draft_bytes: tuple[float, float] = (0.0, 0.0)
     unsplit: bool = False
     doubts: tuple[str, ...] = ()
     error: float | None = None
@@ -87,8 +89,8 @@ class Fleet:
 
     `waiting` is from arrival to admission; `tpot` is None where every answer has one token.
     `utilisation` is the share of time in which a server runs a step; `running` is the mean number
-    of requests at once on a server. `makespan_s` is from the first arrival to the last token.
-    `overloaded`: the queue grows. `missed`: names of goals.
+    of requests at once on a server, or on each of its data-parallel groups. `makespan_s` is from
+    the first arrival to the last token. `overloaded`: the queue grows. `missed`: names of goals.
     """
 
     gpus: int
@@ -128,6 +130,8 @@ class Plan:
     notes        remarks on this plan
     assumptions  remarks that hold for every plan of its kind
     simulated    the best option of each GPU, where the request asks for a simulation
+    published    without acceptance: speed-ups at the best option's load, by the published data sets
+                 of the least and of the most acceptance, which label them
     """
 
     request: PlanRequest
@@ -136,6 +140,7 @@ class Plan:
     notes: tuple[str, ...]
     assumptions: tuple[str, ...] = ()
     simulated: tuple[SimulatedOption, ...] = ()
+    published: tuple[tuple[str, float], ...] = ()
 
     @property
     def best(self) -> PlanOption | None:
@@ -210,6 +215,7 @@ class Plan:
                 "spread": acceptance.spread,
                 "measured": dataclasses.asdict(acceptance.measured),
             },
+            "published_speedups": dict(self.published),
             "options": [_option_record(one, self.queues(one)) for one in self.options],
             "rivals": [[option.gpu, option.tensor_parallel] for option in self.rivals],
             "notes": list(self.notes),
@@ -220,11 +226,6 @@ class Plan:
 def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]:
     """Remarks on the plan's assumptions, one line each."""
     notes = []
-    if request.acceptance is None and request.policy.kind == "auto":
-        notes.append(
-            "no acceptance data: plain decoding only; --acceptance gsm8k, a rate or a JSON file of"
-            " measured acceptance lets it speculate"
-        )
     unpriced = [gpu for gpu in request.gpus if gpu not in request.prices]
     if request.prices and unpriced:
         notes.append(f"no price for {', '.join(unpriced)}: ranked behind those that have one")
@@ -250,11 +251,16 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             f"{request.engine} {asked or 'of today'} is planned as {planned.planned_as},"
             f" which {does}{others}"
         )
+    experts = {one.gpu: one.origin.experts for one in options if one.origin and one.origin.experts}
+    notes += [
+        f"{gpu}: no sound table times experts of these weights; those of {form} are taken"
+        for gpu, form in experts.items()
+    ]
     waiting = [option for option in options if option.slower != option.error]
     if waiting:
         notes.append(
             "intervals reach further up where a GPU may wait for its host, as one in four of the"
-            " published B200 servers did, or for PCIe"
+            " published B200 servers did, for PCIe or other ranks, or stalls on experts (Mixtral)"
         )
     for option in options:
         if option.sizing and option.sizing.load > 1:
@@ -305,6 +311,8 @@ def _option_record(option: PlanOption, queues: bool) -> dict[str, Any]:
         "origin": option.origin and dataclasses.asdict(option.origin),
         "drafter": option.drafter and option.drafter.name,
         "drafter_cost": option.drafter and option.drafter.label,
+        "drafter_weight_bytes": option.draft_bytes[0],
+        "drafter_bytes_per_token": option.draft_bytes[1],
         "doubts": list(option.doubts),
         "relative_error": option.error,
         "relative_error_slower": option.slower,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from costmodel.catalog import TargetEntry, find_device, resolve_target
 from costmodel.errors import InputError, RooftreeError
-from costmodel.planning.acceptance import Acceptance, Shape, find_acceptance
+from costmodel.planning.acceptance import Acceptance, Shape, find_acceptance, published_extremes
 from costmodel.planning.accuracy import relative_error, slower_error
 from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import acceptance_for, find_drafter
@@ -58,6 +58,7 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
         notes=tuple(plan_notes(request, options)),
         assumptions=tuple(plan_assumptions(request, options)),
         simulated=tuple(_simulated(request, target, acceptance, options, profiles)),
+        published=tuple(_published(request, target, options[0], profiles)),
     )
 
 
@@ -172,6 +173,22 @@ def _option(
     return dataclasses.replace(option, with_trees=tuple(trees))
 
 
+def _published(
+    request: PlanRequest, target: TargetEntry, best: PlanOption, store: ProfileStore
+) -> Iterator[tuple[str, float]]:
+    """Speed-ups by published acceptance where the plan has none: its labels, the least first."""
+    if request.acceptance or request.policy.kind != "auto" or best.sizing is None:
+        return
+    if request.drafter not in (None, "dflash"):
+        return
+    forward, at = forward_for(request, target, (best.gpu, best.tensor_parallel), store), best.sizing
+    for dataset in published_extremes(request.target):
+        acceptance = find_acceptance(dataset, request.target)
+        server = make_server(request, forward, acceptance)
+        drafting = server.best(request.traffic, at.at_load.running)
+        yield acceptance.label, at.at_load.tpot_s / drafting.tpot_s
+
+
 def _planned(
     request: PlanRequest, option: PlanOption, forward: TargetForward, acceptance: Acceptance | None
 ) -> PlanOption:
@@ -184,6 +201,7 @@ def _planned(
             origin=forward.origin,
             unsplit=forward.unsplit,
             drafter=server.drafter,
+            draft_bytes=_draft_bytes(server),
             doubts=_doubts(option.gpu, server),
         )
         choices = server.choices(request.traffic, request.most_running)
@@ -195,6 +213,14 @@ def _planned(
         option, choices=tuple(choices), points=tuple(choice.best for choice in choices)
     )
     return _sized(request, option, server)
+
+
+def _draft_bytes(server: Server) -> tuple[float, float]:
+    """Bytes of a device's memory: the drafter's weights, and its cache a token."""
+    a, drafter, degree = server.forward.architecture, server.drafter, server.forward.tensor_parallel
+    if drafter is None:
+        return 0.0, 0.0
+    return drafter.weight_bytes(a) / degree, drafter.cache_bytes_per_token(a) / degree
 
 
 def _doubts(gpu: str, server: Server) -> tuple[str, ...]:

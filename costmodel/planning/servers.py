@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance, Shape
@@ -17,6 +17,8 @@ from costmodel.planning.batching import (
     chunks_of,
     cycle_parts,
     cycle_work,
+    prompt_share,
+    slowest_count,
 )
 from costmodel.planning.drafting import DraftCost
 from costmodel.planning.engines import (
@@ -77,7 +79,8 @@ class OperatingPoint:
 class BatchChoice:
     """The plain step, best chain and best tree at one number of requests; `best` is that to run.
 
-    `chain` and `tree` are None where policy, engine or step size allow none.
+    `chain` and `tree` are None where policy, engine or step size allow none. `chains_s`: time per
+    token by the length of the chain, 0 for the plain step.
     """
 
     running: int
@@ -85,6 +88,7 @@ class BatchChoice:
     plain: OperatingPoint
     chain: OperatingPoint | None = None
     tree: OperatingPoint | None = None
+    chains_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     def speedup(self, point: OperatingPoint) -> float:
         """Time per token of plain decoding over that of `point`."""
@@ -178,6 +182,9 @@ class Server:
             plain=self._point(traffic, running, plain),
             chain=beside("chain"),
             tree=beside("tree"),
+            chains_s={
+                size.cycle.nodes: size.tpot_s for size in (*sizes, plain) if size.shape != "tree"
+            },
         )
 
     @property
@@ -239,7 +246,9 @@ class Server:
         residence_s = prefill_s + (traffic.output_tokens - 1) * tpot_s
         requests_per_s = running / residence_s
         # Share of time taken by prompts; a new prompt waits for them as in an M/D/1 queue.
-        busy = min(requests_per_s * self._prefill_s(traffic, 1, Cycle()), 0.95)
+        prompts = prompt_share(self.rules, running, traffic.output_tokens)
+        waits = slowest_count(prompts, self.forward.ranks) / prompts if prompts else 1.0
+        busy = min(requests_per_s * waits * self._prefill_s(traffic, 1, Cycle()), 0.95)
         wait_s = busy / (2 * (1 - busy)) * prefill_s if running > 1 else 0.0
         cycle_s = tpot_s * cycle.committed
         half_s = cycle_s / 2 if running > 1 else 0.0

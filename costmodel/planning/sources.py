@@ -117,7 +117,7 @@ def _find(
         profile = _composed(_options(device.slug, architecture, choice))
     elif profile is None:
         profile = _transferred(device, architecture, store, choice)
-    return TargetForward(profile, choice.engine)
+    return TargetForward(profile, choice.engine, choice.groups)
 
 
 def _options(slug: str, architecture: ModelArchitecture, choice: _Choice) -> ComposeOptions:

@@ -13,13 +13,13 @@ A step is draft, verification, acceptance and the engine's work on the host, wit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from costmodel.planning.batching import Cycle, cycle_work
-from costmodel.planning.servers import CONCURRENCIES, Server
+from costmodel.planning.servers import CONCURRENCIES, BatchChoice, Server
 from costmodel.planning.traffic import Traffic
 from costmodel.statistics import Array
 
@@ -143,6 +143,44 @@ def _best_length(server: Server, lengths: Sequence[int], running: int, context: 
             rates[tokens] = acceptance.committed("chain", tokens) / seconds
     most = max(rates.values())
     return min(tokens for tokens, rate in rates.items() if rate >= most * (1 - _NO_DIFFERENCE))
+
+
+def steady_lengths(choices: Sequence[BatchChoice], error: float) -> tuple[list[int], list[float]]:
+    """A draft length for each choice that falls with the requests at once, and its loss.
+
+    A loss is the time per token over that of the best length, less 1. Of all falling schedules
+    whose losses are inside `error`, or inside the least error that one keeps to, that of the fewest
+    steps, then of the smallest losses beyond 1 % and the shortest lengths. None is slower than
+    plain steps.
+    """
+    losses = []
+    for choice in choices:
+        least_s, plain_s = min(choice.chains_s.values()), choice.chains_s[0]
+        losses.append({n: s / least_s - 1 for n, s in choice.chains_s.items() if s <= plain_s})
+    error = max(error, _NO_DIFFERENCE)
+    while (lengths := _falling(losses, error)) is None:
+        error *= 1.1
+    return lengths, [of[length] for of, length in zip(losses, lengths, strict=True)]
+
+
+def _falling(losses: Sequence[Mapping[int, float]], error: float) -> list[int] | None:
+    """The best schedule inside the error by dynamic programming; None where there is none."""
+    ends: dict[int, tuple[int, float, list[int]]] = {}  # by last length: steps, losses, lengths
+    for count, of in enumerate(losses):
+        longer = {}
+        for length, loss in of.items():
+            before = [
+                (steps + (last != length), total, path)
+                for last, (steps, total, path) in ends.items()
+                if last >= length
+            ]
+            before = before if count else [(0, 0.0, [])]
+            if loss <= error and before:
+                steps, total, path = min(before)
+                beyond = round(max(loss - _NO_DIFFERENCE, 0.0), 6)
+                longer[length] = steps, total + beyond, [*path, length]
+        ends = longer
+    return min(ends.values())[2] if ends else None
 
 
 def joined(

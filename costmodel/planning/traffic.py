@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from pathlib import Path
@@ -167,30 +166,15 @@ def read_trace(path: Path) -> Trace:
 
     Raises InputError with the line and the field that is wrong.
     """
-    try:
-        return _read_lines(path, csv.DictReader(read_table(path)))
-    except (UnicodeDecodeError, csv.Error) as failure:
-        raise InputError(f"{path}: not a CSV file in UTF-8 ({failure})") from None
-
-
-def _read_lines(path: Path, lines: csv.DictReader[str]) -> Trace:
-    header = [str(name).strip() for name in lines.fieldnames or ()]
-    missing = [name for name in COLUMNS if name not in header]
-    if missing:
-        raise InputError(
-            f"{path}: the column(s) {', '.join(missing)} are missing",
-            hint=f"The first line must name {','.join(COLUMNS)}",
-        )
-    lines.fieldnames = header
+    hint = f"The first line must name {','.join(COLUMNS)}"
     values: dict[str, list[float]] = {name: [] for name in COLUMNS}
-    for line in lines:
+    for place, line in read_table(path, COLUMNS, hint=hint)[1]:
         for name in COLUMNS:
-            values[name].append(_number(f"{path}: line {lines.line_num}", name, line[name]))
+            values[name].append(_number(place, name, line[name]))
         times = values["arrival_s"]
         if len(times) > 1 and times[-1] < times[-2]:
             raise InputError(
-                f"{path}: line {lines.line_num}: arrival_s falls from {times[-2]:g} to"
-                f" {times[-1]:g}",
+                f"{place}: arrival_s falls from {times[-2]:g} to {times[-1]:g}",
                 hint="Sort the lines by arrival_s",
             )
     if not values["arrival_s"]:
@@ -203,8 +187,8 @@ def _read_lines(path: Path, lines: csv.DictReader[str]) -> Trace:
     )
 
 
-def _number(where: str, name: str, text: str | None) -> float:
-    if text is None or not text.strip():
+def _number(where: str, name: str, text: str) -> float:
+    if not text:
         raise InputError(f"{where}: {name} is empty")
     try:
         value = float(text)

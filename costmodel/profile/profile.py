@@ -103,14 +103,14 @@ def _agree(name: str, mine: Any, theirs: Any) -> bool:
     return spec is not None and spec is device_by_name(theirs)
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _HINT = "Correct the file, or measure again with `rooftree calibrate`"
 
 
 class Profile(Section):
     """One calibration profile. It is frozen; `with_drafter` makes a changed one."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     provenance: ProvenanceSection
     device: DeviceFingerprint
     target: TargetSection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,6 +45,7 @@ from costmodel.fields import (
     check_lengths,
     check_spread,
 )
+from costmodel.profile.columns import ColumnsSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, extend_linear
 
@@ -61,7 +62,10 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
 class ProvenanceSection(Section):
-    """Provenance of the numbers: how, when and under which conditions they were obtained."""
+    """Provenance of the numbers: how, when and under which conditions they were obtained.
+
+    `experts`: what the experts' times are of, where no sound table has those of their own weights.
+    """
 
     kind: ProvenanceKind
     created_utc: Utc
@@ -80,6 +84,7 @@ class ProvenanceSection(Section):
     ecc: bool | None = None
     busy_processes: Texts = ()
     error_bar: ErrorBar | None = None
+    experts: AnyText = ""
     note: AnyText = ""
 
     @property
@@ -224,10 +229,8 @@ class RuntimeSection(Section):
         return self
 
 
-class SampledSection(Section):
-    """Medians of samples: arrays of one length, ascending by the axes in their order."""
-
-    axes: ClassVar[tuple[str, ...]]
+class SampledSection(ColumnsSection):
+    """Medians of samples, ascending by the axes in their order."""
 
     if TYPE_CHECKING:  # each section declares them after its axes, the order in the file
         median_s: SecondsList
@@ -235,7 +238,7 @@ class SampledSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_lengths(self, (*self.axes, "median_s", "mad_s", "n"))
+        check_lengths(self, (*self.axes, *self.values))
         check_spread(self.median_s, self.mad_s)
         check_ascending(", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes))
         return self
@@ -325,12 +328,15 @@ class CalibrationSection(Section):
             raise InputError("the scales of stairs give no usable covariance") from None
 
 
-class HeldOutSection(Section):
+class HeldOutSection(ColumnsSection):
     """Error of the selected calibration at points drawn beforehand and left out of all fits.
 
     `repeat_noise` is the median relative difference between repeats of a point. The points
-    may be stored too, as arrays of one length.
+    may be stored too.
     """
+
+    axes = ("rows", "context", "batch")
+    values = ("measured_s", "predicted_s")
 
     error: ErrorSummary
     linear_error: ErrorSummary | None = None
@@ -343,9 +349,8 @@ class HeldOutSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> HeldOutSection:
-        names = ("rows", "context", "batch", "measured_s", "predicted_s")
-        if any(getattr(self, name) for name in names):
-            check_lengths(self, names)
+        if any(getattr(self, name) for name in (*self.axes, *self.values)):
+            check_lengths(self, (*self.axes, *self.values))
         return self
 
 

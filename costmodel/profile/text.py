@@ -13,6 +13,9 @@ from costmodel import errors
 
 HEADER = "# rooftree calibration profile; docs/profile-format.md explains every field\n"
 
+CELL = 9  # characters of most numbers
+_TABLE_LINE = re.compile(r"^( *- \[)([^]]+)\]$", re.MULTILINE)
+
 MOST_LINE, MOST_NAME, MOST_VALUE = 300, 60, 40  # characters in an error
 
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -26,7 +29,8 @@ class _ProfileDumper(_Dumper):  # type: ignore[misc]
 
 
 def _represent_sequence(dumper: Any, data: Any) -> Any:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+    table = any(isinstance(line, list) for line in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=not table)
 
 
 def _represent_float(dumper: Any, data: float) -> Any:
@@ -59,7 +63,14 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
         allow_unicode=True,
         width=100,
     )
-    return HEADER + body
+    return HEADER + _TABLE_LINE.sub(_aligned, body)
+
+
+def _aligned(line: re.Match[str]) -> str:
+    """A line of a table as one line of the file, its cells of one width."""
+    cells = [cell.strip() for cell in line[2].split(",")]
+    width = CELL if "." in line[2] else max(map(len, cells))
+    return f"{line[1]}{', '.join(f'{cell:<{width}}' for cell in cells[:-1])}, {cells[-1]}]"
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from costmodel.errors import InputError
-from costmodel.statistics import Ints
+from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
-from decoder.acceptance.sampling import RunningEntropy, Sampling, entropy_of, target_distribution
+from decoder.acceptance.sampling import RunningEntropy, Sampling, TokenDraws, target_distribution
 from decoder.device import to_device
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.runtime.eager import greedy_token, greedy_tokens
@@ -72,29 +72,15 @@ class SeededChoices:
         if device.type != "cpu":
             self._coins = torch.Generator().manual_seed(sampling.seed)
         self._entropy = entropy
+        self.draws = TokenDraws(sampling, self.generator, entropy)
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The target's own token of a visited row, logits [vocab]; `NO_TOKEN` for no numbers.
-
-        It costs one copy to the host. At T > 0 the draw is the argmax of p / noise with
-        exponential noise, as in torch.multinomial, which needs two more copies.
-        """
+        """The target's own token of a visited row, logits [vocab], in one copy to the host."""
         if self.sampling.temperature == 0.0:
             if logits.device.type == "cpu" and logits.dtype == torch.bfloat16:
                 return greedy_token(logits)
             return int(greedy_tokens(logits))
-        probabilities = target_distribution(logits, self.sampling)
-        noise = torch.empty_like(probabilities).exponential_(1.0, generator=self.generator)
-        token = (probabilities / noise).argmax()
-        values = [token.double(), probabilities.sum().double()]
-        if self._entropy is not None:
-            values.append(entropy_of(probabilities).double())
-        index, total, *entropy = torch.stack(values).tolist()
-        if not isfinite(total):
-            return NO_TOKEN
-        if self._entropy is not None:
-            self._entropy.note(*entropy)
-        return int(index)
+        return self.draws.of_row(logits)
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
@@ -394,13 +380,21 @@ class AcceptanceRule:
             whole = torch.where(whole >= lowest[:, None], whole, 0.0)
         return draw_from_lattice(shape, whole, self.pick.generator)
 
-    def accept(self, tree: DraftTree, logits: LogitRows) -> Accepted:
+    def tokens(self, tree: DraftTree, logits: torch.Tensor) -> torch.Tensor:
+        """The target's tokens of all rows, and entropies, float64 [2, rows]; no wait."""
+        if self.greedy:
+            return greedy_tokens(logits).double().expand(2, -1)
+        return self.pick.draws.of_tree(tree.row_depths(), logits)
+
+    def accept(self, tree: DraftTree, logits: LogitRows, tokens: Array | None = None) -> Accepted:
         """Accept rows of a tree, and learn from the outcome.
 
-        A tree that was not drawn is walked. logits [rows, vocab] of its verification.
+        A tree that was not drawn is walked; tokens are those of `tokens`, on the host.
         """
         if not isinstance(tree, DrawnTree):
-            return walk(tree, logits, self.pick)
+            if tokens is None:
+                return walk(tree, logits, self.pick)
+            return _follow(tree, lambda row: self.pick.draws.visit(tokens, row, logits))
         judge = recursive_rejection if self._fixed == "recursive" else traversal
         outcome = judge(tree, logits, self.pick)
         self._expectation.observe(tree, outcome.rows)
@@ -417,20 +411,25 @@ def accept_together(
 
     chosen  gives the greedy tokens of all rows, if the forward has chosen them
 
-    At T = 0 an accelerator copies the argmax of all rows to the host at once, and the trees
-    are walked there. At T > 0 only visited rows are processed, with one copy each in a walk,
-    since top-p over all rows costs more than the forward; and so where rows are processed.
+    An accelerator copies the tokens of all rows of walked trees to the host at once. A CPU
+    processes visited rows only, as is done with drawn trees and where rows are processed.
     """
     tensors = [rows for rows in logits if isinstance(rows, torch.Tensor)]
     together = len(tensors) == len(logits) and all(rule.greedy for rule in rules)
     tokens = chosen() if together and chosen is not None else None
-    if together and tokens is None and argmax_at_once(tensors[0].device):
-        tokens = torch.cat([greedy_tokens(rows) for rows in tensors]).cpu().numpy()
     if tokens is not None:
-        ends = np.cumsum([len(rows) for rows in tensors])[:-1]
-        parts = np.split(tokens, ends)
+        parts = np.split(tokens, np.cumsum([len(rows) for rows in tensors])[:-1])
         return [walk_tokens(tree, part) for tree, part in zip(trees, parts, strict=True)]
-    return [rule.accept(tree, rows) for rule, tree, rows in zip(rules, trees, logits, strict=True)]
+    made, ends = [], [0]
+    for rule, tree, rows in zip(rules, trees, logits, strict=True):
+        if isinstance(rows, torch.Tensor) and argmax_at_once(rows.device):
+            made += [] if isinstance(tree, DrawnTree) else [rule.tokens(tree, rows)]
+        ends.append(sum(part.shape[1] for part in made))
+    host = torch.cat(made, 1).cpu().numpy() if made else np.empty((2, 0))
+    return [
+        rule.accept(tree, rows, host[:, first:end] if end > first else None)
+        for rule, tree, rows, first, end in zip(rules, trees, logits, ends, ends[1:], strict=False)
+    ]
 
 
 def argmax_at_once(device: torch.device) -> bool:

@@ -1,18 +1,25 @@
-"""The distributions that tokens are sampled from: temperature, top-k and top-p."""
+"""The draws of sampled tokens, and their distributions: temperature, top-k and top-p."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
 from costmodel.errors import InputError, shown
+from costmodel.statistics import Array, Ints
+from decoder.device import to_device
+from decoder.model.runtime.base import NO_TOKEN
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37
+CANDIDATES = 1024  # of a row that top-k and top-p leave more tokens is drawn by itself
+ROWS_AT_ONCE = 64  # whose distributions over 150,000 tokens take 40 MB each
+BY_ITSELF = NO_TOKEN - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,3 +164,102 @@ def _beyond_in_order(probabilities: torch.Tensor, cut: float) -> torch.Tensor:
     dropped = ordered.cumsum(0) <= cut
     dropped[-1] = False
     return torch.zeros_like(dropped).scatter(0, order, dropped)
+
+
+class TokenDraws:
+    """The target's own tokens of one text at T > 0, a row at a time or of a whole tree.
+
+    A draw is the argmax of p / noise with exponential noise, as in torch.multinomial. The i-th row
+    that the text visits takes the i-th noise, so the draws of all rows of a tree can be made
+    before the visited ones are known, and both ways give the same text.
+
+    entropy  collects the entropy of the distributions of visited rows; None: not needed
+    """
+
+    def __init__(
+        self, sampling: Sampling, generator: torch.Generator, entropy: RunningEntropy | None
+    ) -> None:
+        self._sampling, self._generator, self._entropy = sampling, generator, entropy
+        self._noise: torch.Tensor | None = None  # made and not yet taken [draws, vocab]
+
+    def of_row(self, logits: torch.Tensor) -> int:
+        """The token of a visited row, logits [vocab]; `NO_TOKEN` for no numbers. One copy."""
+        probabilities = target_distribution(logits, self._sampling)
+        noise = self._noises(1, probabilities)[0]
+        values = [(probabilities / noise).argmax().double(), probabilities.sum().double()]
+        if self._entropy is not None:
+            values.append(entropy_of(probabilities).double())
+        token, total, *entropy = torch.stack(values).tolist()
+        return self._take(int(token) if isfinite(total) else NO_TOKEN, *entropy)
+
+    def of_tree(self, depths: Ints, logits: torch.Tensor) -> torch.Tensor:
+        """Tokens and entropies of all rows, float64 [2, rows], without a wait.
+
+        depths  [rows] of the rows below the root;  logits  [rows, vocab]
+        """
+        noise = self._noises(int(depths.max()) + 1, logits)
+        place, parts = to_device(depths, logits.device), []
+        for rows, at in zip(logits.split(ROWS_AT_ONCE), place.split(ROWS_AT_ONCE), strict=True):
+            parts.append(draw_rows(rows, noise, at, self._sampling))
+        return torch.cat(parts, 1)
+
+    def visit(self, drawn: Array, row: int, logits: torch.Tensor) -> int:
+        """The token of a visited row, whose host has `of_tree` or greedy tokens and zeros."""
+        token, entropy = int(drawn[0, row]), float(drawn[1, row])
+        return self.of_row(logits[row]) if token == BY_ITSELF else self._take(token, entropy)
+
+    def _noises(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        """The next noises [count, vocab], each made by a call of its own."""
+        left = 0 if self._noise is None else len(self._noise)
+        new = torch.empty(max(count - left, 0), like.shape[-1], device=like.device)
+        for noise in new:
+            noise.exponential_(1.0, generator=self._generator)
+        self._noise = new if self._noise is None else torch.cat((self._noise, new))
+        return self._noise[:count]
+
+    def _take(self, token: int, entropy: float = 0.0) -> int:
+        if self._noise is not None:
+            self._noise = self._noise[1:]
+        if self._entropy is not None and token != NO_TOKEN:
+            self._entropy.note(entropy)
+        return token
+
+
+def draw_rows(
+    logits: torch.Tensor, noise: torch.Tensor, place: torch.Tensor, sampling: Sampling
+) -> torch.Tensor:
+    """Tokens and entropies float64 [2, rows] of logits [rows, vocab], without a sort of all.
+
+    Top-k and top-p look at the most probable `CANDIDATES`, or one more than top-k. A row of which
+    they may keep others is `BY_ITSELF`.
+
+    noise  [draws, vocab];  place  [rows] the noise of each row
+    """
+    scaled = cooled(logits.float(), sampling.temperature)
+    vocab, top_k, top_p, more = scaled.shape[-1], sampling.top_k, sampling.top_p, None
+    cut = 0 < top_k < vocab
+    if top_p == 1.0 and not cut:
+        shares = scaled.softmax(-1)
+        tokens = (shares / noise[place]).argmax(-1)
+    else:
+        width = min(vocab, max(CANDIDATES, top_k + 1))
+        scores, order = torch.topk(scaled, width)  # in falling order
+        kept = torch.ones_like(scores, dtype=torch.bool)
+        whole = scaled.logsumexp(-1, keepdim=True)
+        if cut:
+            kept = scores >= scores[:, top_k - 1, None]
+            whole = torch.where(kept, scores, -torch.inf).logsumexp(-1, keepdim=True)
+        shares = (scores - whole).exp() * kept
+        before = shares.cumsum(-1) - shares
+        if width < vocab:
+            more = kept[:, -1] if cut else before[:, -1] + shares[:, -1] < top_p
+        kept = kept & (before < top_p)
+        kept[:, 0] = True
+        shares = shares * kept
+        shares = shares / shares.sum(-1, keepdim=True)
+        best = (shares / noise[place[:, None], order]).argmax(-1, keepdim=True)
+        tokens = order.gather(1, best)[:, 0]
+    tokens = torch.where(shares.sum(-1).isfinite(), tokens, NO_TOKEN)
+    if more is not None:
+        tokens = torch.where(more, BY_ITSELF, tokens)
+    return torch.stack((tokens.double(), torch.special.entr(shares).sum(-1).double()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -68,10 +68,11 @@ class KVCache:
         sequences: int,
         dtype: torch.dtype,
         device: torch.device,
+        zeros: Callable[..., torch.Tensor] = torch.zeros,
     ) -> None:
         """
-        architecture  may have `stores` of each layer where they differ, and `states`, as a
-                      `Structure` has
+        architecture  may have `stores` of each layer where they differ, and `states`
+        zeros         makes the tensors of keys and values
         """
         stores: Sequence[LayerStore] = getattr(architecture, "stores", ())
         states = getattr(architecture, "states", ())
@@ -84,7 +85,7 @@ class KVCache:
             for (heads, width), count in wanted.items()
         ]
         try:
-            self.planes = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+            self.planes = [zeros(shape, dtype=dtype, device=device) for shape in shapes]
             self.states = StateCache(states, sequences, dtype, device) if states else None
         except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
             numbers = sum(torch.Size(shape).numel() for shape in shapes)

@@ -111,16 +111,16 @@ class Target:
             doubled = 2 * cache.capacity if cache and cache.sequences == sequences else 0
             cache = self.cache = None  # first, so that its memory and its graphs' are free
             if self.runtime.kind == "graphs":
-                tokens = -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
-                with suppress(torch.OutOfMemoryError):
-                    cache = self.new_cache(max(tokens, min(doubled, self.max_context)), sequences)
+                rounded = -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
+                with suppress(InputError):  # of too little memory
+                    cache = self.new_cache(max(rounded, min(doubled, self.max_context)), sequences)
             self.cache = cache = cache or self.new_cache(tokens, sequences)
         cache.truncate(0)
         self.reservations += 1
         return cache
 
-    def new_cache(self, tokens: int, sequences: int = 1) -> KVCache:
-        where = {"capacity": tokens, "dtype": self.dtype, "device": self.device}
+    def new_cache(self, tokens: int, sequences: int = 1, **made: Any) -> KVCache:
+        where = made | {"capacity": tokens, "dtype": self.dtype, "device": self.device}
         return KVCache(self.structure, sequences=sequences, **where)
 
     def prepare(self, rows: int) -> None:

@@ -5,7 +5,6 @@ The wording of prompts is that of the authors' public code, at the commits that 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import random
 from collections.abc import Sequence
@@ -155,7 +154,7 @@ class Protocol:
     def published(self) -> dict[tuple[str, str, str], dict[str, float]]:
         """The paper's figures by set: of a target with its temperature, a method, and a figure."""
         figures = {}
-        for row in csv.DictReader(read_table(HERE / self.paper / "published.csv")):
+        for _, row in read_table(HERE / self.paper / "published.csv")[1]:
             table, temperature, target, method, figure = (row.pop(name) for name in list(row)[:5])
             if table == self.table:
                 values = {name: float(value) for name, value in row.items() if value}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -25,12 +26,14 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
+from decoder.model.loading import LoadedModel
 from decoder.model.making import make_target
+from decoder.model.runtime.capture import CudaCapture
 from decoder.model.runtime.fused import reference_table_attention
 from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
 from decoder.model.target import Step, Target
 from decoder.tree.draft_tree import DraftTree
-from lab.studies.gpu_parts import SEED, Part, Scale, dtype_of, load, open_target, random_texts
+from lab.studies.gpu_parts import SEED, Part, Scale, dtype_of, open_target, random_texts
 
 # Root mean square difference of logits over their standard deviation; bfloat16 keeps 8 bits a
 # number, and differences of the layers add up. The largest of millions says less.
@@ -39,24 +42,31 @@ LOGIT_TOLERANCES = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-4}
 KERNEL_TOLERANCES = {"bfloat16": 0.02, "float16": 0.003, "float32": 1e-4}
 # A layer of Qwen3-8B.
 HIDDEN, FFN, HEADS, KV_HEADS, WIDTH = 4096, 12288, 32, 8, 128
+PRODUCTS = {  # outputs and inputs
+    "qkv": ((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN), "o": (HIDDEN, HEADS * WIDTH),
+    "gate_up": (2 * FFN, HIDDEN), "down": (HIDDEN, FFN), "head": (151936, HIDDEN),
+}  # fmt: skip
 EPSILON = 1e-6
+INPUT_SETS, LOOPS = 3, 20  # of a timed loop: the inputs that it turns to, and its replays
 # The error of numpy 2.4 and later for arrays of one number, which Triton 3.6's interpreter makes.
 SCALAR_CONVERSION = "only 0-dimensional arrays can be converted"
 
 
 def run_smoke(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
-    """A short text of a small model with each policy; all must be the plain one.
+    """A short text of a small model with each policy, greedy and sampled; all must be plain's.
 
     Raises RooftreeError where tokens differ in float32, which says that trees are not exact.
     """
     target = open_target(Part(part.kind, part.target, part.runtime, "float32"), scale)
     prompt = random_texts(target.architecture.vocab, scale)[0][: scale.prompt_tokens]
     prompt = prompt[: len(prompt) // 2] * 2  # so that n-grams are found
-    texts = {}
+    texts: dict[str, list[list[int]]] = {}
     for policy in ("plain", "chain", "fixed:15", "bastion"):
         decoder = TreeDecoder(target, drafter=NgramDrafter(), policy=policy, max_nodes=63)
-        texts[policy] = decoder.generate(prompt, max_new_tokens=16).token_ids
-    differing = [policy for policy, text in texts.items() if text != texts["plain"]]
+        for sampling in ({}, {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "seed": SEED}):
+            text = decoder.generate(prompt, max_new_tokens=16, **sampling).token_ids  # type: ignore[arg-type]
+            texts.setdefault(policy, []).append(text)
+    differing = [policy for policy, both in texts.items() if both != texts["plain"]]
     if differing:
         (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
         raise RooftreeError(
@@ -92,23 +102,32 @@ def run_kernels(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         raise RooftreeError(
             f"wrong: {', '.join(wrong)}", hint=f"{folder / 'kernels.json'} has the differences."
         )
-    return {"kernels": rows}
+    return {"kernels": rows, "products": list(measured_products(scale))}
 
 
 def measured_kernels(scale: Scale) -> Iterator[dict[str, Any]]:
-    """The error, the repeatability and the seconds of each kernel."""
+    """The error, the repeatability and the seconds of each kernel, and a library's seconds.
+
+    Times are of captured loops over several sets of inputs.
+    """
     from decoder.model.runtime import kernels  # cannot be imported without Triton
 
     device = select_device(scale.device)
     noise = noise_of(device, parse_dtype(scale.dtype, device))
-    cases = [case for rows in scale.kernel_rows for case in small_cases(kernels, noise, rows)]
-    for rows in scale.kernel_rows:
-        cases += attention_cases(kernels, noise, rows, scale.verify_context)
-    for case in cases:
+    kinds = [
+        [list(small_cases(kernels, noise, rows)) for _ in range(INPUT_SETS)]
+        for rows in scale.kernel_rows
+    ]
+    kinds += [
+        [list(attention_cases(kernels, noise, rows, context)) for _ in range(INPUT_SETS)]
+        for rows in scale.kernel_rows
+        for context in scale.attention_contexts
+    ]
+    for cases in (alike for kind in kinds for alike in zip(*kind, strict=True)):
+        case = cases[0]
         result, truth = case.kernel(), case.reference()
         yield {
-            "kernel": case.name,
-            "rows": case.rows,
+            "kernel": case.name, "rows": case.rows, "context": case.context,
             "relative_error": max(
                 relative_error(ours, theirs) for ours, theirs in zip(result, truth, strict=True)
             ),
@@ -117,8 +136,26 @@ def measured_kernels(scale: Scale) -> Iterator[dict[str, Any]]:
                 for _ in range(scale.repeats)
                 for ours, again in zip(result, case.kernel(), strict=True)
             ),
-            "median_s": median_s(case.kernel, device, scale.repeats),
-        }
+            "median_s": looped_s([one.kernel for one in cases], device, scale.repeats),
+            "least_bytes": case.least_bytes,
+            "library_s": {
+                name: looped_s([one.libraries()[name] for one in cases], device, scale.repeats)
+                for name in case.libraries()
+            },
+        }  # fmt: skip
+
+
+def measured_products(scale: Scale) -> Iterator[dict[str, Any]]:
+    """The library's products of a layer and the head, beside the bytes of their weights."""
+    device = select_device(scale.device)
+    noise = noise_of(device, parse_dtype(scale.dtype, device))
+    for name, (outputs, inputs) in PRODUCTS.items() if scale.device == "cuda" else ():
+        weights = [noise(outputs, inputs) for _ in range(INPUT_SETS)]
+        for rows in scale.kernel_rows:
+            x = noise(rows, inputs)
+            calls = [functools.partial(functional.linear, x, weight) for weight in weights]
+            took_s = looped_s(calls, device, scale.repeats)
+            yield {"product": name, "rows": rows, "median_s": took_s, "bytes": weights[0].nbytes}
 
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
@@ -126,12 +163,24 @@ Call = Callable[[], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCase:
-    """A kernel's call, and the same in float32 operations of PyTorch."""
+    """A kernel's call, the same in float32 operations of PyTorch, and by a library.
+
+    least_bytes  that must be read and written
+    library      other ways than to compile the reference, on a GPU
+    """
 
     name: str
     rows: int
     kernel: Call
     reference: Call
+    least_bytes: int
+    context: int = 0
+    library: dict[str, Call] | None = None
+
+    def libraries(self) -> dict[str, Call]:
+        if not torch.cuda.is_available():
+            return {}
+        return self.library or {"torch.compile": torch.compile(self.reference, dynamic=False)}
 
 
 Noise = Callable[..., torch.Tensor]  # of a shape
@@ -159,15 +208,21 @@ def small_cases(kernels: Any, noise: Noise, rows: int) -> Iterator[KernelCase]:
         rows=rows,
         kernel=lambda: (kernels.rms_norm(x, weight, EPSILON),),
         reference=lambda: (normed(x),),
+        least_bytes=2 * x.nbytes,
     )
     yield KernelCase(
         name="add_rms_norm",
         rows=rows,
         kernel=lambda: kernels.add_rms_norm(x, added, weight, EPSILON),
         reference=lambda: (x + added, normed(x + added)),
+        least_bytes=4 * x.nbytes,
     )
     yield KernelCase(
-        name="swiglu", rows=rows, kernel=lambda: (kernels.swiglu(gate_up),), reference=gated
+        name="swiglu",
+        rows=rows,
+        kernel=lambda: (kernels.swiglu(gate_up),),
+        reference=gated,
+        least_bytes=gate_up.nbytes * 3 // 2,
     )
 
 
@@ -194,6 +249,9 @@ def attention_cases(kernels: Any, noise: Noise, rows: int, context: int) -> Iter
         reference=lambda: (
             reference_table_attention(query.float(), keys.float(), values.float(), tables, scale),
         ),
+        least_bytes=2 * (context + rows) * KV_HEADS * WIDTH * like.itemsize,
+        context=context,
+        library=library_attention(query, cache.data[0], context, visible, scale),
     )
     layer = LayerCache(keys, values, tables.owners, tables.slots)
     yield rotation_case(kernels, noise, rows, layer)
@@ -218,7 +276,37 @@ def rotation_case(kernels: Any, noise: Noise, rows: int, layer: LayerCache) -> K
             turned.append(normed * cosine + rotate_half(normed) * sine)
         return turned[0], turned[1], heads[2]
 
-    return KernelCase(name="rotate_and_store", rows=rows, kernel=stored, reference=reference)
+    return KernelCase(
+        name="rotate_and_store", rows=rows, kernel=stored, reference=reference,
+        least_bytes=2 * qkv.nbytes,
+    )  # fmt: skip
+
+
+def library_attention(
+    query: torch.Tensor, cache: torch.Tensor, context: int, tree: TreeVisible | None, scale: float
+) -> dict[str, Call]:
+    """The same attention by PyTorch's operation under a mask, and by a compiled `flex_attention`.
+
+    query [rows, heads, width];  cache [2, 1, kv_heads, slots, width]
+    """
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    rows, slots = len(query), context + len(query)
+    among = np.ones((1, 1), np.bool_) if tree is None else tree.dense()
+    seen = torch.ones(rows, slots, dtype=torch.bool, device=query.device)
+    seen[:, context:] = torch.from_numpy(among).to(query.device)
+    q, (keys, values) = query.transpose(0, 1)[None], cache[:, :, :, :slots]
+    if query.device.type == "cpu":
+        return {}
+    blocks = create_block_mask(lambda b, h, row, key: seen[row, key], None, None, rows, slots)
+    flex = torch.compile(flex_attention, dynamic=False)
+    whole = {"scale": scale, "enable_gqa": True}
+    return {
+        "SDPA": lambda: functional.scaled_dot_product_attention(
+            q, keys, values, attn_mask=seen, **whole
+        ),
+        "flex_attention": lambda: flex(q, keys, values, block_mask=blocks, **whole),
+    }
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -227,16 +315,46 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float(((ours - theirs).norm(dim=1) / theirs.norm(dim=1)).max())
 
 
-def median_s(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median seconds of a call, launch included."""
-    times = []
+def looped_s(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> float:
+    """Median seconds of a call, of loops over all calls: captured ones on a GPU."""
+
+    def loop() -> None:
+        for call in calls:
+            call()
+
+    replay, times = loop, []
+    loop()
+    if device.type == "cuda":
+        replay = CudaCapture(device).record(loop)
     for _ in range(repeats):
         synchronise(device)
         start_s = perf_counter()
-        call()
+        for _ in range(LOOPS):
+            replay()
         synchronise(device)
-        times.append(perf_counter() - start_s)
+        times.append((perf_counter() - start_s) / LOOPS / len(calls))
     return float(np.median(times))
+
+
+def run_texts(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Where greedy texts of trees leave those of plain decoding in this dtype, at near-ties.
+
+    first_difference  the position in each text; None: the same text
+    """
+    target = open_target(part, scale)
+    texts = random_texts(target.architecture.vocab, replace(scale, texts=scale.compared_texts))
+    positions: list[int | None] = []
+    for text in texts:
+        prompt = text[: scale.prompt_tokens // 2] * 2
+        plain, trees = (
+            TreeDecoder(target, drafter=NgramDrafter(), policy=policy, max_nodes=63)
+            .generate(prompt, max_new_tokens=scale.new_tokens // 4)
+            .token_ids
+            for policy in ("plain", "fixed:15")
+        )
+        pairs = enumerate(zip(plain, trees, strict=True))
+        positions.append(next((at for at, (one, other) in pairs if one != other), None))
+    return {"first_difference": positions, "same": positions.count(None), "texts": len(texts)}
 
 
 def run_tests(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
@@ -263,17 +381,23 @@ def run_logits(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     Of a prompt's last token, and of chains of each size, whose rows transformers computes as a
     continued prompt. Raises RooftreeError where they differ by more than rounding.
     """
-    loaded = load(part, scale)
     context, most = scale.verify_context, max(scale.verify_rows)
-    tokens = np.random.default_rng(SEED).integers(0, loaded.architecture.vocab, context + most)
-    truth = transformers_logits(loaded.model, tokens, context - 1)
-    target = make_target(loaded, runtime=part.runtime)  # type: ignore[arg-type]
+    drawn = np.random.default_rng(SEED).random(context + most)
+    before: list[Any] = []
+
+    def see(loaded: LoadedModel) -> None:
+        tokens = (drawn * loaded.architecture.vocab).astype(np.int64)
+        before.extend((tokens, transformers_logits(loaded.model, tokens, context - 1)))
+
+    target = open_target(part, scale, see)
+    tokens, truth = before
+    captures = timed_captures(target)
     start_s = perf_counter()
     prompt = fill(target, tokens, context, most)
     prefill_s = perf_counter() - start_s
     target.prepare(most)
     prepare_s = perf_counter() - start_s - prefill_s
-    eager = make_target(loaded, runtime="eager")
+    eager = make_target(target.loaded, runtime="eager")
     fill(eager, tokens, context, most)
     compared = [{"rows": 0, **difference(prompt[None], truth[:1])}]  # of the prompt
     for rows in scale.verify_rows:
@@ -292,8 +416,25 @@ def run_logits(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     return {
         "compared": compared, "allowed_rms_error": allowed, "first_prefill_s": prefill_s,
         "prepare_s": prepare_s, "capture_bytes": capture.memory_bytes if capture else 0,
-        "captured_rows": list(target.runtime.buckets), "warnings": list(target.runtime.warnings),
+        "captures": captures, "warnings": list(target.runtime.warnings),
     }  # fmt: skip
+
+
+def timed_captures(target: Target) -> list[dict[str, float]]:
+    """A list that gets the seconds and bytes of each capture from now on."""
+    capture, seen = target.runtime.capture, []
+    if capture is not None:
+        record = capture.record
+
+        def timed(function: Callable[[], None]) -> Callable[[], None]:
+            start_s, before_bytes = perf_counter(), capture.memory_bytes
+            replay = record(function)
+            took_s, more_bytes = perf_counter() - start_s, capture.memory_bytes - before_bytes
+            seen.append({"seconds": took_s, "bytes": more_bytes})
+            return replay
+
+        capture.record = timed  # type: ignore[method-assign]
+    return seen
 
 
 def fill(target: Target, tokens: Ints, context: int, most: int) -> torch.Tensor:

@@ -7,7 +7,9 @@ Acceptance is simulated at published rates, and labelled so.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +48,9 @@ class Scale:
     texts: int = 3
     tests: tuple[str, ...] = ("-m", "gpu")
     kernel_rows: tuple[int, ...] = (1, 16, 64, 256)
+    attention_contexts: tuple[int, ...] = (1024, 8192, 32768)
     repeats: int = 50
+    compared_texts: int = 20
     fixed: tuple[int, ...] = (1, 3, 7, 15, 31, 63, 127, 255)
 
 
@@ -54,18 +58,21 @@ TINY = Scale(
     device="cpu", dtype="float32", targets=(), small="", runtimes=("eager",),
     other_dtype="bfloat16", contexts=(16, 64), max_nodes=15, batches=(1, 2), budget_s=2.0,
     brief_budget_s=1.0, plain_contexts=(16, 64), verify_rows=(1, 8), verify_context=32,
-    prompt_tokens=12, new_tokens=24, texts=2,
+    prompt_tokens=12, new_tokens=24, texts=2, attention_contexts=(32,), compared_texts=2,
     tests=("-k", "test_joined_weights_share_their_memory"), kernel_rows=(3,), repeats=2,
     fixed=(3, 7),
 )  # fmt: skip
 
 
-# Seconds that a part of each kind may take; loading 16 GB of random weights is part of it.
-LIMITS_S = {
-    "smoke": 120, "kernels": 150, "logits": 150, "calibrate": 270, "forwards": 120,
-    "held-out": 150, "replay": 200, "launches": 100, "drafters": 150, "tests": 300,
-    "peers": 240, "brief": 150,
+# Seconds that a part of each kind should take on an H100; twice that it may.
+PLANNED_S = {
+    "smoke": 40, "kernels": 100, "calibrate": 135, "logits": 25, "forwards": 20, "replay": 55,
+    "held-out": 65, "texts": 30, "launches": 25, "drafters": 40, "tests": 120, "peers": 110,
+    "brief": 70,
 }  # fmt: skip
+# Parts of one target that one process measures; it takes so long to import, load and check.
+TOGETHER = ("logits", "forwards", "replay", "held-out", "texts", "launches", "drafters")
+START_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +91,8 @@ class Part:
         return ".".join(field for field in fields if field)
 
     @property
-    def limit_s(self) -> float:
-        return LIMITS_S[self.kind]
+    def planned_s(self) -> float:
+        return PLANNED_S[self.kind]
 
 
 def all_parts(scale: Scale) -> list[Part]:
@@ -97,18 +104,33 @@ def all_parts(scale: Scale) -> list[Part]:
     """
     first, runtime = scale.targets[0], scale.runtimes[0]
     parts = [Part("smoke", scale.small or first, runtime), Part("kernels")]
-    parts += [Part(kind, first, runtime) for kind in ("logits", "calibrate", "forwards")]
-    parts += [Part(kind, first, runtime) for kind in ("held-out", "replay", "launches", "drafters")]
+    parts += [Part(kind, first, runtime) for kind in ("calibrate", *TOGETHER)]
     parts.append(Part("logits", first, runtime, scale.exact_dtype))
     parts += [Part("tests"), Part("peers", first)]
     for target in scale.targets[1:]:
-        parts += [Part(kind, target, runtime) for kind in ("logits", "calibrate", "forwards")]
-        parts += [Part(kind, target, runtime) for kind in ("held-out", "replay")]
+        kinds = ("logits", "forwards", "calibrate")[: 3 if target == scale.targets[1] else 2]
+        parts += [Part(kind, target, runtime) for kind in kinds]
     parts.append(Part("brief", first, runtime))
     for other in scale.runtimes[1:]:
-        parts += [Part(kind, first, other) for kind in ("logits", "calibrate", "forwards")]
+        parts += [Part(kind, first, other) for kind in ("logits", "forwards")]
     parts += [Part(kind, first, runtime, scale.other_dtype) for kind in ("logits", "forwards")]
     return parts
+
+
+def processes(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts that one process measures after another; logits first, of a model still whole."""
+
+    def model(part: Part) -> tuple[str, ...]:
+        together = part.kind in TOGETHER
+        return (part.target, part.runtime, part.dtype) if together else (part.name,)
+
+    groups = [list(group) for _, group in groupby(parts, model)]
+    return [sorted(group, key=lambda part: part.kind != "logits") for group in groups]
+
+
+def planned_s(group: Sequence[Part]) -> float:
+    """Seconds that a process should take."""
+    return START_S + sum(part.planned_s for part in group)
 
 
 def load(part: Part, scale: Scale) -> LoadedModel:
@@ -123,8 +145,21 @@ def dtype_of(part: Part, scale: Scale) -> str:
     return part.dtype or scale.dtype
 
 
-def open_target(part: Part, scale: Scale) -> Target:
-    return make_target(load(part, scale), runtime=part.runtime)  # type: ignore[arg-type]
+_OPENED: dict[tuple[str, ...], Target] = {}  # the target of the process
+
+
+def open_target(
+    part: Part, scale: Scale, before: Callable[[LoadedModel], None] | None = None
+) -> Target:
+    """The part's target, as parts before it left it; `before` sees its model as it is loaded."""
+    key = (part.target, part.runtime, dtype_of(part, scale), scale.device)
+    if before is not None or key not in _OPENED:
+        _OPENED.clear()
+        loaded = load(part, scale)
+        if before is not None:
+            before(loaded)
+        _OPENED[key] = make_target(loaded, runtime=part.runtime)  # type: ignore[arg-type]
+    return _OPENED[key]
 
 
 def random_texts(vocab: int, scale: Scale) -> list[list[int]]:

@@ -5,11 +5,12 @@
     python -m lab.studies.gpu_suite --list
     python -m lab.studies.gpu_suite --store FILE.tar.gz
 
-Each part runs in its own process, under its own limit and never beyond `--minutes`. After each,
-the archive is written anew with all that was measured so far: results (result.json), reasons of
-failures (failed.json), what the part printed, profiles, raw samples, and the journals of
-interrupted calibrations. A part that has a result is skipped, and one that failed is tried again
-behind those not yet tried, so the same command with `--resume` goes on, also on another machine.
+Parts of one target run in one process, under its limit and never beyond `--minutes`. After each
+process the archive is written anew with all that was measured so far: results (result.json),
+reasons of failures (failed.json), what was printed, profiles, raw samples, the journals of
+interrupted calibrations, and what Triton, numba and torch compiled. A part that has a result is
+skipped, and one that failed is tried again behind those not yet tried, so the same command with
+`--resume` goes on, also on another machine. At the end a table says which kernels a library beats.
 `--tiny` runs the whole suite on a CPU with the model of a folder; its numbers mean nothing.
 docs/gpu-runs.md has the commands.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,23 +36,25 @@ from typing import Any
 
 import torch
 
-from costmodel.errors import InputError, RooftreeError
+from costmodel.errors import InputError
 from costmodel.io import now_utc, replacing, shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 from lab.studies import gpu_checks, gpu_timing
 from lab.studies.common import environment, store
-from lab.studies.gpu_parts import TINY, Part, Scale, all_parts
+from lab.studies.gpu_parts import TINY, Part, Scale, all_parts, planned_s, processes
 
 KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
     "smoke": gpu_checks.run_smoke, "kernels": gpu_checks.run_kernels,
     "logits": gpu_checks.run_logits, "tests": gpu_checks.run_tests,
     "calibrate": gpu_timing.run_calibration, "brief": gpu_timing.run_calibration,
     "forwards": gpu_timing.run_forwards, "held-out": gpu_timing.run_held_out,
-    "replay": gpu_timing.run_replay, "launches": gpu_timing.run_launches,
-    "drafters": gpu_timing.run_drafters, "peers": gpu_timing.run_peers,
+    "replay": gpu_timing.run_replay, "texts": gpu_checks.run_texts,
+    "launches": gpu_timing.run_launches, "drafters": gpu_timing.run_drafters,
+    "peers": gpu_timing.run_peers,
 }  # fmt: skip
-LEAST_SHARE = 0.4  # of its limit: a part is not started with less time left
+LEAST_SHARE = 0.8  # of the planned time: a part is not started with less left
+LIMIT = 2.0  # times the planned seconds
 PACKING_S = 10.0  # kept for the last archive
 LAST_CHARACTERS = 1500  # of a failed part's output that are printed
 
@@ -64,19 +69,21 @@ def main() -> None:
         scale = replace(scale, targets=tuple(options.targets))
     parts = all_parts(scale)
     if options.list:
-        print("\n".join(f"{part.name}  at most {part.limit_s:.0f} s" for part in parts))
+        for group in processes(parts):
+            print(f"{planned_s(group):.0f} s  {' '.join(part.name for part in group)}")
         return
     if scale.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
             "this suite measures a CUDA device and there is none; --tiny FOLDER tries it on a CPU"
         )
     if options.child:
-        run_child(next(part for part in parts if part.name == options.child), scale, options.work)
+        run_child([part for part in parts if part.name in options.child], scale, options.work)
         return
     if options.archive is None:
         raise SystemExit("name the file that the results go to: --archive FILE.tar.gz")
     beginnings = tuple(options.parts or [""])
     missing = run_all([part for part in parts if part.name.startswith(beginnings)], options)
+    print(*losses(options.work), sep="\n")
     if missing:
         raise SystemExit(
             f"not measured: {', '.join(missing)}; the same command with --resume tries them again"
@@ -99,7 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the parts' names and limits")
     parser.add_argument("--tiny", type=Path, help="try it on a CPU with this folder's config")
     parser.add_argument("--store", type=Path, help="store the results of this archive here")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -114,31 +121,40 @@ def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
     left = [part for part in parts if not result_path(work, part.name).is_file()]
     pack(work, options.archive)
     left.sort(key=lambda part: failure_path(work, part.name).is_file())  # stable: untried first
-    for part in left:
+    for group in processes(left):
         left_s = deadline_s - perf_counter()
-        if left_s < LEAST_SHARE * part.limit_s:
-            print(f"{part.name}: no time left", flush=True)
+        if left_s < LEAST_SHARE * planned_s(group[:1]):
+            print(f"{group[0].name}: no time left", flush=True)
             continue
         start_s = perf_counter()
-        reason = run_limited(part, options, min(part.limit_s, left_s))
-        note(work, part, reason)
+        reason = run_limited(group, options, min(LIMIT * planned_s(group), left_s))
         took_s = perf_counter() - start_s
-        print(f"{part.name}: {reason or 'measured'} ({took_s:.0f} s)", flush=True)
+        for part in group:
+            measured = result_path(work, part.name).is_file()
+            if reason and not measured and not failure_path(work, part.name).is_file():
+                note(work, part, reason, work / group[0].name / "log.txt")
+                reason = ""  # those behind it were not reached
+        names = [part.name for part in group if result_path(work, part.name).is_file()]
+        print(f"measured: {', '.join(names) or 'nothing'} ({took_s:.0f} s)", flush=True)
         pack(work, options.archive)
     return [part.name for part in parts if not result_path(work, part.name).is_file()]
 
 
-def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
-    """Run a part in its own process. Returns the reason of a failure, or an empty text."""
+def run_limited(group: list[Part], options: argparse.Namespace, limit_s: float) -> str:
+    """Run parts in one process. Returns the reason of a failure, or an empty text."""
     # Journals lie beside the results, so that an interrupted calibration resumes.
-    variables = {"ROOFTREE_HOME": str((options.work / "home").absolute())}
+    home = (options.work / "home").absolute()
+    folders = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    variables = {name: str(home / name.lower()) for name in folders} | {"ROOFTREE_HOME": str(home)}
     if options.tiny:
         variables["TRITON_INTERPRET"] = "1"  # the kernels' part runs on the CPU too
-    (options.work / part.name).mkdir(exist_ok=True)
-    log = options.work / part.name / "log.txt"
+    for part in group:
+        (options.work / part.name).mkdir(exist_ok=True)
+        failure_path(options.work, part.name).unlink(missing_ok=True)
+    log = options.work / group[0].name / "log.txt"
     with log.open("w", encoding="utf-8") as printed:
         child = subprocess.Popen(
-            child_command(part, options),
+            child_command(group, options),
             env=os.environ | variables | {"PYTHONUNBUFFERED": "1"},
             stdout=printed,
             stderr=subprocess.STDOUT,
@@ -158,32 +174,56 @@ def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
     return reason
 
 
-def child_command(part: Part, options: argparse.Namespace) -> list[str]:
+def child_command(group: list[Part], options: argparse.Namespace) -> list[str]:
     command = [sys.executable, "-m", "lab.studies.gpu_suite", "--work", str(options.work)]
-    command += ["--child", part.name]
+    command += ["--child", *(part.name for part in group)]
     command += ["--tiny", str(options.tiny)] if options.tiny else []
     return command + (["--targets", *options.targets] if options.targets else [])
 
 
-def note(work: Path, part: Part, reason: str) -> None:
-    """Write down a failure with the end of what the part printed; drop an earlier one's note."""
-    path, log = failure_path(work, part.name), work / part.name / "log.txt"
-    path.unlink(missing_ok=True)
-    if reason:
-        last = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        failure = {"part": asdict(part), "reason": reason, "output": last[-LAST_CHARACTERS:]}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(failure, indent=1) + "\n", encoding="utf-8")
+def note(work: Path, part: Part, reason: str, log: Path) -> None:
+    """Write down a failure with the end of what its process printed."""
+    last = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    failure = {"part": asdict(part), "reason": reason, "output": last[-LAST_CHARACTERS:]}
+    path = failure_path(work, part.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(failure, indent=1) + "\n", encoding="utf-8")
 
 
-def run_child(part: Part, scale: Scale, work: Path) -> None:
-    """Measure one part and write its result beside its files."""
-    try:
-        result = run_part(part, scale, work)
-    except RooftreeError as error:
-        raise SystemExit(str(error)) from None
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    result_path(work, part.name).write_text(text, encoding="utf-8")
+def run_child(parts: list[Part], scale: Scale, work: Path) -> None:
+    """Measure the parts, each result beside its files; one that fails leaves the others be."""
+    [group], failed = processes(parts), []
+    for part in group:
+        gc.collect()
+        try:
+            result = run_part(part, scale, work)
+        except Exception as error:
+            traceback.print_exc()
+            failed.append(f"{part.name}: {error}")
+            log = work / group[0].name / "log.txt"
+            note(work, part, f"{type(error).__name__}: {error}", log)
+            continue
+        text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+        result_path(work, part.name).write_text(text, encoding="utf-8")
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+def losses(work: Path) -> list[str]:
+    """A table of the kernels that take longer than a library's: those are to go."""
+    path = result_path(work, "kernels")
+    if not path.is_file():
+        return []
+    lines = ["kernel | rows | context | own us | library us | library"]
+    for row in json.loads(path.read_text(encoding="utf-8"))["result"]["kernels"]:
+        times = {name: took for name, took in row["library_s"].items() if took is not None}
+        best = min(times, key=times.__getitem__, default="")
+        if best and times[best] < row["median_s"]:
+            place = f"{row['kernel']} | {row['rows']} | {row['context']}"
+            lines.append(
+                f"{place} | {row['median_s'] * 1e6:.1f} | {times[best] * 1e6:.1f} | {best}"
+            )
+    return lines
 
 
 def run_part(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:

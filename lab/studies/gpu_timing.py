@@ -53,6 +53,8 @@ from profiler.calibrate.sweep import SweepControl, Task, run_sweep
 from profiler.measure.instruments import instruments, measure
 from profiler.measure.journal import Journal
 
+PROFILED_ROUNDS = 30  # or fewer, where drafts are accepted
+
 
 def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     """`rooftree calibrate` as a user runs it, with the seconds of the whole command.
@@ -246,18 +248,28 @@ def run_launches(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         with torch.profiler.profile() as record:
             call()
             synchronise(target.device)
-        events = [event for event in record.key_averages() if _event_s(event) > 0.0]
-        events.sort(key=_event_s, reverse=True)
-        tables[str(rows)] = {
-            "forward_s": samples.typical_s,
-            "kernels_s": sum(map(_event_s, events)),
-            "launches": sum(event.count for event in events),
-            "kernels": [
-                {"name": event.key[:120], "calls": event.count, "total_s": _event_s(event)}
-                for event in events[:40]
-            ],
-        }
-    return {"rows": tables, "layers": target.architecture.layers}
+        tables[str(rows)] = device_table(record) | {"forward_s": samples.typical_s}
+    decoder = TreeDecoder(target, drafter=NgramDrafter(), policy="fixed:15", max_nodes=15)
+    prompt = random_texts(target.architecture.vocab, scale)[0][: scale.prompt_tokens // 2] * 2
+    decoder.generate(prompt, max_new_tokens=PROFILED_ROUNDS)  # captures
+    with torch.profiler.profile() as record:
+        stats = decoder.generate(prompt, max_new_tokens=PROFILED_ROUNDS).stats
+    rounds = device_table(record) | {"rounds": stats.rounds, "decode_s": stats.decode_s}
+    return {"rows": tables, "layers": target.architecture.layers, "of_a_text": rounds}
+
+
+def device_table(record: torch.profiler.profile) -> dict[str, Any]:
+    """The kernels of a recorded piece of work, the longest first."""
+    events = [event for event in record.key_averages() if _event_s(event) > 0.0]
+    events.sort(key=_event_s, reverse=True)
+    return {
+        "kernels_s": sum(map(_event_s, events)),
+        "launches": sum(event.count for event in events),
+        "kernels": [
+            {"name": event.key[:120], "calls": event.count, "total_s": _event_s(event)}
+            for event in events[:40]
+        ],
+    }
 
 
 def _event_s(event: Any) -> float:

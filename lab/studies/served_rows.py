@@ -1,6 +1,6 @@
 """Plans of servers that nobody here ran: 122 steady states with power, and two live traces.
 
-    python -m lab.studies.served_rows FOLDER [--fit]
+    python -m lab.studies.served_rows FOLDER [--fit | --scored]
 
 FOLDER holds `steady_state_itl.csv` (ml-energy/leaderboard @ 0cd52dab897c: vLLM of about 0.11) and
 the live servers' `*__requests.jsonl` (casys-kaist/LLMServingSim @ 5daddb21a545: vLLM 0.19). Time
@@ -49,6 +49,7 @@ from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.statistics import Array
 from lab.studies.common import environment, store
+from lab.studies.plans_scored import by_load, inferencex, scores
 
 PROMPT_TOKENS = {"lm-arena-chat": 200.0, "gpqa": 250.0}
 GPUS = {"H100": "h100-sxm", "B200": "b200"}
@@ -59,6 +60,7 @@ LIVE = {
     "rtx-pro-6000-server": ("RTXPRO6000_Llama-3.1-8B", 128),
     "rtx-4090": ("RTX4090_Llama-3.1-8B", 256),
 }
+LOADED = ("error_records.csv", "llmservingsim_error_records_matched.csv")
 LIVE_TARGET = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -257,7 +259,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fit", action="store_true", help="print the fitted numbers instead")
+    parser.add_argument("--scored", action="store_true", help="score rivals' rows (plans_scored)")
     options = parser.parse_args()
+    if options.scored:
+        rows = [row for name in LOADED for row in by_load(options.folder / name)]
+        store("plans_scored", scores([*rows, *inferencex(options.folder / "inferencex.csv")]))
+        return
     rows = read_rows(options.folder / "steady_state_itl.csv")
     planned = [row for row in rows if row.server is not None]
     calm = [row for row in planned if not starved(row, rows)]

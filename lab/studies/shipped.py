@@ -70,7 +70,7 @@ def recipes(operators: str = "../shared/data/operators") -> list[Recipe]:
         made.append(recipe("rtx-a6000", target, (*options, "--source", A6000_SOURCE)))
     for device, sibling in SIBLINGS.items():
         for target in DENSE + (EXPERTS if device not in DENSE_ONLY else ()):
-            options = ("transfer", f"calibrations/{file_of(sibling, target)}", "--to", device)
+            options = ("transfer", f"calibrations/{file_of(sibling, target)}", device)
             made.append(recipe(device, target, options))
     return made
 

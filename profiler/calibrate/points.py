@@ -84,8 +84,9 @@ class SweepPlan:
         return max(self.contexts) + self.padded(self.max_nodes + 1)
 
     def capacities(self) -> dict[int, int]:
-        """Tokens of the KV cache for each batch size of which only the plain step is measured."""
-        return {batch: max(self._plain_contexts) + 1 for batch in self._further_batches}
+        """Tokens of each batch size's KV cache; of the further ones for plain steps alone."""
+        plain = {batch: max(self._plain_contexts) + 1 for batch in self._further_batches}
+        return dict.fromkeys(self.batches, self.capacity) | plain
 
     @property
     def _further_batches(self) -> tuple[int, ...]:

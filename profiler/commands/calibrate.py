@@ -37,13 +37,8 @@ class Sources(click.Group):
     name="calibrate", cls=Sources, invoke_without_command=True, subcommand_metavar="[COMMAND]"
 )
 @target_option
-@click.option(
-    "--drafter",
-    default="ngram",
-    show_default=True,
-    help="Drafter whose cost to add, as in generate: ngram, demo, a folder or hub id, A@block=N, "
-    "or A+B.",
-)
+@click.option("--drafter", default="ngram", show_default=True, help="Drafter whose cost to add, as "
+              "in generate: ngram, demo, a folder or hub id, A@block=N, or A+B.")  # fmt: skip
 @execution_options
 @contexts_option
 @count_option("--max-nodes", "Nodes of the largest draft tree.", least=3)
@@ -88,14 +83,9 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
 @batch_option("1,2,4,8")
 @budget_option("60s")
 @profile_output_option
-@click.option(
-    "--engine-option",
-    "engine_options",
-    type=NamedValue(),
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Argument of vLLM, such as tensor_parallel_size=2 or dtype=float16; may be repeated.",
-)
+@click.option("--engine-option", "engine_options", type=NamedValue(), multiple=True,
+              metavar="NAME=VALUE", help="Argument of vLLM, such as tensor_parallel_size=2 or "
+              "dtype=float16; may be repeated.")  # fmt: skip
 @json_option
 @click.pass_context
 def vllm_command(
@@ -119,10 +109,8 @@ def vllm_command(
 
 @command.command(name="url", short_help="Measure an OpenAI-compatible server from outside.")
 @click.argument("url", metavar="http://HOST:PORT")
-@click.option(
-    "--target",
-    help="Folder or hub id, and the model at a server of several [default: its only one].",
-)
+@click.option("--target", help="Folder or hub id, and the model at a server of several [default: "
+              "its only one].")  # fmt: skip
 @click.option("--device", help="The server's device: a known GPU, such as h100-sxm "
               "[default: this machine's].")  # fmt: skip
 @count_option("--tensor-parallel-size", "GPUs that share the target there.", default=1)

@@ -15,30 +15,19 @@ if TYPE_CHECKING:
 
 @click.command(name="compose")
 @click.option("--device", "device_name", help="GPU by slug, name or alias, such as h100-sxm.")
-@click.option(
-    "--target",
-    "target_name",
-    required=True,
-    help="Name of a target, a model folder, its config.json, or a hub id.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["vllm", "sglang", "trtllm"]),
-    default="vllm",
-    show_default=True,
-    help="Engine whose kernels were measured.",
-)
+@click.option("--target", "target_name", required=True,
+              help="Name of a target, a model folder, its config.json, or a hub id.")  # fmt: skip
 @click.option("--tp", "tensor_parallel", default=1, show_default=True,
               type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip
-@click.option(
-    "--operators",
-    type=click.Path(path_type=Path),
-    help="Folder of operator tables, <device>_<target>_tp<n> [default: published tables].",
-)
-@click.option("--source", default="", help="Source of the tables in --operators.")
+@click.option("--operators", default="vllm", show_default=True,
+              help="Published tables of the kernels of vllm, sglang or trtllm; or a folder of "
+              "tables, <device>_<target>_tp<n>.")  # fmt: skip
+@click.option("--source", default="", help="Source of the tables in a folder.")
 @click.option("--output", type=OutputPath("either"), help="File or folder to write to.")
 @json_option
-def compose(target_name: str, as_json: bool, output: Path | None, **options: Any) -> None:
+def compose(
+    target_name: str, operators: str, as_json: bool, output: Path | None, **options: Any
+) -> None:
     """Compose a profile of a GPU that is not at hand from measured operators.
 
     Published times of matrix products, attention and experts are summed to forwards
@@ -46,9 +35,11 @@ def compose(target_name: str, as_json: bool, output: Path | None, **options: Any
     `pip install 'rooftree[operators]'`, or a folder of operator tables.
     """
     from costmodel.catalog import resolve_target
+    from costmodel.compose.aiconfigurator import ENGINES
     from costmodel.compose.profiles import ComposeOptions
     from costmodel.compose.profiles import compose as compose_profile
 
+    options |= {"engine": operators} if operators in ENGINES else {"operators": Path(operators)}
     target = resolve_target(target_name, hub=True).architecture
     profile = compose_profile(ComposeOptions(target=target, **options))
     save_and_show(profile, output, as_json)
@@ -56,14 +47,14 @@ def compose(target_name: str, as_json: bool, output: Path | None, **options: Any
 
 @click.command(name="transfer")
 @click.argument("name", metavar="PROFILE")
-@click.option("--to", "device_name", required=True, help="GPU by slug, name or alias.")
+@click.argument("device_name", metavar="DEVICE")
 @click.option("--output", type=OutputPath("either"), help="File or folder to write to.")
 @json_option
 def transfer(name: str, device_name: str, output: Path | None, as_json: bool) -> None:
     """Scale a profile to another GPU by both data sheets.
 
-    PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b.
-    Memory-bound time scales by bandwidth, compute-bound time by FLOPs. The error
+    PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b; DEVICE is a GPU by slug, name
+    or alias. Memory-bound time scales by bandwidth, compute-bound time by FLOPs. The error
     bar is from a study of all GPU pairs at hand: within a chip it is smallest,
     across vendors largest.
     """

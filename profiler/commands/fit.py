@@ -16,11 +16,8 @@ FORMATS = ("csv", "llama-bench", "llama-batched-bench", "sglang-dspark")
 @click.argument("points", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--from", "format", type=click.Choice(FORMATS), default="csv",
               show_default=True, help="What wrote FILE.")  # fmt: skip
-@click.option(
-    "--device",
-    required=True,
-    help="The device by slug, name or alias, such as rtx-a6000; cpu: this machine.",
-)
+@click.option("--device", required=True, help="The device by slug, name or alias, such as "
+              "rtx-a6000; cpu: this machine.")  # fmt: skip
 @click.option("--target", required=True, help="The target model, such as Qwen/Qwen3-8B.")
 @click.option("--tp", "tensor_parallel", default=1, show_default=True,
               type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip

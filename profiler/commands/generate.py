@@ -37,44 +37,28 @@ GENERATION_OPTIONS = (
 @click.command(name="generate")
 @target_option
 @click.option("--prompt", "prompts", multiple=True, help="Text to continue; may be repeated.")
-@click.option(
-    "--prompts",
-    "file",
-    type=click.Path(path_type=Path),
-    help="JSONL file with a `prompt`, or the `messages` of a chat (and an `id`), on each line. The "
-    "model answers between two turns of the user.",
-)
+@click.option("--prompts", "file", type=click.Path(path_type=Path),
+              help="JSONL file with a `prompt`, or the `messages` of a chat (and an `id`), on each "
+              "line. The model answers between two turns of the user.")  # fmt: skip
 @template_option
 @count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
 @ignore_eos_option
 @click.option("--stop", multiple=True, help="End before this text; may be repeated.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
-@click.option(
-    "--top-p",
-    default=1.0,
-    show_default=True,
-    help="Keep the most probable tokens that sum to this; 1 keeps all.",
-)
+@click.option("--top-p", default=1.0, show_default=True,
+              help="Keep the most probable tokens that sum to this; 1 keeps all.")  # fmt: skip
 @count_option(
     "--top-k", "Keep so many of the most probable tokens; 0 keeps all.", default=0, least=0
 )
 @seed_option(2**63 - 1, "Seed of sampling.")
-@click.option(
-    "--drafter",
-    default="ngram",
-    show_default=True,
-    help="ngram; demo, the trained drafter of the demo model; a folder or hub id of a DFlash or "
-    "EAGLE-3 drafter, of one of the lab, or of a smaller model; A@block=N, a DFlash "
-    "drafter with blocks of N; A+B, two drafters together, as ngram+demo; package:Class, your own.",
-)
-@click.option(
-    "--policy",
-    default="bastion",
-    show_default=True,
-    callback=checked_by("check_policy"),
-    help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and dynatree; "
-    "package:Class, your own. Trees that a policy sizes end at 256 nodes (255 under graphs).",
-)
+@click.option("--drafter", default="ngram", show_default=True, help="ngram; demo, the trained "
+              "drafter of the demo model; a folder or hub id of a DFlash or EAGLE-3 drafter, of "
+              "one of the lab, or of a smaller model; A@block=N, a DFlash drafter with blocks of "
+              "N; A+B, two drafters together, as ngram+demo; package:Class, your own.")  # fmt: skip
+@click.option("--policy", default="bastion", show_default=True, callback=checked_by("check_policy"),
+              help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and "
+              "dynatree; package:Class, your own. Trees that a policy sizes end at 256 nodes (255 "
+              "under graphs).")  # fmt: skip
 @execution_options
 @profile_option
 @click.option("--stats", is_flag=True, help="Print rates and stage times.")

@@ -12,8 +12,8 @@ import click
 
 # What engines' settings are written for (costmodel/planning/exports/settings.py).
 EXPORTS = (
-    "vllm", "vllm-contexts", "sglang", "sglang-dspark", "sglang-dspark-steps", "tensorrt-llm",
-    "transformers",
+    "vllm", "vllm-contexts", "vllm-synthetic", "sglang", "sglang-dspark", "sglang-dspark-steps",
+    "tensorrt-llm", "transformers", "model-optimizer",
 )  # fmt: skip
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -153,35 +153,29 @@ def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 target_option = click.option(
-    "--target",
-    callback=checked_by("check_target"),
+    "--target", callback=checked_by("check_target"),
     help="Folder, hub id or known target [default: fits this device].",
-)
+)  # fmt: skip
 device_option = click.option(
-    "--device",
-    callback=checked_by("check_device"),
+    "--device", callback=checked_by("check_device"),
     help="cpu, cuda or cuda:N [default: CUDA where there is one].",
-)
+)  # fmt: skip
 dtype_option = click.option(
-    "--dtype",
-    callback=_part_int8,
-    help="bfloat16, float16, float32; int8 keeps the weights in int8, on a CPU "
-    "[default: the device's].",
-)
+    "--dtype", callback=_part_int8, help="bfloat16, float16, float32; int8 keeps the weights in "
+    "int8, on a CPU [default: the device's].",
+)  # fmt: skip
 runtime_option = click.option(
-    "--runtime",
-    type=click.Choice(["auto", "packed", "graphs", "eager"]),
-    default="auto",
+    "--runtime", type=click.Choice(["auto", "packed", "graphs", "eager"]), default="auto",
     show_default=True,
     help="packed reorders the weights once (CPU); graphs captures the forwards (CUDA).",
-)
+)  # fmt: skip
 profile_option = click.option(
     "--profile", type=click.Path(path_type=Path), help="Use this profile file."
 )
 acceptance_option = click.option(
     "--acceptance",
-    help="Acceptance: a bench result, a rate such as 0.8, or a published data set; DATASET@1 is at "
-    "temperature 1.",
+    help="Acceptance: a published data set, DATASET@1 at temperature 1; a rate such as 0.8; or a "
+    "file: a bench result, a speculation_profile.json, what a vLLM's /metrics prints.",
 )
 
 

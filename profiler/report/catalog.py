@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import string
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -168,15 +169,5 @@ def print_matrix(rows: Sequence[Support]) -> None:
     absent = [slug for slug in dict.fromkeys(row.device for row in rows) if slug not in devices]
     if absent:
         click.echo("\nNo times of any target; `rooftree transfer` scales a profile to them:")
-        for line in _lines(absent):
-            click.echo(line)
-
-
-def _lines(names: Sequence[str]) -> list[str]:
-    """The names, as many a line as fit."""
-    lines, width = [""], shutil.get_terminal_size().columns
-    for name in names:
-        if len(lines[-1]) + len(name) + 2 > width:
-            lines.append("")
-        lines[-1] += f"{', ' if lines[-1] else ''}{name}"
-    return lines
+        width = shutil.get_terminal_size().columns
+        click.echo(textwrap.fill(", ".join(absent), width, break_on_hyphens=False))

@@ -1,10 +1,11 @@
-"""Tables of a plan: cells, headings and remarks."""
+"""Tables and the picture of a plan: cells, headings and remarks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import click
 
@@ -21,6 +22,15 @@ from costmodel.planning.result import (
 )
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
 from profiler.report.console import note, paragraph, print_json, print_table
+from profiler.report.drawing import (
+    GRAY,
+    SERIES,
+    check_picture,
+    log_axes,
+    panels,
+    save_figure,
+    set_title,
+)
 
 # Causes of a cycle's time, in the order of `CycleParts`.
 CAUSES = {
@@ -32,40 +42,48 @@ CAUSES = {
     "prompts_s": "prompts of others",
     "engine_s": "engine and gaps",
 }
+PICTURE_IN = (6.6, 4.4)
 CLOSE = 5  # most rivals of the best that are named
-SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
+# The columns that are printed without --details.
+OPTIONS = ("GPU", "tp", "GPUs", "at once", "tree", "ms a token", "ms to the first", "per hour")
+SIMULATED = ("GPU", "tp", "GPUs", "busy", "ttft p95 ms", "tpot p95 ms", "goals", "per hour")
+Table = tuple[list[str], list[list[str | None]]]  # columns and rows
 
 
-def option_columns(plan: Plan) -> list[str]:
-    """The headings of `option_cells`."""
-    currency = plan.request.currency
-    return [
-        "GPU", "tp", "GPUs", "at once", "tree", "tokens a cycle", "tpot ms", "ttft ms",
-        f"{currency} per hour", f"{currency} per 1M tokens", "J a token", "times from",
-    ]  # fmt: skip
+def as_table(
+    plan: Plan, rows: Sequence[Mapping[str, str | None]], shown: Sequence[str] | None
+) -> Table:
+    """The columns of the rows that are `shown` (None: all) and are not empty."""
+    names = [name for name in shown or (rows[0] if rows else ()) if any(r[name] for r in rows)]
+    units = [f"{plan.request.currency} " * name.startswith("per ") for name in names]
+    columns = [unit + name for unit, name in zip(units, names, strict=True)]
+    return columns, [[row[name] for name in names] for row in rows]
 
 
-def option_cells(plan: Plan, option: PlanOption) -> list[str | None]:
-    """The cells of one option, in the order of `option_columns`."""
-    sizing = option.sizing
-    if sizing is None:
-        return [option.gpu, str(option.tensor_parallel), *[None] * 10]
-    at = sizing.at_load
-    origin = option.origin
-    return [
-        option.gpu,
-        str(option.tensor_parallel),
-        interval(sizing.gpus, ".0f"),
-        f"{at.running} of {sizing.at_most.running}",
-        tree_name(at),
-        f"{at.committed:.2f}",
-        interval(sizing.tpot_s, ".1f", 1e3),
-        "queues" if plan.queues(option) else interval(sizing.ttft_s, ".0f", 1e3),
-        interval(sizing.cost_per_hour, ".2f"),
-        interval(sizing.cost_per_million, ".2f"),
-        interval(sizing.joules_per_token, ".2f"),
-        None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
-    ]
+def option_table(plan: Plan, details: bool) -> Table:
+    """One row for each sized option; intervals are details."""
+    rows = []
+    shown = interval if details else middle
+    for option in plan.options:
+        sizing, origin = option.sizing, option.origin
+        if sizing is None:
+            continue
+        at, ttft = sizing.at_load, shown(sizing.ttft_s, ".0f", 1e3)
+        rows.append({
+            "GPU": option.gpu,
+            "tp": str(option.tensor_parallel),
+            "GPUs": shown(sizing.gpus, ".0f"),
+            "at once": f"{at.running} of {sizing.at_most.running}",
+            "tree": tree_name(at),
+            "ms a token": shown(sizing.tpot_s, ".1f", 1e3),
+            "ms to the first": "queues" if plan.queues(option) else ttft,
+            "per hour": shown(sizing.cost_per_hour, ".2f"),
+            "per 1M tokens": shown(sizing.cost_per_million, ".2f"),
+            "tokens a cycle": f"{at.committed:.2f}",
+            "J a token": shown(sizing.joules_per_token, ".2f"),
+            "times from": None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
+        })  # fmt: skip
+    return as_table(plan, rows, None if details else OPTIONS)
 
 
 def interval(
@@ -75,8 +93,13 @@ def interval(
     if value is None:
         return None
     high = beyond if value.high is None else f"{value.high * unit:{form}}"
-    middle, low = f"{value.value * unit:{form}}", f"{value.low * unit:{form}}"
-    return middle if low == middle == high else f"{middle} ({low} to {high})"
+    low, text = f"{value.low * unit:{form}}", middle(value, form, unit)
+    return text if low == text == high else f"{text} ({low} to {high})"
+
+
+def middle(value: Interval | None, form: str, unit: float = 1.0) -> str | None:
+    """A value without its interval."""
+    return None if value is None else f"{value.value * unit:{form}}"
 
 
 def tree_name(point: OperatingPoint) -> str:
@@ -95,6 +118,47 @@ def heading(plan: Plan) -> str:
     )
 
 
+def plot_plan(plan: Plan, path: Path) -> Path:
+    """Draw cost against milliseconds a token, one curve a GPU; returns the picture's path.
+
+    A curve goes through all numbers of requests at once, of which the first and the last are named;
+    a star is the plan's choice at its rate, in whole GPUs. Without prices the cost is in GPU hours.
+    There is a colour for each of the first eight. Raises InputError where no option can be drawn,
+    and for a file that cannot be written, or is no .png, .svg or .pdf.
+    """
+    check_picture(path)
+    request, prices = plan.request, plan.request.prices
+    drawn = [one for one in plan.options if one.points and (not prices or one.gpu in prices)]
+    if not drawn:
+        raise InputError("no option can be drawn", hint="The nearest of each is named above")
+    if len(drawn) > len(SERIES):
+        note(f"{path} has the first {len(SERIES)} of {len(drawn)} options")
+    figure, (axes,) = panels(1, size_in=PICTURE_IN)
+
+    def cost(gpu: str, gpus: float, requests_per_s: float) -> float:
+        hours = gpus / (3600 * requests_per_s * request.traffic.output_tokens)
+        return 1e6 * hours * prices.get(gpu, 1.0)
+
+    for option, color in zip(drawn, SERIES, strict=False):
+        gpu, degree, sizing = option.gpu, option.tensor_parallel, option.sizing
+        at = [(p.tpot_s * 1e3, cost(gpu, degree, p.requests_per_s)) for p in option.points]
+        axes.plot(*zip(*at, strict=True), ".-", color=color, label=f"{gpu} tp {degree}")
+        for point, place in ((option.points[0], at[0]), (option.points[-1], at[-1])):
+            axes.annotate(f" {point.running}", place, color=color, fontsize=8)
+        if sizing is not None:
+            whole = cost(gpu, sizing.gpus.value, request.rate / max(sizing.load, 1.0))
+            axes.plot(sizing.tpot_s.value * 1e3, whole, "*", color=color, markersize=13)
+    if request.goals.tpot_s is not None:
+        axes.axvline(request.goals.tpot_s * 1e3, color=GRAY, linestyle="--", label="goal")
+    log_axes(axes, "xy")
+    axes.set_xlabel("ms a token (numbers: requests at once; stars: this plan)", fontsize=9)
+    currency = request.currency if prices else "GPU hours"
+    axes.set_ylabel(f"{currency} per 1M output tokens", fontsize=9)
+    axes.legend(fontsize=8)
+    set_title(figure, heading(plan))
+    return save_figure(figure, path)
+
+
 def refuse_infeasible(plan: Plan) -> None:
     """Raise InputError where no option holds the goals, to set the exit code."""
     if plan.best is None:
@@ -110,11 +174,14 @@ def refuse_infeasible(plan: Plan) -> None:
         )
 
 
-def print_plan(plan: Plan) -> None:
-    """Print the plan: the best, whether drafts pay, tables; heading and notes on stderr."""
+def print_plan(plan: Plan, *, details: bool = False) -> None:
+    """Print the plan: the best, whether drafts pay, tables; heading and notes on stderr.
+
+    details  intervals and all columns, speed-ups and one server by requests at once, and causes
+    """
     _say(f"Best: {best_line(plan)}")
-    print_pays(plan)
-    print_tables(plan)
+    print_pays(plan, details)
+    print_tables(plan, details)
 
 
 def best_line(plan: Plan) -> str:
@@ -141,15 +208,14 @@ def _say(text: str) -> None:
     click.echo(paragraph(text))
 
 
-def print_tables(plan: Plan) -> None:
+def print_tables(plan: Plan, details: bool) -> None:
     """Print the plan's tables on stdout, heading and notes on stderr."""
     note(paragraph(heading(plan)))
     if plan.acceptance is not None:
         spread = plan.acceptance.spread
         note(paragraph(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add"))
     if any(option.sizing for option in plan.options):
-        cells = [option_cells(plan, one) for one in plan.options]
-        print_table(option_columns(plan), cells, keys=2)
+        print_table(*option_table(plan, details), keys=2)
     for option in plan.options:
         if option.sizing is None:
             _say(option.describe_problem())
@@ -157,17 +223,23 @@ def print_tables(plan: Plan) -> None:
         click.echo()
         settings = plan.request.simulation
         title = "" if settings is None else f"simulated: {settings.describe()}"
-        print_table(simulated_columns(plan), simulated_rows(plan), title=title, keys=3)
+        print_table(*simulated_table(plan, details), title=title, keys=3)
         for line in simulated_lines(plan):
             _say(line)
     best = plan.best
-    if best is not None and plan.request.policy.kind != "plain" and plan.acceptance is not None:
+    if best is not None and details:
         click.echo()
-        print_table(SERVER_COLUMNS, server_rows(best), title=f"{best.gpu}, one server")
-    if best is not None:
+        print_server(best)
         _say(causes_line(best))
     if best is not None and best.drafter:
-        note(paragraph(f"drafter: {best.drafter.label}"))
+        weights, token = best.draft_bytes
+        takes = f"{weights / 1e9:.1f} GB and {token / 1e3:.0f} kB a cached token of each GPU"
+        takes = takes if weights else "no memory of a GPU"
+        note(paragraph(f"drafter: {best.drafter.label}; it takes {takes}"))
+    errors = sorted({option.error for option in plan.options if option.error is not None})
+    if errors and not details:
+        span = " to ".join(dict.fromkeys(f"{error:.0%}" for error in (errors[0], errors[-1])))
+        note(paragraph(f"times are expected within {span}; intervals and the rest: --details"))
     for line in plan.notes:
         note(paragraph(f"note: {line}"))
     if plan.assumptions:
@@ -188,24 +260,31 @@ def causes_line(option: PlanOption) -> str:
     return f"{cycle}: {', '.join(shares)}"
 
 
-def server_rows(option: PlanOption) -> list[list[str | None]]:
-    """One server by requests at once, in the order of SERVER_COLUMNS."""
-    return [
-        [str(p.running), tree_name(p), f"{p.committed:.2f}", f"{p.tpot_s * 1e3:.1f}",
-         f"{p.ttft_s * 1e3:.0f}", f"{p.requests_per_s:.1f}"]
-        for p in option.points
-    ]  # fmt: skip
+def print_server(option: PlanOption) -> None:
+    """Print one server by requests at once: its best tree, times, speed-ups over plain steps."""
+    shapes = [s for s in ("chain", "tree") if any(getattr(one, s) for one in option.choices)]
+    rooftree = {one.running: one for one in option.with_trees if one.tree}
+    columns = ["at once", "tree", "ms a token", "ms to the first", "requests/s", "plain ms"]
+    rows = []
+    for choice in option.choices:
+        point, cells = choice.best, [_faster(choice, shape) for shape in shapes]
+        if rooftree:
+            cells.append(_faster(rooftree.get(choice.running), "tree"))
+        rows.append([str(point.running), tree_name(point), f"{point.tpot_s * 1e3:.1f}",
+                     f"{point.ttft_s * 1e3:.0f}", f"{point.requests_per_s:.1f}",
+                     f"{choice.plain.tpot_s * 1e3:.1f}", *cells])  # fmt: skip
+    columns += [*shapes, "tree in rooftree"] if rooftree else shapes
+    print_table(columns, rows, title=f"{option.gpu}, one server; speed-ups over plain (nodes)")
 
 
-def simulated_columns(plan: Plan) -> list[str]:
-    """The headings of `simulated_rows`."""
-    return [
-        "GPU", "tp", "GPUs", "busy", "at once", "waiting p95 ms", "ttft p50", "p95", "p99 ms",
-        "tpot p50", "p95", "p99 ms", "goals", f"{plan.request.currency} per hour",
-    ]  # fmt: skip
+def _faster(choice: BatchChoice | None, shape: str) -> str | None:
+    point: OperatingPoint | None = getattr(choice, shape, None)
+    if choice is None or point is None:
+        return None
+    return f"{choice.speedup(point):.2f}x ({point.nodes})"
 
 
-def simulated_rows(plan: Plan) -> list[list[str | None]]:
+def simulated_table(plan: Plan, details: bool) -> Table:
     """The fleet that the means need, and the smallest that holds all goals where it is larger.
 
     Where no fleet holds them, the second row is the largest that was tried.
@@ -216,7 +295,7 @@ def simulated_rows(plan: Plan) -> list[list[str | None]]:
         for fleet in fleets[: 1 if fleets[0] is fleets[1] else 2]:
             if fleet is not None:
                 rows.append(_fleet_cells(plan, option, fleet))
-    return rows
+    return as_table(plan, rows, None if details else SIMULATED)
 
 
 def simulated_lines(plan: Plan) -> list[str]:
@@ -275,24 +354,28 @@ def _reached(fleet: Fleet) -> str:
     return ", ".join(values)
 
 
-def _fleet_cells(plan: Plan, option: SimulatedOption, fleet: Fleet) -> list[str | None]:
+def _fleet_cells(plan: Plan, option: SimulatedOption, fleet: Fleet) -> dict[str, str | None]:
     price = plan.request.prices.get(option.gpu)
     if fleet.missed:
         goals: str | None = f"missed: {', '.join(fleet.missed)}"
     else:
         goals = "held" if plan.request.goals else None
-    return [
-        option.gpu,
-        str(option.tensor_parallel),
-        str(fleet.gpus),
-        f"{fleet.utilisation:.0%}",
-        f"{fleet.running:.1f}",
-        _cell(fleet.waiting, "p95", fleet),
-        *(_cell(fleet.ttft, percent, fleet) for percent in ("p50", "p95", "p99")),
-        *(_cell(fleet.tpot, percent, fleet, ".1f") for percent in ("p50", "p95", "p99")),
-        goals,
-        None if price is None else f"{fleet.gpus * price:.2f}",
-    ]
+    times = {
+        f"{name} {percent} ms": _cell(getattr(fleet, name), percent, fleet, form)
+        for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
+        for percent in ("p50", "p95", "p99")
+    }
+    return {
+        "GPU": option.gpu,
+        "tp": str(option.tensor_parallel),
+        "GPUs": str(fleet.gpus),
+        "busy": f"{fleet.utilisation:.0%}",
+        "at once": f"{fleet.running:.1f}",
+        "waiting p95 ms": _cell(fleet.waiting, "p95", fleet),
+        **times,
+        "goals": goals,
+        "per hour": None if price is None else f"{fleet.gpus * price:.2f}",
+    }
 
 
 def _cell(spread: TimeSpread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:
@@ -318,36 +401,39 @@ def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> Non
         click.echo(settings, nl=False)
 
 
-def print_pays(plan: Plan) -> None:
-    """Print whether drafts pay: a line for each option, and the best option's speed-ups."""
+def print_pays(plan: Plan, details: bool) -> None:
+    """Print whether drafts pay, with details for each option."""
     if plan.request.policy.kind == "plain":
         click.echo("Does it pay? Not asked: the policy is plain\n")
         return
     if plan.acceptance is None:
-        click.echo("Does it pay? Nothing is known without acceptance data: give --acceptance\n")
+        _say(f"Does it pay? {published_line(plan)}")
+        click.echo()
         return
     options = [option for option in plan.options if option.choices]
-    for option in options:
+    for option in options if details else options[:1]:
         _say(f"Does it pay? {pays_line(plan, option)}")
         if option.with_trees:
             ranges = _ranges(shape_ranges(option.with_trees))
             engine = plan.request.engine
             _say(f"Trees, which {engine} does not verify: in rooftree {ranges}")
-    for option in options[:1]:
-        print_table(*pays_table(option), title=f"{option.gpu}, speed-up over plain (nodes)")
     if options:
         click.echo()
 
 
-def pays_table(option: PlanOption) -> tuple[list[str], list[list[str | None]]]:
-    """Columns and rows: requests at once, plain milliseconds, speed-up and size of each shape."""
-    columns = ["at once", "plain ms", *_columns(option.choices)]
-    rows = [_cells(choice, _columns(option.choices)) for choice in option.choices]
-    if "tree" in _columns(option.with_trees):
-        columns.append("tree in rooftree")
-        cells = {c.running: _cells(c, ["tree"])[-1] for c in option.with_trees}
-        rows = [[*row, cells.get(int(row[0] or 0))] for row in rows]
-    return columns, rows
+def published_line(plan: Plan) -> str:
+    """The range of published speed-ups, and the option that plans with one's own acceptance."""
+    best, ask = plan.best, "--acceptance takes gsm8k, a rate such as 0.8, or a file"
+    if best is None or best.sizing is None or not plan.published:
+        return f"Not known without acceptance data: {ask}"
+    names = [label.removeprefix("published for ").partition(",")[0] for label, _ in plan.published]
+    ends = [f"{x:.2f}x ({name})" for name, (_, x) in zip(names, plan.published, strict=True)]
+    others = " for other targets" if "none for this target" in plan.published[0][0] else ""
+    return (
+        f"By acceptance published{others}, DFlash drafts give {' to '.join(ends)} with"
+        f" {best.sizing.at_load.running} at once, {best.gpu} tp {best.tensor_parallel},"
+        f" {plan.request.engine}; for your texts {ask}"
+    )
 
 
 def pays_line(plan: Plan, option: PlanOption) -> str:
@@ -368,19 +454,3 @@ def _ranges(ranges: Sequence[ShapeRange]) -> str:
         return f"{names[ranges[0].shape]} at every number at once"
     parts = [f"{names[one.shape]} to {one.last}" for one in ranges[:-1]]
     return ", ".join([*parts, f"{names[ranges[-1].shape]} beyond"])
-
-
-def _columns(choices: Sequence[BatchChoice]) -> list[str]:
-    """The shapes that are planned at some number of requests at once."""
-    shapes = ("chain", "tree")
-    return [s for s in shapes if any(getattr(choice, s) is not None for choice in choices)]
-
-
-def _cells(choice: BatchChoice, shapes: Sequence[str]) -> list[str | None]:
-    """Requests at once, plain milliseconds, and speed-up and size of each shape; best: `*`."""
-    cells: list[str | None] = [str(choice.running), f"{choice.plain.tpot_s * 1e3:.1f}"]
-    for shape in shapes:
-        point: OperatingPoint | None = getattr(choice, shape)
-        best = "*" if choice.best.shape == shape else ""
-        cells.append(point and f"{choice.speedup(point):.2f}x ({point.nodes}){best}")
-    return cells

@@ -30,8 +30,17 @@ def test_the_kernel_is_full_masked_attention_in_drawn_cases(case, launch):
     assert_finite_padding(made, output)
 
 
-def test_what_lies_behind_the_rows_is_never_read():
-    """Slots behind the tail may hold anything, NaN included."""
+def test_what_lies_behind_the_rows_is_never_read(monkeypatch):
+    """Slots behind the tail may hold anything, NaN included; so may parts that no key is left for.
+
+    40 keys make three parts of 16, and 3 keys make one, of five that are launched.
+    """
+    partials = []
+
+    def empty(*sizes, **where):
+        partials.append(torch.full(sizes, float("nan"), **where))
+        return partials[-1]
+
     made = TableCase(
         {
             "rows": [5, 2], "prefixes": [40, 3, 0], "pending": 2, "padding": 3,
@@ -42,7 +51,12 @@ def test_what_lies_behind_the_rows_is_never_read():
     for sequence in range(made.cache.sequences):
         rows = 5 if sequence == 0 else 2
         made.cache.data[:, :, sequence, :, made.cache.end(sequence) + rows :] = float("nan")
-    output = table_attention(made.query, made.keys, made.values, made.tables, 24**-0.5)
+    monkeypatch.setattr(torch, "empty", empty)
+    launch = Launch(block_rows=16, block_keys=16, parts=5)
+    output = table_attention(made.query, made.keys, made.values, made.tables, 24**-0.5, launch)
+    written = partials[0].isfinite().all(-1).all(-1)  # [parts and tail, rows]
+    assert written[:, :5].all(1).tolist() == [True, True, True, False, False, True]
+    assert written[:, 5:].all(1).tolist() == [True, False, False, False, False, True]
     torch.testing.assert_close(output[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
     assert_finite_padding(made, output)
 

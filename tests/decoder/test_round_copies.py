@@ -90,3 +90,28 @@ def test_a_cpu_looks_at_visited_rows_only(monkeypatch):
     assert found == [truth]
     for asked, (accepted,) in rounds:
         assert asked == ["__int__"] * (accepted + 1)
+
+
+@pytest.mark.parametrize("candidates", [97, 16])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 7, "top_p": 0.8}])
+def test_sampled_tokens_come_in_one_copy(monkeypatch, cut, candidates):
+    """With the text of draws row by row; top-p of 16 candidates may have to ask for more."""
+    monkeypatch.setattr("decoder.acceptance.sampling.CANDIDATES", candidates)
+    prompts = [PROMPT, PROMPT[:2]]
+    model, options = random_model("llama-gqa"), {"temperature": 0.7, "seed": 5} | cut
+    alone = TreeDecoder(target_of(model), policy="plain").generate_batch(
+        prompts, max_new_tokens=20, **options
+    )
+    truths = [result.token_ids for result in alone]
+    drafter = OracleDrafter(prompts[0] + truths[0], 97)
+    for at_once in (False, True):
+        monkeypatch.setattr("decoder.acceptance.rules.argmax_at_once", lambda _, way=at_once: way)
+        decoder = TreeDecoder(target_of(model), policy="fixed:9", drafter=drafter)
+        rounds, found = questions_of_rounds(monkeypatch, decoder, prompts, 20, **options)
+        assert found == truths
+        counts = [asked.count("tolist") for asked, _ in rounds]
+        if not at_once:
+            assert counts == [sum(accepted) + len(accepted) for _, accepted in rounds]
+        elif candidates == 97 or "top_k" in cut:
+            assert [asked for asked, _ in rounds] == [["cpu"]] * len(rounds)
+    assert max(accepted[0] for _, accepted in rounds) > 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,9 +25,7 @@ class OpenAIServer:
         answers: dict[str, Answer] | None = None,
         usage: Callable[[dict[str, Any]], Any] = lambda usage: usage,
         most_tokens: int = 4096,
-        step_s: float = 0.0,
     ) -> None:
-        self.step_s = step_s
         self.answers, self.usage, self.most_tokens = answers or {}, usage, most_tokens
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -63,7 +60,6 @@ class OpenAIServer:
         count, tokens = len(body["prompt"]), body["max_tokens"]
         usage = self.usage({"prompt_tokens": count, "completion_tokens": tokens})
         if not body.get("stream"):
-            time.sleep(self.step_s * tokens)
             return _json({"choices": [{"text": "a"}], "usage": usage})
         events: list[dict[str, Any]] = [{"choices": [{"text": "a"}]}] * tokens
         events = [*events, {"choices": [], "usage": usage}]
@@ -88,9 +84,7 @@ class OpenAIServer:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                for piece in content.splitlines(keepends=True):
-                    time.sleep(server.step_s * piece.startswith(b'data: {"choices": [{'))
-                    self.wfile.write(piece)
+                self.wfile.write(content)
 
             def log_message(self, *parts: object) -> None: ...
 

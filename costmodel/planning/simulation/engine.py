@@ -1,5 +1,8 @@
 """Discrete-event simulation of one server with continuous batching, on simpy (extra `plan`).
 
+A server is one rank, or several that share experts: requests are dealt to them in turn, and every
+step takes as long as the slowest rank's.
+
 Before each step the server admits waiting requests in the order of arrival, as far as sequences and
 cache allow. A step decodes every running request once and fills its remaining tokens with prompts,
 cut into chunks. (An engine that never mixes the two runs prompts alone while there are any.) The
@@ -16,7 +19,7 @@ import bisect
 import dataclasses
 import importlib
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,13 +43,15 @@ _OVERLOAD_SHARE, _OVERLOAD_LEAST = 0.02, 16
 class SimulatedServer:
     """Limits of a server: the engine's rules, tokens of cache, sequences at once.
 
-    `held_tokens` gives the tokens of the cache that a sequence of so many takes.
+    `held_tokens` gives the tokens of the cache that a sequence of so many takes. Cache and
+    sequences are those of each of `ranks`.
     """
 
     rules: EngineRules
     cache_tokens: float
     max_sequences: int = 256
     held_tokens: Callable[[float], float] = float
+    ranks: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,11 +111,22 @@ def simulate(
     simpy = import_simpy()
     if generator is None:
         generator = np.random.default_rng(0)
-    engine = _Engine(requests, server, step_s, _Committed(speculation, generator))
+    _check_fits(requests, server)
+    _check_room(server, speculation)
+    draws = _Committed(speculation, generator)
+    ranks = [_Rank(requests, number, server, draws) for number in range(server.ranks)]
     environment = simpy.Environment()
-    environment.process(engine.serve(environment))
+    serving = _Serving(ranks, step_s)
+    environment.process(serving.serve(environment))
     environment.run()
-    return engine.result()
+    times = np.empty((3, len(requests)))
+    for number, rank in enumerate(ranks):
+        times[:, number :: server.ranks] = rank.admitted_s, rank.first_s, rank.last_s
+    admitted_s, first_s, last_s = times
+    return SimulationResult(
+        requests=requests, admitted_s=admitted_s, first_s=first_s, last_s=last_s,
+        idle_s=np.array(serving.idle).reshape(-1, 2), steps=serving.steps,
+    )  # fmt: skip
 
 
 def import_simpy() -> Any:
@@ -160,24 +176,49 @@ def _uniform(generator: np.random.Generator) -> Iterator[float]:
         yield from generator.random(_DRAWN_AT_ONCE).tolist()
 
 
-class _Engine:
-    """The server's state between steps."""
+class _Serving:
+    """The steps of a server's ranks, each as long as the slowest rank's."""
+
+    def __init__(self, ranks: Sequence[_Rank], step_s: StepTime) -> None:
+        self._ranks, self._step_s = ranks, step_s
+        self.idle: list[tuple[float, float]] = []
+        self.steps = 0
+
+    def serve(self, environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
+        """Run until all requests are done; wait for arrivals only when all ranks are idle."""
+        while True:
+            now = environment.now
+            busy = [load for rank in self._ranks if (load := rank.prepare(now)) is not None]
+            if not busy:
+                arrivals_s = [rank.next_s for rank in self._ranks if rank.next_s is not None]
+                if not arrivals_s:
+                    return
+                yield environment.timeout(min(arrivals_s) - now)
+                self.idle.append((now, environment.now))
+                continue
+            yield environment.timeout(max(self._step_s(*load) for load in busy))
+            self.steps += 1
+            for rank in self._ranks:
+                rank.advance(environment.now)
+
+
+class _Rank:
+    """The state of one rank between steps, which is dealt every so many requests."""
 
     def __init__(
-        self, requests: Trace, server: SimulatedServer, step_s: StepTime, committed: _Committed
+        self, requests: Trace, number: int, server: SimulatedServer, committed: _Committed
     ) -> None:
-        self._requests, self._server, self._step_s = requests, server, step_s
-        self._committed = committed
+        self._server, self._committed = server, committed
         self._mixes, self._tokens = server.rules.mixes_prompts, server.rules.step_tokens
         # Plain lists: a scalar of a numpy array costs ten times as much to read.
-        self._arrival_s: list[float] = requests.arrival_s.tolist()
-        self._prompt: list[int] = requests.prompt_tokens.tolist()
-        self._output: list[int] = requests.output_tokens.tolist()
+        dealt = slice(number, None, server.ranks)
+        self._arrival_s: list[float] = requests.arrival_s[dealt].tolist()
+        self._prompt: list[int] = requests.prompt_tokens[dealt].tolist()
+        self._output: list[int] = requests.output_tokens[dealt].tolist()
         ends = [
             (server.held_tokens(float(p)), server.held_tokens(float(p + o)))
             for p, o in zip(self._prompt, self._output, strict=True)
         ]
-        _check_fits(requests, server, [end for _, end in ends])
         whole = server.rules.memory.whole_answer
         self._held = [end if whole else start for start, end in ends]
         # Tokens of the cache that a token of the answer adds: windows and states hold fewer.
@@ -185,40 +226,36 @@ class _Engine:
             0.0 if whole else (end - start) / o
             for (start, end), o in zip(ends, self._output, strict=True)
         ]
-        _check_room(server, committed.speculation)
         self._next = 0  # the first request that is not admitted
         self._free = server.cache_tokens
         self._prefilling: list[_Sequence] = []
         self._decoding: list[_Sequence] = []
         self._evicted: list[_Sequence] = []
         self._context = 0  # cached tokens of all that decode
-        self._admitted_s, self._first_s, self._last_s = ([0.0] * len(requests) for _ in range(3))
-        self._idle: list[tuple[float, float]] = []
-        self._steps = 0
+        self._step = 0, 0  # sequences that decode in the current step, and its prompt tokens
+        self.admitted_s, self.first_s, self.last_s = ([0.0] * len(self._prompt) for _ in range(3))
 
-    def serve(self, environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
-        """Run the server until all requests are done; wait for arrivals only when idle."""
-        count = len(self._requests)
-        while True:
-            now = environment.now
-            self._admit(now)
-            if not self._prefilling and not self._decoding:
-                if self._next == count:
-                    return
-                arrival_s = self._arrival_s[self._next]
-                yield environment.timeout(arrival_s - now)
-                self._idle.append((now, environment.now))
-                continue
-            decoding, prompt_tokens = self._compose()
-            batch = len(decoding)
-            context = self._context / batch if batch else 0.0
-            seconds = self._step_s(batch, prompt_tokens, context)
-            yield environment.timeout(seconds)
-            self._steps += 1
-            if batch:
-                self._decode(environment.now)
-            if prompt_tokens:
-                self._prefill(environment.now)
+    @property
+    def next_s(self) -> float | None:
+        """Arrival of the first request that is not admitted; None after the last."""
+        return self._arrival_s[self._next] if self._next < len(self._arrival_s) else None
+
+    def prepare(self, now: float) -> tuple[int, int, float] | None:
+        """Admit requests, and the next step's (batch, prompt tokens, context); None while idle."""
+        self._admit(now)
+        decoding, prompt_tokens = self._compose()
+        batch = len(decoding)
+        self._step = batch, prompt_tokens
+        context = self._context / batch if batch else 0.0
+        return (batch, prompt_tokens, context) if batch or prompt_tokens else None
+
+    def advance(self, now: float) -> None:
+        """End the step that was prepared."""
+        batch, prompt_tokens = self._step
+        if batch:
+            self._decode(now)
+        if prompt_tokens:
+            self._prefill(now)
 
     def _admit(self, now: float) -> None:
         arrival_s, held, count = self._arrival_s, self._held, len(self._held)
@@ -236,7 +273,7 @@ class _Engine:
             if self._evicted:
                 self._evicted.pop()
             else:
-                self._admitted_s[sequence.index] = now
+                self.admitted_s[sequence.index] = now
                 self._next += 1
             self._free -= sequence.held
             self._prefilling.append(sequence)
@@ -291,7 +328,7 @@ class _Engine:
             if sequence.prompt_left:
                 continue
             if sequence.context == self._prompt[sequence.index]:
-                self._first_s[sequence.index] = now
+                self.first_s[sequence.index] = now
             sequence.left -= 1
             if sequence.left:
                 self._decoding.append(sequence)
@@ -301,21 +338,13 @@ class _Engine:
         self._prefilling = [sequence for sequence in self._prefilling if sequence.prompt_left]
 
     def _finish(self, sequence: _Sequence, now: float) -> None:
-        self._last_s[sequence.index] = now
+        self.last_s[sequence.index] = now
         self._free += sequence.held
 
-    def result(self) -> SimulationResult:
-        return SimulationResult(
-            requests=self._requests,
-            admitted_s=np.array(self._admitted_s),
-            first_s=np.array(self._first_s),
-            last_s=np.array(self._last_s),
-            idle_s=np.array(self._idle).reshape(-1, 2),
-            steps=self._steps,
-        )
 
-
-def _check_fits(requests: Trace, server: SimulatedServer, held: list[float]) -> None:
+def _check_fits(requests: Trace, server: SimulatedServer) -> None:
+    tokens = requests.prompt_tokens + requests.output_tokens
+    held = [server.held_tokens(float(count)) for count in tokens]
     largest = int(np.argmax(held))
     if held[largest] > server.cache_tokens:
         raise InputError(

@@ -91,7 +91,8 @@ def simulate_option(
 
     Raises InputError where simpy is not installed or a request never fits.
     """
-    devices = choice.server.forward.tensor_parallel
+    forward = choice.server.forward
+    devices = forward.tensor_parallel * forward.ranks
     serve = _serving(request, settings, choice)
 
     def fleet(servers: int) -> Fleet:
@@ -114,7 +115,7 @@ def simulate_option(
     price = request.prices.get(choice.gpu)
     return SimulatedOption(
         gpu=choice.gpu,
-        tensor_parallel=devices,
+        tensor_parallel=forward.tensor_parallel,
         planned=planned,
         enough=enough,
         tried_gpus=(most if enough is None else enough.gpus // devices) * devices,
@@ -152,7 +153,7 @@ def _limits(
         most = most_running if rows <= server.rules.step_tokens / 2 else most
     return SimulatedServer(
         rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=most,
-        held_tokens=server.held_tokens,
+        held_tokens=server.held_tokens, ranks=server.forward.ranks,
     )  # fmt: skip
 
 
@@ -200,7 +201,8 @@ def _serving(
         for number, trace in enumerate(traces(servers)):
             generator = np.random.default_rng((settings.seed, number))
             results.append(simulate(trace, server, step_s, speculation, generator))
-        return gather(results, edge_share)
+        gathered = gather(results, edge_share)
+        return dataclasses.replace(gathered, running=gathered.running / server.ranks)
 
     return serve
 

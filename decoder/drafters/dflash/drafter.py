@@ -31,7 +31,7 @@ from decoder.drafters.caches import (
     WaitingFeatures,
     check_observed,
 )
-from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
+from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
@@ -256,7 +256,7 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
         {
             "hidden size": (config.shape.hidden, target.architecture.hidden),
             "number of target layers": (config.num_target_layers, layers),
-            "vocabulary": (config.vocab, vocab),
+            "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
         }
     )
     # The last layer's output is not among the features: transformers gives it after the norm.

@@ -169,9 +169,12 @@ class DFlashModel(nn.Module):
         Most checkpoints hold frozen copies. A head that is more than one matrix stays the target's.
         """
         weights, self._tables = self._tables, None
+        vocab = target.architecture.vocab  # with rows of padding that the drafter may lack
+        every = np.arange(vocab)
+        if self.head_tokens is None and self.config.vocab not in (None, vocab):
+            self.head_tokens = every[: self.config.vocab]
         if weights is None:
             return
-        every = np.arange(target.architecture.vocab)
         tokens = every if self.head_tokens is None else self.head_tokens
         for name, ids, rows_of in (
             (EMBEDDING, every, lambda ids: target.embed(to_device(ids, target.device))),
@@ -185,9 +188,10 @@ class DFlashModel(nn.Module):
             if theirs is None or alike(weights.rows(name, rows), theirs):
                 continue
             table = weights.read({name: stored}, target.device)[name].to(target.dtype)
-            self.own_embedding, self.own_head = (
-                (table, self.own_head) if name == EMBEDDING else (self.own_embedding, table)
-            )
+            if name == EMBEDDING:
+                self.own_embedding = functional.pad(table, (0, 0, 0, vocab - len(table)))
+            else:
+                self.own_head = table
 
     def save(self, folder: Path) -> None:
         """Write it in the published format, and the tokens of a reduced head beside it."""

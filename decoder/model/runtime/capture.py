@@ -123,8 +123,12 @@ class CudaCapture:
     def _abandon(self, current: torch.cuda.Stream) -> None:
         """Leave a failed capture, whose end may itself have failed before it put things back."""
         torch.cuda.set_stream(current)
+        device = torch.cuda.current_device()
         with suppress(RuntimeError):  # where the capture's end did this
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+        random = torch.cuda.default_generators[device]  # whose state may still be that of a capture
+        fresh = torch.Generator(self._device).manual_seed(random.initial_seed())
+        random.graphsafe_set_state(fresh.graphsafe_get_state())
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()  # frees what the failed capture still holds
 

@@ -64,7 +64,8 @@ def plan_launch(query: torch.Tensor, keys: torch.Tensor) -> Launch:
     """
     (rows, heads, width), (sequences, kv_heads, slots, _) = query.shape, keys.shape
     packed = rows * (heads // kv_heads)
-    block_rows, block_keys, stages = tile(packed, width, exact=query.dtype == torch.float32)
+    each = triton.cdiv(rows, sequences) * (heads // kv_heads)  # of one sequence, in the mean
+    block_rows, block_keys, stages = tile(each, width, exact=query.dtype == torch.float32)
     # The sequences' rows together make about as many blocks as one sequence's would.
     programs = max(triton.cdiv(packed, block_rows), sequences) * kv_heads
     parts = triton.cdiv(WAVES * _processors(), programs)
@@ -83,7 +84,7 @@ def tile(packed: int, width: int, *, exact: bool) -> tuple[int, int, int]:
     They fit the 99 KiB of shared memory that a program has on the smallest GPUs
     (`tests/decoder/model/compiled_kernels.py` compiles them for each architecture).
 
-    packed  rows times the query heads of a KV head
+    packed  rows of one sequence times the query heads of a KV head
     width   lanes of a head, at most `WIDEST`
     exact   float32 products at full accuracy
     """
@@ -162,7 +163,8 @@ def _attend_part(  # noqa: PLR0913 - a kernel takes its tensors one by one
     """One block of packed rows over one part of their sequence's keys.
 
     Parts 0 .. parts - 1 are of the prefix; the last part is the tail. Writes the normalised
-    output to partial [parts + 1, rows, heads, width] and its log-sum-exp beside it.
+    output to partial [parts + 1, rows, heads, width] and its log-sum-exp beside it, or for a part
+    without keys the log-sum-exp alone.
     """
     block, kv_head = tl.program_id(0), tl.program_id(1)
     sequence, part = tl.program_id(2) // (parts + 1), tl.program_id(2) % (parts + 1)
@@ -179,6 +181,10 @@ def _attend_part(  # noqa: PLR0913 - a kernel takes its tensors one by one
     valid = packed < count * GROUP
     row = tl.load(starts + sequence) + packed // GROUP
     head = kv_head * GROUP + packed % GROUP
+    if first >= end:  # the prefix has fewer blocks of keys than parts
+        place = (part.to(tl.int64) * rows + row) * tl.num_programs(1) * GROUP + head
+        tl.store(lse + place, float("-inf"), mask=valid)
+        return
     lanes = tl.arange(0, PADDED_WIDTH)
     q = tl.load(
         query + row[:, None] * query_row + head[:, None] * query_head + lanes[None, :],
@@ -201,11 +207,11 @@ def _attend_part(  # noqa: PLR0913 - a kernel takes its tensors one by one
             scores = tl.dot(q, tl.trans(k)) * scale
         seen = inside[None, :] & valid[:, None]
         if is_tail:
-            place = slot - prefix
+            bit = slot - prefix
             word = tl.load(
-                bits + row[:, None] * words + (place // WORD_BITS)[None, :], mask=seen, other=0
+                bits + row[:, None] * words + (bit // WORD_BITS)[None, :], mask=seen, other=0
             )
-            seen = seen & (((word >> (place % WORD_BITS)[None, :]) & 1) == 1)
+            seen = seen & (((word >> (bit % WORD_BITS)[None, :]) & 1) == 1)
         scores = tl.where(seen, scores, float("-inf"))
         now = tl.maximum(largest, tl.max(scores, 1))
         pivot = tl.where(now == float("-inf"), 0.0, now)  # a row that has seen no key yet
@@ -220,8 +226,7 @@ def _attend_part(  # noqa: PLR0913 - a kernel takes its tensors one by one
         mixed = mixed * fading[:, None] + added
         largest = now
     safe = tl.where(total == 0.0, 1.0, total)
-    place = part.to(tl.int64) * rows * tl.num_programs(1) * GROUP
-    place = place + row * tl.num_programs(1) * GROUP + head
+    place = (part.to(tl.int64) * rows + row) * tl.num_programs(1) * GROUP + head
     tl.store(
         partial + place[:, None] * WIDTH + lanes[None, :],
         mixed / safe[:, None],
@@ -251,7 +256,7 @@ def _merge_parts(  # noqa: PLR0913 - a kernel takes its tensors one by one
         fading = tl.exp(largest - pivot)
         outputs = tl.load(
             partial + places[:, None] * WIDTH + lanes[None, :],
-            mask=(part < parts)[:, None] & (lanes < WIDTH)[None, :],
+            mask=(logs > float("-inf"))[:, None] & (lanes < WIDTH)[None, :],
             other=0.0,
         )
         mixed = mixed * fading + tl.sum(outputs * weights[:, None], 0)

@@ -22,7 +22,6 @@ from costmodel.errors import InputError, MeasurementError, RooftreeError, reason
 from costmodel.io import NotJson, parse_json
 
 MOST_ANSWER_BYTES = 8_000_000
-MOST_EVENTS = 10_000  # of one stream
 # Where servers tell their version, by the owner that they give their models.
 VERSIONS = {
     "vllm": ("vllm", "/version", "version"),
@@ -78,9 +77,14 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that a server offers; `most_tokens` of a prompt with its answer, where told."""
+    """A model that a server offers.
+
+    root         the folder or hub id that its weights are from, where told
+    most_tokens  of a prompt with its answer, where told
+    """
 
     name: str
+    root: str = ""
     most_tokens: int | None = None
 
 
@@ -110,7 +114,8 @@ class ServerClient:
         # No proxies, no .netrc, no redirects; open connections are kept.
         self._http = httpx.Client(
             base_url=str(address),
-            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            headers={"Accept-Encoding": "identity"}
+            | ({} if api_key is None else {"Authorization": f"Bearer {api_key}"}),
             timeout=limits.silence_s,
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
@@ -131,7 +136,12 @@ class ServerClient:
         entries = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
             raise InputError(f"{self.address} does not speak the OpenAI API", hint=NO_API)
-        models = [_model(entry) for entry in entries if isinstance(entry.get("id"), str)]
+        # An entry with a parent is an adapter over another one's weights.
+        models = [
+            _model(entry)
+            for entry in entries
+            if isinstance(entry.get("id"), str) and not entry.get("parent")
+        ]
         owners = {str(entry.get("owned_by")) for entry in entries}
         return models, self._version(owners.pop() if len(owners) == 1 else "")
 
@@ -140,7 +150,7 @@ class ServerClient:
         body = self._body(prompt, tokens)
         start_s = self._now_s()
         with self._answer("POST", "/v1/completions", body) as response:
-            content = self._content(response)
+            content = response.read()
             seconds = self._now_s() - start_s
         answer = self._parsed(content)
         usage = answer.get("usage") if isinstance(answer, dict) else None
@@ -187,11 +197,9 @@ class ServerClient:
     def _events(self, response: httpx.Response) -> Iterator[dict[str, Any]]:
         """The objects of a stream of server-sent events. Raises MeasurementError for an error."""
         response.headers["content-type"] = "text/event-stream"  # some servers name none
-        for number, sent in enumerate(EventSource(response).iter_sse()):
+        for sent in EventSource(response).iter_sse():
             if sent.data.strip() == "[DONE]":
                 return
-            if number >= MOST_EVENTS:
-                raise MeasurementError(f"{self.address} sends a stream without an end")
             event = self._parsed(sent.data)
             if isinstance(event, dict):
                 if sent.event == "error" or event.get("error"):
@@ -236,7 +244,7 @@ class ServerClient:
     def _get(self, path: str) -> Any:
         self._count()
         with self._answer("GET", path) as response:
-            return self._parsed(self._content(response))
+            return self._parsed(response.read())
 
     @contextlib.contextmanager
     def _answer(
@@ -245,8 +253,9 @@ class ServerClient:
         """A good answer, which is read in the body; the error that any other means."""
         try:
             with self._http.stream(method, path, json=body) as response:
+                response.stream = _Bounded(response.stream, self.address)
                 if response.status_code != httpx.codes.OK:
-                    self._refuse(response, self._content(response))
+                    self._refuse(response, response.read())
                 yield response
         except httpx.TimeoutException:
             raise MeasurementError(
@@ -268,14 +277,6 @@ class ServerClient:
                 f"the connection to {self.address} failed: {reason_of(error)}",
                 hint="Is it an HTTP server, and does it still run?",
             ) from None
-
-    def _content(self, response: httpx.Response) -> bytes:
-        content = b""
-        for part in response.iter_bytes():
-            content += part
-            if len(content) > MOST_ANSWER_BYTES:
-                raise MeasurementError(f"{self.address} sends an answer without an end")
-        return content
 
     def _refuse(self, response: httpx.Response, content: bytes) -> None:
         """Raise the error that the status means, with the server's own words."""
@@ -328,11 +329,34 @@ class ServerClient:
             )
 
 
+class _Bounded(httpx.SyncByteStream):
+    """The body of an answer, of so many bytes at most, wherever it is read."""
+
+    def __init__(self, body: Any, address: Address) -> None:
+        self._body, self._address = body, address
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = MOST_ANSWER_BYTES
+        for part in self._body:
+            left -= len(part)
+            if left < 0:
+                raise MeasurementError(f"{self._address} sends an answer without an end")
+            yield part
+
+    def close(self) -> None:
+        self._body.close()
+
+
 def _model(entry: dict[str, Any]) -> ServedModel:
     """The entry of a model list; vLLM and SGLang tell `max_model_len`, llama.cpp `meta.n_ctx`."""
     meta = entry.get("meta")
     told = entry.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
-    return ServedModel(name=entry["id"], most_tokens=told if _is_count(told) else None)
+    root = entry.get("root")
+    return ServedModel(
+        name=entry["id"],
+        root=root if isinstance(root, str) else "",
+        most_tokens=told if _is_count(told) else None,
+    )
 
 
 def _is_count(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -87,12 +88,14 @@ class UrlSource:
                 attention=version,
                 tensor_parallel=self._degree,
                 quantization=quantization,
-                weight_bytes=quantization and layer_bytes(architecture, quantization),
+                weight_bytes=layer_bytes(architecture, quantization) if quantization else None,
             ),
         )
         self._roofline, self._say = self._subject.roofline(peaks), say
         stored = quantization or dtype_name(dtype)
         say(f"{architecture.name} ({stored}) at {address} ({version}) on {device.name}")
+        if self._device is not None:
+            say(f"{address} is taken for a server of this machine; if not, name its --device")
         workload = ServedWorkload(
             server, vocab=architecture.vocab, seed=settings.seed, most_tokens=model.most_tokens
         )
@@ -201,11 +204,14 @@ class UrlSource:
 
 
 def _choose(models: list[ServedModel], name: str | None, address: Address) -> ServedModel:
-    """The model called `name`, or the only one. Raises InputError that lists those served."""
+    """The model of this name or root, or the only one, whatever names it has beside.
+
+    Raises InputError that lists those served.
+    """
     for model in models:
-        if model.name == name:
+        if name in (model.name, model.root):
             return model
-    if len(models) == 1:
+    if len(models) == 1 or len({model.root or model.name for model in models}) == 1:
         return models[0]
     listed = ", ".join(shown(model.name) for model in models[:8]) or "none"
     wanted = f"no model {shown(name)}" if name else f"{len(models)} models"
@@ -213,22 +219,21 @@ def _choose(models: list[ServedModel], name: str | None, address: Address) -> Se
 
 
 def _target(target: str | None, model: ServedModel, address: Address) -> TargetEntry:
-    """The sizes and weights, from --target, or from the server's name for it.
+    """The sizes and weights, from --target, or from the server's name for it, or its root.
 
     A name that came from a server is never looked up on the hub, and as a folder only where the
     server is this machine.
     """
     if target is not None:
         return resolve_target(target, hub=True)
-    try:
-        if not address.local and os.path.exists(model.name):
-            raise InputError(f"{model.name} is a folder")
-        return resolve_target(model.name)
-    except InputError:
-        raise InputError(
-            f"{address} calls its model {shown(model.name)}, which is no known target",
-            hint="Give its folder or hub id with --target.",
-        ) from None
+    for name in (model.name, model.root):
+        if address.local or not os.path.exists(name):
+            with contextlib.suppress(InputError):
+                return resolve_target(name)
+    raise InputError(
+        f"{address} calls its model {shown(model.name)}, which is no known target",
+        hint="Give its folder or hub id with --target.",
+    )
 
 
 def _notes(times: ForwardTimes) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import psutil
@@ -47,7 +48,7 @@ class Workload:
     ) -> None:
         """
         capacity    tokens of a KV cache, rows included
-        capacities  other capacities, by batch size
+        capacities  by batch size, where they are known
 
         Raises InputError when the capacity exceeds the target's positions.
         """
@@ -197,13 +198,18 @@ class Workload:
         return ""
 
     def _use_cache(self, batch: int) -> KVCache:
-        """The cache of this batch size, filled with noise: zeros may run faster."""
+        """The cache of this batch size, filled with noise: zeros may run faster.
+
+        All lie in the memory of the first, which is the largest, since only one is used at a time.
+        """
+        if not self._caches and self._capacities:
+            largest = max(self._capacities, key=lambda size: size * self._capacities[size])
+            if largest != batch:
+                self._caches[largest] = self._new_cache(largest, None)
         cache = self._caches.get(batch)
         if cache is None:
-            self._target.cache = None
-            cache = self._target.new_cache(self._room(batch), batch)
-            cache.fill_with_noise()
-            self._caches[batch] = cache
+            first = next(iter(self._caches.values()), None)
+            cache = self._caches[batch] = self._new_cache(batch, first)
         self._target.cache = cache
         return cache
 
@@ -211,14 +217,22 @@ class Workload:
     def _element_bytes(self) -> int:
         return self._target.dtype.itemsize
 
-    def _room(self, batch: int) -> int:
+    def _new_cache(self, batch: int, within: KVCache | None) -> KVCache:
+        self._target.cache = None
+        zeros = partial(_lent, iter(within.planes)) if within else torch.zeros
+        cache = self._target.new_cache(self._room(batch, within), batch, zeros=zeros)
+        cache.fill_with_noise()
+        return cache
+
+    def _room(self, batch: int, within: KVCache | None) -> int:
         """Tokens of this batch's cache: the planned capacity, or fewer where memory is short."""
         planned = self._capacities.get(batch, self._capacity)
         each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
         capture = self._target.runtime.capture
         graphs_bytes = 0 if capture is None else capture.unused_bytes
         spare_bytes = int(CACHE_SHARE * (self._free_bytes() - graphs_bytes))
-        return max(min(planned, spare_bytes // each_bytes), 1)
+        lent = (within.capacity + 1) * within.sequences // batch - 1 if within else 0
+        return max(min(planned, max(spare_bytes // each_bytes, lent)), 1)
 
     def _lattice(self, nodes: int) -> Lattice:
         """Marginals of a typical drafter: 0.7, 0.23, 0.08, ... and 5 % less at each depth."""
@@ -231,6 +245,13 @@ class Workload:
 
     def _tree(self, nodes: int) -> DraftTree:
         return best_first(self._lattice(nodes), nodes) if nodes else EMPTY
+
+
+def _lent(planes: Iterator[torch.Tensor], shape: tuple[int, ...], **where: Any) -> torch.Tensor:
+    """The beginning of the next plane in this shape; zeros of their own where it is smaller."""
+    memory, numbers = next(planes), torch.Size(shape).numel()
+    lent = memory.numel() >= numbers
+    return memory.view(-1)[:numbers].view(shape) if lent else torch.zeros(shape, **where)
 
 
 def free_memory(device: torch.device) -> Callable[[], int]:

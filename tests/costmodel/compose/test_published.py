@@ -124,23 +124,30 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
     forward_of(tables, MOE).seconds([1], [256])
 
 
-@pytest.mark.parametrize(("factors", "form", "us"), [
-    ((0.6, 0.5), "", 2.4), ((2.4, 0.5), "fp8_block", 2.0), ((2.4, 1.5), "bfloat16", 4.0),
-])  # fmt: skip
-def test_experts_slower_than_in_bfloat16_are_taken_in_another_form(
+@pytest.mark.parametrize(
+    ("factors", "form", "us"),
+    [((1, 0.6, 0.5), "", 2.4), ((1, 2.4, 0.5), "fp8_block", 2.0), ((1, 2.4, 1.5), "bfloat16", 4.0),
+     ((1, 2.4, 1.5, 0.6), "fp8 of sglang", 2.4), ((1, 0.01, 0.5), "fp8_block", 2.0)],
+)  # fmt: skip
+def test_experts_that_no_gpu_times_so_are_taken_in_another_form(
     package, monkeypatch, factors, form, us
 ):
-    plain, slower = moe_table(), dict(zip(("fp8", "fp8_block"), factors, strict=True))
+    """Slower than in bfloat16, or faster than the memory."""
+    plain, names = moe_table(), ("bfloat16", "fp8", "fp8_block", "fp8")
     tables = [
         plain | {"moe_dtype": np.array([name] * 21), "latency": factor * plain["latency"]}
-        for name, factor in ({"bfloat16": 1.0} | slower).items()
+        for name, factor in zip(names, factors, strict=False)
     ]
-    whole = {name: np.concatenate([one[name] for one in tables]) for name in plain}
-    monkeypatch.setattr(published, "read_table", lambda path, columns: whole)
-    experts = published._all_experts(package / "h100_sxm", "vllm", "fp8")[2048, 768, 8, 128, 1, 1]
+    whole = {name: np.concatenate([one[name] for one in tables[:3]]) for name in plain}
+    (package / "h100_sxm/moe/sglang/1").mkdir(parents=True)
+    (package / "h100_sxm/moe/sglang/1/moe_perf.parquet").touch()
+    by_engine = {"vllm": whole, "sglang": tables[-1]}
+    monkeypatch.setattr(published, "read_table", lambda path, _: by_engine[path.parts[-3]])
+    tables = published._all_experts(package / "h100_sxm", H100, "vllm", "fp8")
+    experts = tables[2048, 768, 8, 128, 1, 1]
     assert experts.form == form
-    expected = us * 1e-6 * np.minimum(8 * experts.tokens, 128)
-    assert experts.seconds_measured == pytest.approx(expected)
+    seconds = us * 1e-6 * distinct_experts(MOE, experts.tokens)
+    assert experts.seconds(MOE, experts.tokens) == pytest.approx(seconds, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """Readers of other tools' files: every shape, time and unit, and one line for what is wrong."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from statistics import median
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from costmodel.imports.profiles import READERS
-from tests.costmodel.imports.files import write_json, write_lines
+from tests.costmodel.imports.files import ROWS, forward_s, write_json, write_lines
 
 DATA = Path(__file__).parent / "data"
 LLAMA = DATA / "llama_bench.jsonl"
@@ -159,6 +163,59 @@ def test_what_ran_on_no_single_gpu_is_refused(tmp_path, change, message):
     assert read("llama-bench", path).processor == "RTX 4090"
     with pytest.raises(InputError, match=message):
         read("llama-bench", write_lines(path, [line | gpu | change for line in LINES]))
+
+
+DRESSES = st.builds(
+    lambda coding, end: lambda text: text.replace("\n", end).encode(coding),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),  # with a byte order mark; PowerShell's
+    st.sampled_from(["\n", "\r\n"]),
+)
+UNITS = {
+    "seconds": 1.0,
+    "forward_ms": 1e-3,
+    "latency (us)": 1e-6,
+    "Time [ns]": 1e-9,
+    "t_msec": 1e-3,
+}
+
+
+@given(DRESSES, st.data())
+def test_a_table_is_the_same_in_any_dress(tmp_path_factory, dress, data):
+    """Coding, line ends, the order and case of columns, what parts them, units, other columns."""
+    name = data.draw(st.sampled_from(sorted(UNITS)))
+    columns = {"new_tokens": ROWS, "context_tokens": [256] * len(ROWS), "batch": [2] * len(ROWS)}
+    columns["gpu, as told"] = ["x"] * len(ROWS)
+    columns[name] = [forward_s(rows, 256, 2) / UNITS[name] for rows in ROWS]
+    order = data.draw(st.permutations(sorted(columns)))
+    text = io.StringIO()
+    table = csv.writer(text, delimiter=data.draw(st.sampled_from(",;\t")), lineterminator="\n")
+    heads = [data.draw(st.sampled_from([one, one.upper(), f" {one} "])) for one in order]
+    table.writerows([heads, *zip(*(columns[one] for one in order), strict=True)])
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    path.write_bytes(dress(text.getvalue()))
+    assert times_of(read("csv", path)) == pytest.approx(
+        {(rows, 256, 2): forward_s(rows, 256, 2) for rows in ROWS}
+    )
+    table.writerows([[*heads, data.draw(st.sampled_from(heads)).title()]])
+    path.write_bytes(dress(text.getvalue().splitlines()[-1]))
+    with pytest.raises(InputError, match="stands twice"):
+        read("csv", path)
+
+
+@given(DRESSES, st.sampled_from(["llama-bench", "llama-batched-bench", "sglang-dspark"]))
+def test_a_tools_file_is_the_same_in_any_dress(tmp_path_factory, dress, name):
+    files = {"llama-bench": LLAMA, "llama-batched-bench": DATA / "llama_batched_bench.md"}
+    source = files.get(name, DATA / "sglang_dspark_steps.json")
+    path = tmp_path_factory.mktemp("file") / source.name
+    path.write_bytes(dress(source.read_text(encoding="utf-8")))
+    assert times_of(read(name, path, 512)) == times_of(read(name, source, 512))
+
+
+def test_a_number_with_a_comma_is_no_two_cells(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("new_tokens,context_tokens,ms\n1,256,7.5\n2,1,024,7.6\n")
+    with pytest.raises(InputError, match="line 3 has 4 cells, and the table 3 columns"):
+        read("csv", path)
 
 
 @pytest.mark.parametrize("name", READERS)

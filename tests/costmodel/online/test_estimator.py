@@ -55,6 +55,9 @@ def test_buckets_pad_rows():
     assert cost.bucket_rows([*padded]).tolist() == [*padded.values()]
     padded_s = profile.verify_calibration().predict_s([16, 16, 64, 128], 256)
     assert cost.verify_s([3, 15, 50, 100], 256) == pytest.approx(padded_s)
+    # The 3, 15, 18 and 384 rows of three texts are padded together.
+    together_s = profile.verify_calibration().predict_s(np.array([16, 16, 64, 384]) / 3, 256, 3)
+    assert cost.verify_s(np.array([0, 12, 15, 381]) / 3, 256, 3) == pytest.approx(together_s)
 
 
 def test_what_was_not_measured_costs_nothing(profile):

@@ -33,6 +33,7 @@ class LineSteps:
         default_factory=lambda: Origin(kind="measured", text="", error=0.05, whole_runtime=True)
     )
     tensor_parallel: int = 1
+    ranks: int = 1
     unsplit: bool = False
     most_tree_rows: int | None = None
     plans_on_host: bool = False

@@ -1,6 +1,7 @@
 """Engines' settings: what an engine would read from a plan, and what it cannot run."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -15,7 +16,7 @@ from costmodel.planning.exports import checkpoint_of, export_plan, served_name
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Plan, PlanOption
-from costmodel.planning.search import make_server
+from costmodel.planning.search import make_server, plan_profile
 from costmodel.planning.servers import Interval, OperatingPoint, Sizing
 from costmodel.planning.tables import context_table, step_s, steps_table, sum_table
 from costmodel.planning.traffic import Traffic
@@ -24,6 +25,7 @@ from integrations.pilot import DraftTable
 from tests.costmodel.planning.conftest import point
 
 QWEN = "Qwen/Qwen3-8B"
+TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
 ONE = Interval(value=1.0, low=1.0, high=1.0)
 
 
@@ -59,7 +61,7 @@ def made(engine: str = "vllm", drafter: str | None = "dflash", load: int = 1, **
     request = PlanRequest(
         target=QWEN,
         gpus=("h100-sxm",),
-        traffic=Traffic(prompt_tokens=1000, output_tokens=400),
+        traffic=TRAFFIC,
         rate=5.0,
         engine=engine,
         acceptance=None if drafter is None else "0.7",
@@ -83,6 +85,30 @@ def test_vllm_gets_a_config_that_it_can_read():
     }
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 64" in text
     assert "vLLM 0.32" in text
+
+
+def test_lengths_fall_in_the_fewest_steps_and_say_their_loss():
+    """Before: 12, 11, 15, 11, 9, 8, 7, 5, 7, ...; no falling schedule of one step is as near."""
+    profile = named_profile("h100-sxm/qwen3-8b")[1]
+    request = dataclasses.replace(made().request, acceptance="mt_bench")
+    plan = plan_profile(request, profile, 8)
+    text, choices = export_plan(plan, "vllm"), plan.best.choices
+    table = config_of(text)["num_speculative_tokens_per_batch_size"]
+    lengths = [n for _, _, n in table]
+    assert lengths == sorted(set(lengths), reverse=True) and len(lengths) == 3
+
+    one_size = dataclasses.replace(request, engine="sglang")
+    assert "lengths fall" not in export_plan(plan_profile(one_size, profile, 8), "sglang")
+
+    def losses(length_at) -> list[float]:
+        times = [(one.chains_s, length_at(one.running)) for one in choices]
+        return [times_s.get(n, 9.0) / min(times_s.values()) - 1 for times_s, n in times]
+
+    mine = losses(lambda at: next(n for first, last, n in table if first <= at <= last))
+    assert f"takes {np.mean(mine):.1%} longer" in text and f"at most {max(mine):.1%} (" in text
+    for first, then in itertools.combinations_with_replacement(range(15, -1, -1), 2):
+        for split in (one.running for one in choices):
+            assert max(losses(lambda at: first if at < split else then)) > max(mine)  # noqa: B023
 
 
 def test_an_ngram_plan_exports_ngrams_of_the_size_of_each_batch():
@@ -134,10 +160,6 @@ def test_tensorrt_llm_gets_both_ends_of_each_range():
     text = export_plan(made("trtllm", "ngram"), "tensorrt-llm")
     assert "  draft_len_schedule: {1: 9, 3: 9, 4: 5, 7: 5, 8: 0, 64: 0}" in text
     assert "decoding_type: NGram" in text and "--tp_size 2" in text
-    rising = made("trtllm", "ngram", points=(chain(1, 3), chain(2, 5), chain(4, 1)))
-    assert "{1: 3, 3: 3, 4: 1}" in export_plan(rising, "tensorrt-llm")
-    late = made("trtllm", "ngram", points=(chain(1, 0), chain(8, 3)))
-    assert "a single request drafts nothing" in export_plan(late, "tensorrt-llm")
     with pytest.raises(InputError, match="with the drafter specblock"):
         export_plan(made("trtllm", "specblock"), "tensorrt-llm")
     cached = made("trtllm", "ngram", precision=Precision(cache="fp8"))
@@ -207,7 +229,6 @@ def test_targets_without_a_published_drafter_say_what_is_needed():
 
 
 # SGLang's DSpark tables: read as SGLang reads them, they give the server's own steps.
-TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
 
 
 @pytest.fixture(scope="module")

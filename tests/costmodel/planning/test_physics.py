@@ -1,15 +1,21 @@
 """What no plan may say, over devices, degrees, precisions and engines with operator tables."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
+from costmodel.compose.aiconfigurator import load_published
+from costmodel.compose.operators import ComposedForward
 from costmodel.errors import RooftreeError
 from costmodel.io import shipped_directory
-from costmodel.planning.request import Precision
+from costmodel.planning.acceptance import find_acceptance
+from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
+from costmodel.planning.search import make_server
 from costmodel.planning.sources import find_forward
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.roofline import Roofline
 
@@ -17,6 +23,10 @@ SHIPPED = ProfileStore([shipped_directory()])
 QWEN = find_target("Qwen/Qwen3-8B")
 GPUS = ("a100-sxm-80gb", "h100-sxm", "h200", "b200", "gb300", "rtx-pro-6000-server")
 BATCHES, CONTEXTS, ROWS = (1, 4, 24), (64, 1000, 32000), (1, 2, 8)
+MODELS = (
+    "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+)  # fmt: skip
 FP8 = Precision(weights="fp8", cache="fp8")
 
 
@@ -85,3 +95,50 @@ def test_a_stronger_device_is_not_slower(steps):
                 compared += 1
                 assert np.all(steps[pair[0]] <= 1.15 * steps[pair[1]]), (strong, weak, degree)
     assert compared >= 20
+
+
+@pytest.mark.parametrize(
+    ("gpu", "weights"),
+    [("h100-sxm", "fp8"), ("h100-sxm", "fp8_block"), ("b200", "fp8"), ("l40s", "fp8")],
+)
+def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
+    """At any degree, rows and length of a prompt; the experts' and small products' tables do."""
+    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
+    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    rows, contexts = np.array([1, 3, 8, 24, 192, 384, 1024]), np.array([64, 5000])
+    compared = 0
+    for name, degree in itertools.product(MODELS, (1, 2, 4, 8)):
+        target, times = find_target(name).architecture, []
+        for one in ("bfloat16", weights):
+            tables = load_published(find_device(gpu), experts=bool(target.experts), weights=one)
+            try:
+                forward = ComposedForward(
+                    architecture=target, tables=tables, tensor_parallel=degree
+                )
+                steps = forward.verifying().seconds(rows, contexts)
+            except RooftreeError:
+                continue  # that the tables do not cover
+            times.append([steps, forward.seconds([1], contexts, 96), forward.prefill_s(8 * rows)])
+        compared += len(times) == 2
+        for wide, narrow in zip(*times, strict=True) if len(times) == 2 else ():
+            assert np.all(narrow <= wide * (1 + 1e-9)), (name, degree)
+    assert compared >= 15
+
+
+@pytest.mark.parametrize(("gpu", "policy", "engine"), [
+    ("h100-sxm", "chain:7", "vllm"), ("h100-sxm", "auto", "rooftree"), ("b200", "plain", "vllm"),
+    ("b200", "chain:3", "sglang"),
+])  # fmt: skip
+def test_time_per_token_never_falls_with_requests_at_once(gpu, policy, engine):
+    for prompt, output in ((200, 800), (3000, 300)):
+        request = PlanRequest(
+            target=QWEN.architecture.name, gpus=(gpu,), rate=1.0, engine=engine,
+            traffic=Traffic(prompt_tokens=prompt, output_tokens=output),
+        )  # fmt: skip
+        acceptance = None if policy == "plain" else find_acceptance("0.6", request.target, 0)
+        request = dataclasses.replace(
+            request, policy=ServingPolicy.parse(policy), acceptance=acceptance and "0.6"
+        )
+        forward = find_forward(find_device(gpu), QWEN, SHIPPED, engine=engine)
+        points = make_server(request, forward, acceptance).points(request.traffic, 256)
+        assert np.all(np.diff([point.tpot_s for point in points]) >= -1e-12)

@@ -68,8 +68,8 @@ def test_a_trace_is_read_whatever_the_order_of_its_columns(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"the column\(s\) arrival_s, prompt_tokens, output_tokens are missing"),
-        ("arrival_s,prompt\n0,1\n", r"column\(s\) prompt_tokens, output_tokens are missing"),
+        ("", "no column arrival_s and no column prompt_tokens and no column output_tokens"),
+        ("arrival_s,prompt\n0,1\n", "no column prompt_tokens and no column output_tokens"),
         (f"{HEADER}\n", "there are no requests below the header"),
         (f"{HEADER}\n0,1,1\n1,,1\n", "line 3: prompt_tokens is empty"),
         (f"{HEADER}\n0,many,1\n", "line 2: prompt_tokens must be a number .is 'many'"),
@@ -87,13 +87,13 @@ def test_a_bad_trace_is_one_line_with_the_field(tmp_path: Path, text: str, messa
     path.write_text(text)
     with pytest.raises(InputError, match=message) as caught:
         read_trace(path)
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
 def test_a_trace_that_is_no_text_or_not_there(tmp_path: Path) -> None:
     binary = tmp_path / "trace.csv"
-    binary.write_bytes(b"\xff\xfe\x00\x01" * 50)
+    binary.write_bytes(b"\xff\xee\x00\x01" * 50)
     with pytest.raises(InputError, match=r"not a CSV file in UTF-8 \("):
         read_trace(binary)
     with pytest.raises(InputError, match="there is no such file"):

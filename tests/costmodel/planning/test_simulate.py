@@ -216,17 +216,27 @@ def test_many_short_steps_are_a_queue_with_many_servers() -> None:
     assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.08)
 
 
-def test_the_closed_form_of_a_steady_server_is_met(line_steps) -> None:
+def test_every_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
+    """The second rank's only request decodes beside the prompts of the first one's."""
+    pair = dataclasses.replace(server(), ranks=2)
+    found = simulate(made([0, 0, 2], [64, 64, 640], [2, 3, 1]), pair, step_s)
+    beside = 2.0 + 1 + 1 / 4 + 10 + 64 / 1024  # the third request's prompt, and its rank decodes
+    assert list(found.first_s) == [2.0, 2.0, beside]
+    assert list(found.last_s) == [beside, beside + 1 + 1 / 4 + 65 / 1024, beside]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_closed_form_of_a_steady_server_is_met(line_steps, ranks) -> None:
     """A backlog that keeps 8 requests in flight; the planner's formula knows mean lengths only."""
     target = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
-    forward = line_steps(architecture=target)
+    forward = line_steps(architecture=target, ranks=ranks)
     overheads = Overheads(layer_s=2e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=3e-5)
     rules = EngineRules(name="made up", memory=WHOLE)
     exact = plain_steps(forward, rules, overheads)
     grid = StepGrid(exact, (0, 1, 8), (0, 1, 64, 1024, 8192), (0, 1000))
     output = np.random.default_rng(2).integers(100, 301, size=1500)
     requests = made(np.zeros(1500), np.full(1500, 500), output)
-    found = simulate(requests, server(sequences=8), grid)
+    found = simulate(requests, dataclasses.replace(server(sequences=8), ranks=ranks), grid)
     kept = slice(100, -100)
     spent_s = np.sum((found.last_s - found.first_s)[kept])
     workload = ServerLoad(prompt_tokens=500, output_tokens=200, concurrency=8)

@@ -3,11 +3,12 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
-from costmodel.planning.batching import chunks_of, prompt_share
+from costmodel.planning.batching import chunks_of, prompt_share, slowest_count
 from costmodel.planning.engines import (
     MemoryRule,
     ValueBytes,
@@ -25,6 +26,13 @@ def test_a_token_waits_for_the_prompts_of_the_others():
     assert prompt_share(VLLM, 9, 400) == pytest.approx(8 / 400)
     assert prompt_share(SGLANG, 9, 400) == pytest.approx(4 / 400)
     assert prompt_share(VLLM, 1, 400) == 0
+
+
+@pytest.mark.parametrize(("mean", "ranks"), [(0.03, 8), (1.5, 2), (40.0, 4)])
+def test_the_rank_of_most_prompts_is_waited_for(mean, ranks):
+    drawn = np.random.default_rng(1).poisson(mean, (200_000, ranks)).max(axis=1)
+    assert slowest_count(mean, ranks) == pytest.approx(drawn.mean(), rel=0.02)
+    assert slowest_count(mean, 1) == mean
 
 
 def test_decoding_leaves_less_room_for_a_prompt():

@@ -9,6 +9,8 @@ from costmodel.catalog import find_device, find_target
 from costmodel.compose.aiconfigurator import load_published
 from costmodel.compose.operators import ComposedForward
 from costmodel.io import shipped_directory
+from costmodel.planning.accuracy import slower_error
+from costmodel.planning.engines import engine_rules
 from costmodel.planning.exports import export_plan
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
@@ -32,15 +34,22 @@ def profile() -> Profile:
     return shipped("h100-sxm", "qwen3-8b")
 
 
+def padded(sizes, contexts, seconds):
+    """(size, context, seconds) of a file, each the shortest of as many rows and more."""
+    cells = list(zip(sizes, contexts, seconds, strict=True))
+    for size, context, _ in cells:
+        yield size, context, min(s for n, c, s in cells if c == context and n >= size)
+
+
 def test_plain_steps_are_those_of_the_file(profile):
     steps, plain = TargetForward(profile), profile.stages.plain
-    for batch, context, seconds in zip(plain.batch, plain.context, plain.median_s, strict=True):
+    for batch, context, seconds in padded(plain.batch, plain.context, plain.median_s):
         assert steps.decode(batch, context).total == pytest.approx(seconds)
 
 
 def test_verifications_at_batch_1_are_those_of_the_file(profile):
     steps, surface = TargetForward(profile), profile.surface
-    for rows, context, seconds in zip(surface.rows, surface.context, surface.median_s, strict=True):
+    for rows, context, seconds in padded(surface.rows, surface.context, surface.median_s):
         if rows > 1 and context > 64:
             assert steps.decode(1, context, rows).total == pytest.approx(seconds, rel=0.03)
 
@@ -55,6 +64,13 @@ def test_a_prompt_alone_takes_what_the_file_says(profile):
     steps, prefill = TargetForward(profile), profile.stages.prefill
     for tokens, seconds in zip(prefill.tokens, prefill.median_s, strict=True):
         assert steps.prompt(tokens, 0, 1).total == pytest.approx(seconds)
+
+
+def test_groups_that_share_experts_wait_for_each_other_and_for_pcie():
+    pair = [TargetForward(shipped("rtx-pro-6000-server"), "vllm", ranks) for ranks in (1, 2)]
+    assert [forward.shares_pcie for forward in pair] == [False, True]
+    slower = [slower_error(forward, engine_rules("vllm"), 0.1) for forward in pair]
+    assert slower[0] == 0.1 and slower[1] > 0.5
 
 
 def test_a_composed_profile_says_so(profile):

@@ -33,7 +33,7 @@ STORED = Path(__file__).parents[1] / "data/profile.yaml"
 SHIPPED = sorted(shipped_directory().glob("*/*.yaml"))
 
 
-def test_a_stored_version_1_file_reads_and_writes_unchanged():
+def test_a_stored_file_reads_and_writes_unchanged():
     profile = Profile.from_yaml(STORED)
     assert profile.to_yaml() == STORED.read_text()
     assert profile.surface.mad_s[1] is None

@@ -11,7 +11,16 @@ from costmodel.profile.profile import Profile
 
 STORED = Path(__file__).parents[1] / "data/profile.yaml"
 TEXT = STORED.read_text()
+PROFILE = Profile.from_yaml(STORED)
 GOOD = yaml.safe_load(TEXT)
+for section, part in (
+    (GOOD["surface"], PROFILE.surface),
+    (GOOD["held_out"], PROFILE.held_out),
+    *((GOOD["stages"][name], getattr(PROFILE.stages, name)) for name in GOOD["stages"]),
+    *((GOOD["drafters"][name], drafter) for name, drafter in PROFILE.drafters.items()),
+):
+    # As arrays, whose every entry can be wrong.
+    section |= {name: list(getattr(part, name)) for name in (*part.axes, *part.values)}
 NAMES = "some/folder/profile.yaml"
 KINDS = "'eager', 'packed', 'graphs', 'kernels', 'external', 'vllm'"
 
@@ -46,6 +55,7 @@ OPTIONAL |= {
     ("provenance", name)
     for name in GOOD["provenance"].keys() - {"kind", "created_utc", "tool_version"}
 }
+OPTIONAL |= {path for path in LEAVES if path[-1] == "mad_s"}
 AXES = ("rows", "context", "nodes", "tokens", "buckets")
 
 
@@ -131,8 +141,8 @@ def test_each_list_with_a_wrong_entry_or_length_or_order(path):
 
 def test_a_repeated_point_is_refused():
     data = copy.deepcopy(GOOD)
-    for name in data["surface"]:
-        data["surface"][name].insert(0, data["surface"][name][0])
+    for column in data["surface"].values():
+        column.insert(0, column[0])
     assert problem_of(data).startswith("surface: ")
     assert "repeats" in problem_of(data)
 
@@ -148,8 +158,8 @@ def test_each_section_as_something_else_or_with_an_unknown_field(path):
 
 
 @pytest.mark.parametrize(("path", "value", "message"), [
-    (("schema_version",), 2, "schema_version: must be 1 (is 2)"),
-    (("schema_version",), True, "schema_version: must be 1 (is True)"),
+    (("schema_version",), 1, "schema_version: must be 2 (is 1)"),
+    (("schema_version",), True, "schema_version: must be 2 (is True)"),
     (("provenance", "kind"), "guessed", "must be 'measured', 'quick'"),
     (("provenance", "created_utc"), "yesterday", "provenance.created_utc"),
     (("device", "kind"), "tpu", "must be 'cuda' or 'cpu'"),
@@ -206,10 +216,10 @@ def test_several_problems_are_counted():
     (b"", "is not a profile"),
     (b"[1, 2]", "is not a profile"),
     (b"\xff\xfe\x00x", "not UTF-8"),
-    (TEXT.encode("utf-16"), "not UTF-8"),
+    (TEXT.encode("utf-32"), "not readable as YAML"),
     (TEXT.replace("slope:", "slope").encode(), "not readable as YAML"),
     (TEXT.encode() + b"\x00", "not readable as YAML"),
-    (TEXT.encode() + b"\n---\nschema_version: 1\n", "not readable as YAML"),
+    (TEXT.encode() + b"\n---\nschema_version: 2\n", "not readable as YAML"),
     (b"[" * 1_000_000 + b"]" * 1_000_000, "too deep"),
     (b"- " * 1_000_000 + b"a", "too deep"),
     (b"a: [" + b"1, " * 1_000_000 + b"1]", "too many"),
@@ -217,7 +227,7 @@ def test_several_problems_are_counted():
     (b"a: !!int ''", "not readable as YAML"),
     (b"? [1]\n: 2", "not readable as YAML"),
     (b"a: &a 1\nb: *a", "aliases are not read"),
-    (TEXT.encode() + b"\nschema_version: 1\n", "schema_version stands twice"),
+    (TEXT.encode() + b"\nschema_version: 2\n", "schema_version stands twice"),
     (b"a: " + b"9" * 5_000, "not readable as YAML"),
     (b"a: !!python/object/apply:os.system ['true']", "not readable as YAML"),
 ], ids=range(17))  # fmt: skip

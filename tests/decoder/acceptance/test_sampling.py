@@ -1,11 +1,13 @@
 """Picking a token: against transformers' own warpers, and by frequency."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoder.acceptance.rules import SeededChoices
 from decoder.acceptance.sampling import (
+    BY_ITSELF,
     Sampling,
     _beyond_in_order,
     _beyond_top_p,
@@ -62,14 +64,23 @@ def test_both_ways_of_top_p_leave_out_the_same_tokens(top_p):
             assert set(torch.nonzero(~beyond).flatten().tolist()) == kept
 
 
-def test_draws_are_those_of_multinomial():
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}, {"top_k": 290}])
+def test_draws_are_those_of_multinomial(cut, monkeypatch):
     """The same generator, asked once, without the questions that multinomial asks the device."""
-    sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
-    pick, generator = SeededChoices(sampling, torch.device("cpu")), torch.Generator().manual_seed(3)
+    monkeypatch.setattr("decoder.acceptance.sampling.CANDIDATES", 30)
+    sampling = Sampling(temperature=0.8, seed=3, **cut)
+    pick, whole = (SeededChoices(sampling, torch.device("cpu")) for _ in range(2))
+    generator, itself = torch.Generator().manual_seed(3), 0
     for seed in range(50):
         logits = torch.randn(300, generator=torch.Generator().manual_seed(seed)) * 2.0
+        if "top_k" in cut:
+            logits = (2 * logits).round() / 2  # with ties, so that more are kept
         expected = torch.multinomial(target_distribution(logits, sampling), 1, generator=generator)
         assert pick(logits) == int(expected)
+        drawn = whole.draws.of_tree(np.zeros(1, np.int64), logits[None])
+        itself += int(drawn[0, 0]) == BY_ITSELF
+        assert whole.draws.visit(drawn.numpy(), 0, logits[None]) == int(expected)
+    assert 0 < itself < 50
 
 
 NOT_NUMBERS = [[1.0, torch.nan, 2.0], [torch.nan] * 3, [0.0, torch.inf, 1.0], [-torch.inf] * 3]
@@ -80,6 +91,9 @@ NOT_NUMBERS = [[1.0, torch.nan, 2.0], [torch.nan] * 3, [0.0, torch.inf, 1.0], [-
 def test_logits_that_are_no_numbers_have_no_token(values, options):
     pick = SeededChoices(Sampling(**options), torch.device("cpu"))
     assert pick(torch.tensor(values)) == NO_TOKEN
+    if options:
+        drawn = pick.draws.of_tree(np.array([0, 1]), torch.tensor([[1.0, 3.0, 2.0], values]))
+        assert drawn[0, 0] >= 0 and drawn[0, 1] == NO_TOKEN
     assert greedy_tokens(torch.tensor([values, [1.0, 3.0, 2.0]])).tolist() == [NO_TOKEN, 1]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers.models import muse_glimmer_assistant as muse
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dflash.model import EMBEDDING, HEAD
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.growth import TopPaths
 from tests.decoder import draft_models as made
@@ -264,6 +266,27 @@ class TestCheckpoints:
             torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
         DFlashDrafter(target, tmp_path / "saved")
 
+    @torch.inference_mode()
+    @pytest.mark.parametrize("own_tables", [False, True])
+    def test_a_drafter_may_have_fewer_rows_of_padding(self, tmp_path, own_tables):
+        """Then it drafts the tokens that it knows, whatever rows the target has beside."""
+        less = VOCAB - 7
+        config = made.DFLASH | {"vocab_size": less} | inner(mask_token_id=less - 1)
+        tensors, target = made.random_tensors(made.dflash_shapes(config)), draft_target()
+        head = target.head_weight()
+        if own_tables:
+            tensors |= {name: torch.randn(less, made.HIDDEN) for name in (EMBEDDING, HEAD)}
+            head = tensors[HEAD]
+        drafter = DFlashDrafter(target, made.write_checkpoint(tmp_path / "draft", config, tensors))
+        session, context = next(rounds(target, drafter, PROMPT, [3]))
+        table = tensors.get(EMBEDDING, target.model.get_input_embeddings().weight)
+        embed = SimpleNamespace(model=target.model, embed=lambda tokens: table[tokens])
+        states = reference_states(config, tensors, embed, context)
+        expected = (states @ head[:less].T).softmax(-1)
+        q = session.draft(context, whole()).whole
+        torch.testing.assert_close(q[:, :less], expected, atol=1e-5, rtol=0)
+        assert not q[:, less:].any()
+
 
 BAD_CONFIGS = {
     "another target's layer and mask": (
@@ -301,7 +324,8 @@ BAD_CONFIGS = {
 @pytest.mark.parametrize("case", BAD_CONFIGS)
 def test_bad_configs(tmp_path, case):
     changed, message = BAD_CONFIGS[case]
-    folder, config, _ = dflash_folder(tmp_path / "draft")
+    width = changed.get("hidden_size", made.HIDDEN)
+    folder, config, _ = dflash_folder(tmp_path / "draft", hidden_size=width)
     (folder / "config.json").write_text(json.dumps(config | changed))
     with pytest.raises(InputError, match=message):
         DFlashDrafter(draft_target(), folder)

@@ -1,6 +1,7 @@
-"""The captured step on a pretended GPU, at real size: its launches, and no question to the host."""
+"""Forwards on a pretended GPU, at real size: their launches, and no question to the host."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,16 +10,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from decoder.model.runtime.eager import ModelStep, greedy_tokens
+from costmodel.architecture import ModelArchitecture
+from decoder.acceptance.sampling import Sampling, TokenDraws
+from decoder.drafters.blocks import Rotary
+from decoder.drafters.dflash.drafter import CapturedBlocks
+from decoder.drafters.eagle3.drafter import CapturedLevels
+from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.kv_cache import KVCache
+from decoder.model.loading import LoadedModel
+from decoder.model.runtime.capture import BudgetedCapture
+from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan, fuse
 from decoder.model.runtime.trial import triton_installed
+from decoder.model.structure import Structure, read_structure
+from decoder.model.target import Target
+from decoder.tree.draft_tree import EMPTY
+from lab.studies import gpu_timing
 from tests.decoder.model.pretended_device import pretended_device
+from tests.decoder.models import random_tree
 
 pytestmark = pytest.mark.skipif(
     not triton_installed(), reason="triton is not installed (the dev extra brings it)"
 )
 
-DEVICE = "cuda"
+DEVICE = "cuda:0"
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias"}
 SIZES = {
     "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
@@ -28,9 +43,11 @@ MIXTURE = {
     "hidden_size": 2048, "num_key_value_heads": 4, "moe_intermediate_size": 768,
     "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
 }  # fmt: skip
+SMALL = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
 MODELS = {  # layers, the kind, and sizes unlike `SIZES`
     "Qwen3-8B": (36, Qwen3Config, Qwen3ForCausalLM, {}),
     "Llama-3.1-8B": (32, LlamaConfig, LlamaForCausalLM, {"vocab_size": 128256}),
+    "Qwen3-0.6B": (28, Qwen3Config, Qwen3ForCausalLM, SMALL),  # a causal drafter
     "Qwen3-30B-A3B": (48, transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, MIXTURE),
 }
 
@@ -47,7 +64,7 @@ class Launches(TorchDispatchMode):
         name = operation.overloadpacket.__name__
         sources = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        there = any(tensor.device.type == DEVICE for tensor in made)
+        there = any(tensor.device.type == "cuda" for tensor in made)
         if there and not operation.is_view and name not in ALLOCATES:
             # `addmm` of a matrix copies it to the result first.
             self.names += ["copy_", name] if name == "addmm" and sources[0].ndim > 1 else [name]
@@ -66,11 +83,8 @@ class EmptyTables:
         self.rows = rows
 
 
-def made(name, layers):
-    """A fused model in bfloat16 on the pretended device."""
-    _, configuration, kind, sizes = MODELS[name]
-    with torch.device("meta"):
-        model = kind(configuration(**SIZES | sizes, num_hidden_layers=layers))
+def on_device(model, *_):
+    """The model with parameters in bfloat16 on the pretended device, without their numbers."""
     for module in model.modules():
         for key, weight in module._parameters.items():
             if weight is not None:
@@ -78,6 +92,14 @@ def made(name, layers):
                 module._parameters[key] = torch.nn.Parameter(empty, requires_grad=False)
         for key, buffer in module._buffers.items():
             module._buffers[key] = torch.empty_like(buffer, device=DEVICE)
+    return model
+
+
+def made(name, layers):
+    """A fused model in bfloat16 on the pretended device."""
+    _, configuration, kind, sizes = MODELS[name]
+    with torch.device("meta"):
+        model = on_device(kind(configuration(**SIZES | sizes, num_hidden_layers=layers)))
     if hasattr(model.config, "num_experts"):
         model.set_experts_implementation("grouped_mm")
     fuse(model)
@@ -125,6 +147,81 @@ def test_a_whole_captured_step_asks_the_host_for_nothing(name, rows):
         _, features = run(step, rows)
         assert features.shape == (rows, 3 * step.model.config.hidden_size)
     assert sum(one.kernel.__name__ == "_attend_part" for one in launched) == layers
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
+    """Of published shapes, beside Qwen3-8B: each function that its forwards are made of."""
+    monkeypatch.setattr(torch.nn.Module, "to", on_device)
+    monkeypatch.setattr(  # which asks for the mapped vocabulary
+        gpu_timing, "Eagle3Drafter",
+        lambda target, model: SimpleNamespace(
+            model=model, rotary=Rotary(model.config.shape, target.device)
+        ),
+    )  # fmt: skip
+    with pretended_device() as launched:
+        step = made("Qwen3-8B", 5)
+        sizes = ModelArchitecture.from_hf_config(step.model.config, name="", approximate=True)
+        loaded = LoadedModel(
+            model=step.model, name="", source="", weights="random", architecture=sizes
+        )
+        structure = Structure(layers=5, heads=32, kv_heads=8, head_dim=128)
+        target = Target(loaded, step, structure, *[EagerRuntime(step, structure)] * 2)
+        drafter = getattr(gpu_timing, f"{kind}_drafter")(target)
+        tables, capture = EmptyTables(16), BudgetedCapture(None, 1)
+
+        def empty(*sizes, dtype=torch.bfloat16):
+            return torch.empty(*sizes, dtype=dtype, device=DEVICE)
+
+        if kind == "dflash":
+            captured, layers = CapturedBlocks(drafter, capture), 5
+            cache = empty(layers, 2, 1, 8, 2048, 128)
+            features = len(drafter.feature_layers) * 4096
+            assert captured._take_in(tables, cache, empty(16, features)) == ()
+            made_of = captured._block(tables, cache)
+        else:
+            captured, layers = CapturedLevels(drafter.model, target, drafter.rotary, capture), 2
+            cache = empty(1, 2, 1, 8, 2048, 128)
+            captured._extend(tables, cache, empty(16, 4096))
+            made_of = captured._level(tables, cache, empty(16, dtype=torch.int64))
+        assert all(one.device.type == "cuda" for one in made_of)
+    assert sum(one.kernel.__name__ == "_attend_part" for one in launched) == layers
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.95}])
+def test_sampled_tokens_of_a_tree_ask_the_host_for_nothing(cut):
+    with pretended_device():
+        logits = torch.empty(256, 151936, dtype=torch.bfloat16, device=DEVICE)
+        draws = TokenDraws(Sampling(temperature=0.7, **cut), None, None)
+        assert draws.of_tree(random_tree(256, 0).row_depths(), logits).shape == (2, 256)
+
+
+HYBRIDS = {
+    "Qwen3-Next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM, 4),
+    "Falcon-H1": (transformers.FalconH1Config, transformers.FalconH1ForCausalLM, 2),
+}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrids_forward_stays_on_the_device(name, monkeypatch):
+    """Layers with states run eagerly; one group of them, with the sizes of its config."""
+    monkeypatch.setattr("decoder.model.structure._seen", lambda mask, positions: positions)
+    configuration, kind, layers = HYBRIDS[name]
+    with pretended_device():
+        with torch.device("meta"):
+            model = on_device(kind(configuration(num_hidden_layers=layers)))
+        step = ModelStep(model, owned=True)
+        structure = read_structure(model)
+        assert "recurrent state" in structure.uneven
+        where = {"dtype": torch.bfloat16, "device": torch.device(DEVICE)}
+        cache = KVCache(structure, capacity=2048, sequences=1, **where)
+        runtime = EagerRuntime(step, structure)
+        for rows in (1, 64):
+            tree = random_tree(rows, 0) if rows > 1 else EMPTY
+            visible = TreeVisible(tree.parents) if rows > 1 else None
+            block = RowBlock(0, tree.row_tokens(5), tree.row_depths(), visible)
+            logits = runtime.forward(cache, [block]).logits
+            assert logits.shape == (rows, model.config.vocab_size) and logits.is_cuda
 
 
 @pytest.mark.parametrize(

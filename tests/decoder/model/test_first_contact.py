@@ -17,14 +17,24 @@ from decoder.engine import TreeDecoder
 from decoder.model import loading, making, runtime, selfcheck
 from decoder.model.runtime import fused, trial
 from decoder.model.runtime.capture import LADDER, CaptureError, CudaCapture
+from decoder.model.target import Step
 from decoder.nvml import failed_device, free_gpu_bytes
 from decoder.profiling import measured_profile
 from lab.studies.gpu_checks import KERNEL_TOLERANCES, relative_error
 from profiler import checks
 from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import OutOfMemory, Task
+from profiler.commands.generate import command
+from tests.decoder.model import test_gpu_runtime
 from tests.decoder.model.test_graphs import graph_target
-from tests.decoder.models import PROMPT, LatticeDrafter, greedy, random_model, target_of
+from tests.decoder.models import (
+    PROMPT,
+    LatticeDrafter,
+    greedy,
+    random_model,
+    random_tree,
+    target_of,
+)
 
 GB = 1_000_000_000
 
@@ -35,7 +45,7 @@ class PretendedCuda:
     def __init__(self, monkeypatch):
         self.capability, self.built, self.current = (9, 0), ["sm_90"], 0
         self.stream_now, self.pools, self.modes, self.ended = "main", 0, [], []
-        self.emptied, self.broken, self.inside = 0, False, 0
+        self.emptied, self.broken, self.inside, self.drawing = 0, False, 0, "outside"
         self.free, self.held, self.used = 20 * GB, 0, 0
         stand_ins = {
             "is_available": lambda: True,
@@ -57,10 +67,17 @@ class PretendedCuda:
             "graph_pool_handle": self.pool,
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
             "graph": self.graph,
+            "default_generators": [self],
         }
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end, raising=False)
+
+    def initial_seed(self):
+        return 5
+
+    def graphsafe_set_state(self, state):
+        self.drawing = state
 
     def empty_cache(self):
         self.emptied += 1
@@ -75,14 +92,15 @@ class PretendedCuda:
     @contextmanager
     def graph(self, graph, pool, stream, capture_error_mode="global"):
         assert self.stream_now == "main" and pool not in self.ended
-        self.stream_now, self.inside = "side", self.inside + 1
+        assert self.drawing == "outside", "the generator is still in another capture"
+        self.stream_now, self.inside, self.drawing = "side", self.inside + 1, "inside"
         assert self.inside == 1, "two captures at once"
         self.modes.append(capture_error_mode)
         yield
         self.inside -= 1
         if self.broken:
             raise RuntimeError("CUDA error: operation failed due to a previous error")
-        self.stream_now = "main"
+        self.stream_now, self.drawing = "main", "outside"
 
 
 @pytest.fixture
@@ -108,7 +126,10 @@ def test_a_gpu_that_is_not_current_is_refused(cuda, monkeypatch):
     assert select_device(None) == torch.device("cuda")
 
 
-def test_an_invalidated_capture_does_not_poison_the_next(cuda):
+def test_an_invalidated_capture_does_not_poison_the_next(cuda, monkeypatch):
+    fresh = SimpleNamespace(graphsafe_get_state=lambda: "outside")
+    fresh.manual_seed = {5: fresh}.get
+    monkeypatch.setattr(torch, "Generator", lambda device: fresh)
     capture = CudaCapture(torch.device("cuda"))
     cuda.broken = True
     with pytest.raises(CaptureError, match="previous error"):
@@ -142,14 +163,17 @@ def test_two_threads_capture_one_after_the_other(cuda):
 
 def test_a_batch_of_unequal_texts_captures_the_ladder_at_most():
     model = random_model("llama-gqa")
-    prompts = [(PROMPT * 4)[: 2 + 3 * text] for text in range(16)]
+    prompts = [(PROMPT * 3)[: 2 + text] for text in range(16)]
     target, capture = graph_target(model)
-    decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97), max_nodes=15)
-    results = decoder.generate_batch(prompts, max_new_tokens=12)
-    assert results[3].token_ids == greedy(model, prompts[3], 12)
-    prepared = capture.recorded
+    decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97), max_nodes=7)
+    results = decoder.generate_batch(prompts, max_new_tokens=5)
+    assert results[3].token_ids == greedy(model, prompts[3], 5)
     assert TreeDecoder(target, policy="chain").policy.max_nodes == 255  # 256 rows: a full bucket
-    decoder.generate_batch(prompts, max_new_tokens=18)
+    prepared = capture.recorded
+    for running in range(16, 0, -1):  # as the texts end one by one
+        for nodes in (3, 7):
+            target.cache.truncate(9)
+            target.verify([Step(5, random_tree(nodes + 1, 0), text) for text in range(running)])
     assert prepared == capture.recorded <= len(LADDER)
 
 
@@ -268,6 +292,27 @@ def test_the_bound_of_a_kernel_is_above_its_roundings_and_below_a_fault(seed):
     assert relative_error(ours, truth) < KERNEL_TOLERANCES["bfloat16"] / 3
     ours[100, :64] = 0.0  # one tile of one row
     assert relative_error(ours, truth) > KERNEL_TOLERANCES["bfloat16"]
+
+
+def test_the_gpu_tests_move_a_model_that_nothing_holds_on_the_cpu(monkeypatch):
+    """Neither packed nor fused; and the help says where texts differ."""
+    moved = []
+
+    def cuda(model):
+        moved.append(model)
+        for module in model.modules():
+            assert not type(module).__module__.startswith("decoder") and "forward" not in vars(
+                module
+            )
+        return model
+
+    monkeypatch.setattr(torch.nn.Module, "cuda", cuda)
+    monkeypatch.setattr(test_gpu_runtime, "make_target", lambda loaded, runtime: loaded)
+    monkeypatch.setattr(test_gpu_runtime, "published", lambda *_: None)
+    test_gpu_runtime.targets()
+    test_gpu_runtime.drafting(None, "dflash", "graphs")
+    assert len(moved) == 2
+    assert "in bfloat16 and float16 two almost equal tokens" in " ".join(command.help.split())
 
 
 CU126, CU130 = ["sm_60", "sm_70", "sm_80", "sm_90"], ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]

@@ -101,11 +101,12 @@ def test_captured_drafters_propose_what_eager_ones_do(tmp_path, kind):
         assert_same(graphed, eager, atol=1e-4)
 
 
-def test_a_round_waits_for_the_candidates_alone(tmp_path, monkeypatch):
-    """Its tokens are copied behind the replay, and waited for by an event."""
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}])
+def test_a_round_waits_for_the_candidates_alone(tmp_path, monkeypatch, sampling):
+    """Its tokens are copied behind the replay, and waited for by an event; sampled, by a copy."""
     target, drafter = drafting(tmp_path, "dflash", "graphs")
     decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
-    decoder.generate(PROMPT, max_new_tokens=30)  # captures what is needed
+    text = decoder.generate(PROMPT, max_new_tokens=30, **sampling)  # captures what is needed
     waits = []
 
     def counted(parts, sequences):
@@ -120,9 +121,9 @@ def test_a_round_waits_for_the_candidates_alone(tmp_path, monkeypatch):
         return finished
 
     monkeypatch.setattr("decoder.generation.run_round", counted)
-    decoder.generate(PROMPT, max_new_tokens=30)
+    assert decoder.generate(PROMPT, max_new_tokens=30, **sampling).token_ids == text.token_ids
     drafted = waits[:-2]  # the last rounds may want no more than the bonus token
-    assert len(drafted) > 2 and drafted == [1] * len(drafted)
+    assert len(drafted) > 2 and drafted == [1 + bool(sampling)] * len(drafted)
 
 
 def test_captures_are_counted_in_memory():

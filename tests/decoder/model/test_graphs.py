@@ -1,6 +1,7 @@
 """Captured forwards with a capture that replays operations on a CPU: tokens of plain decoding."""
 
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -123,18 +124,39 @@ def test_logits_and_features_are_those_of_eager_forwards(rows, prompt, seed):
             eager.commit([0], sequence)
 
 
-def test_running_out_of_memory_in_capture_is_said_once(caplog):
+@pytest.mark.parametrize("captured", range(6))
+def test_running_out_of_memory_at_each_size_is_said_once(caplog, captured):
+    """Buckets of 16, 8, 4, 2 and 1 rows are captured in this order until memory ends."""
     model = random_model("llama-gqa")
-    truth = greedy(model, PROMPT, 30)
-    target, capture = graph_target(model, fail_from=1)
+    truth = greedy(model, PROMPT, 12)
+    target, capture = graph_target(model, fail_from=captured)
     decoder = TreeDecoder(target, policy="fixed:12", drafter=LatticeDrafter(97))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert decoder.generate(PROMPT, max_new_tokens=30).token_ids == truth
+            assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == truth
     said = [record for record in caplog.records if "running it eagerly" in record.message]
-    assert capture.recorded == 1
-    assert len(said) == len(target.runtime.warnings) >= 1
-    assert "out of memory" in target.runtime.warnings[0]
+    assert capture.recorded == captured
+    assert len(said) == len(target.runtime.warnings) == 5 - captured
+    assert all("out of memory" in warning for warning in target.runtime.warnings)
+
+
+def test_too_little_memory_for_a_cache_is_told_and_survived(monkeypatch):
+    """A cache that cannot double has the tokens of its text; a text beyond that is refused."""
+    model = random_model("llama-gqa", max_position_embeddings=4096)
+    target, _ = graph_target(model)
+    monkeypatch.setattr("decoder.model.target.CAPACITY_STEP", 64)
+
+    def zeros(shape, **where):
+        if shape[3] > 150:  # slots
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return torch.zeros(shape, **where)
+
+    monkeypatch.setattr(target, "new_cache", partial(target.new_cache, zeros=zeros))
+    assert [target.reserve(tokens).capacity for tokens in (60, 70, 140)] == [64, 128, 140]
+    with pytest.raises(InputError, match="no memory for a KV cache of 160 tokens"):
+        target.reserve(160)
+    decoder = TreeDecoder(target, policy="fixed:3", drafter=LatticeDrafter(97), max_nodes=3)
+    assert decoder.generate(PROMPT, max_new_tokens=9).token_ids == greedy(model, PROMPT, 9)
 
 
 def test_which_runtime_a_choice_means():

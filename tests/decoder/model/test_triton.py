@@ -46,12 +46,18 @@ def test_the_kernels_in_the_interpreter(chosen):
 @pytest.mark.parametrize("name", ["qwen3-8b", "gemma-7b"])
 def test_row_counts_make_no_kernel_of_their_own(name):
     """Rows, words and parts vary from round to round; only the block's size chooses a kernel."""
+    from decoder.model.runtime.kernels import plan_launch
     from tests.decoder.model.compiled_kernels import LAYERS, launches
 
     def compiled(rows):
         made = launches(LAYERS[name], rows, torch.bfloat16)
         return {launched.source.hash() for launched in made}
 
+    few, many, keys = (
+        torch.empty(*sizes, 128).half() for sizes in [(16, 32), (256, 32), (16, 8, 9)]
+    )
+    # The rows of 16 sequences, 4 and 64 packed ones of each.
+    assert [plan_launch(rows, keys).block_rows for rows in (few, many)] == [16, 64]
     assert compiled(33) == compiled(47) == compiled(64) == compiled(200) == compiled(1025)
 
 

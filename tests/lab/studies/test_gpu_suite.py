@@ -9,6 +9,7 @@ import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from costmodel.errors import InputError, RooftreeError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from lab.studies import gpu_checks, gpu_suite
-from lab.studies.gpu_parts import TINY, Part, Scale, all_parts
+from lab.studies.gpu_parts import TINY, TOGETHER, Part, Scale, all_parts, planned_s, processes
 from lab.studies.gpu_suite import run_part, store_archive
 from tests.tiny_folder import fake_clock, isolate, write_config
 
@@ -44,9 +45,40 @@ def test_the_documented_commands_are_taken(monkeypatch: pytest.MonkeyPatch) -> N
         assert not options.parts and not options.tiny
 
 
+def test_the_planned_parts_fit_three_commands_of_nine_minutes():
+    """The first brings the first target's profile, plain tokens/s, and rows over the roofline."""
+    commands: list[list[str]] = [[]]
+    left_s = limit_s = 9 * 60 - gpu_suite.PACKING_S
+    for group in processes(all_parts(Scale())):
+        for done, part in enumerate(group):
+            if planned_s([part]) > left_s:
+                commands.append([])
+                left_s = limit_s
+            left_s -= part.planned_s if done and commands[-1] else planned_s([part])
+            commands[-1].append(part.name)
+    assert len(commands) <= 3, commands
+    wanted = {f"{kind}.qwen3-8b.graphs" for kind in ("calibrate", "replay", "forwards", "logits")}
+    assert wanted <= set(commands[0])
+
+
+def test_kernels_that_a_library_beats_are_named(tmp_path):
+    def row(rows, own_s, **library_s):
+        return {
+            "kernel": "attention", "rows": rows, "context": 1024, "median_s": own_s,
+            "library_s": library_s,
+        }  # fmt: skip
+
+    assert gpu_suite.losses(tmp_path) == []
+    rows = [row(1, 1e-5, SDPA=2e-5), row(64, 3e-5, SDPA=4e-5, flex=2e-5), row(2, 1e-5)]
+    (tmp_path / "kernels").mkdir()
+    stored = json.dumps({"result": {"kernels": rows}})
+    (tmp_path / "kernels" / "result.json").write_text(stored)
+    assert gpu_suite.losses(tmp_path)[1:] == ["attention | 64 | 1024 | 30.0 | 20.0 | flex"]
+
+
 @pytest.mark.slow
 def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
-    found = {}
+    found: dict[str, Any] = {}
     for part in all_parts(scale):
         if part.kind not in ("tests", "kernels") and not part.dtype:
             record = run_part(part, scale, tmp_path / "work")
@@ -77,6 +109,8 @@ def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
     table = found["launches"]["rows"]["1"]
     assert any("mm" in event["name"] for event in table["kernels"])
     assert table["launches"] >= len(table["kernels"]) and table["kernels_s"] > 0
+    assert table["forward_s"] > 0 and found["launches"]["of_a_text"]["rounds"] > 1
+    assert found["texts"] == {"first_difference": [None, None], "same": 2, "texts": 2}
     assert set(found["drafters"]["drafters"]) == {"dflash", "eagle3"}
     for drafter in found["drafters"]["drafters"].values():
         assert drafter["draft_s"][0] > 0 and drafter["rounds"] > 1
@@ -121,14 +155,15 @@ class TestResuming:
         done: list[str] = []
         broken: set[str] = set()
 
-        def limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
-            done.append(part.name)
-            folder = options.work / part.name
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "log.txt").write_text("so far")
-            if part.name in broken:
-                return "stopped after 120 s"
-            (folder / "result.json").write_text(part.name)
+        def limited(group: list[Part], options: argparse.Namespace, limit_s: float) -> str:
+            for part in group:
+                done.append(part.name)
+                folder = options.work / part.name
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "log.txt").write_text("so far")
+                if part.name in broken:
+                    return "stopped after 120 s"
+                (folder / "result.json").write_text('{"result": {"kernels": []}}')
             return ""
 
         monkeypatch.setattr(gpu_suite, "run_limited", limited)
@@ -147,27 +182,29 @@ class TestResuming:
 
     def test_only_what_is_missing_is_run_again(self, run, tmp_path: Path) -> None:
         run.broken.add("forwards.tiny.eager")
-        with pytest.raises(SystemExit, match=r"not measured: forwards\.tiny\.eager;"):
+        with pytest.raises(SystemExit, match=r"not measured: forwards\.tiny\.eager, replay"):
             run("one")
-        assert len(run.done) == len(all_parts(TINY_OF_ONE))
+        behind = len(TOGETHER) - 2  # parts of its process, which were not reached
+        assert len(run.done) == len(all_parts(TINY_OF_ONE)) - behind
         with tarfile.open(tmp_path / "suite.tar.gz") as archive:
             names = archive.getnames()
         assert "forwards.tiny.eager/log.txt" in names  # what a failed part left helps to mend it
         assert "forwards.tiny.eager/result.json" not in names
         assert "forwards.tiny.eager/failed.json" in names
         run.broken.clear()
-        assert run("one") == ["forwards.tiny.eager"]
+        again = [f"{kind}.tiny.eager" for kind in TOGETHER[2:]]
+        assert run("one") == [*again, "forwards.tiny.eager"]
         assert run("one") == []
 
 
 def test_a_part_that_takes_too_long_leaves_no_process(tmp_path: Path, monkeypatch) -> None:
     """What it started, too, would hold the device's memory."""
     child = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
-    monkeypatch.setattr(gpu_suite, "child_command", lambda part, options: [
+    monkeypatch.setattr(gpu_suite, "child_command", lambda group, options: [
         sys.executable, "-c", f"{child}; time.sleep(600)",
     ])  # fmt: skip
     options = argparse.Namespace(work=tmp_path, tiny=None)
-    assert gpu_suite.run_limited(Part("tests"), options, 5.0) == "stopped after 5 s"
+    assert gpu_suite.run_limited([Part("tests")], options, 5.0) == "stopped after 5 s"
     grandchild = int((tmp_path / "tests" / "log.txt").read_text())
     assert any(has_ended(grandchild) or time.sleep(0.1) for _ in range(600))
 
@@ -190,7 +227,7 @@ class TestStoring:
         (part / "result.json").write_text(
             json.dumps({"scale": {"device": device}, "environment": {"device": "NVIDIA H100"}})
         )
-        gpu_suite.note(folder / "work", Part("peers", "tiny"), "stopped after 240 s")
+        gpu_suite.note(folder / "work", Part("peers", "tiny"), "stopped after 240 s", folder / "no")
         gpu_suite.pack(folder / "work", folder / "gpu.tar.gz")
         return folder / "gpu.tar.gz"
 

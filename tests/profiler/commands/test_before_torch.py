@@ -33,7 +33,7 @@ REFUSED = [
     (6, "cannot write to /dev/null/out", "train-drafter", "--output", "/dev/null/out"),
     (6, "cannot write to /dev/null", "fit", "a.csv", "--device", "cpu", *MODEL, *OUTPUT),
     (6, "cannot write to /dev/null", "compose", *MODEL, "--output", NOWHERE),
-    (6, "cannot write to /dev/null", "transfer", "a", "--to", "l40s", "--output", NOWHERE),
+    (6, "cannot write to /dev/null", "transfer", "a", "l40s", "--output", NOWHERE),
     (6, "cannot write to /dev/null", "profiles", "plot", "h100-sxm/qwen3-8b", "/dev/null/a.png"),
     (4, "another measurement of Some-CPU-cpu is running (process ", "calibrate", "--device", "cpu"),
 ]

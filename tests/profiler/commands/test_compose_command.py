@@ -12,7 +12,7 @@ SOURCE = shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml"
 
 
 def test_transfer_writes_a_profile_and_says_how_good_it_is(run, tmp_path):
-    transfer = ["transfer", str(SOURCE), "--to", "h100-pcie"]
+    transfer = ["transfer", str(SOURCE), "h100-pcie"]
     exit_code, out, _ = run(*transfer)
     path = tmp_path / "home" / "h100-pcie" / SOURCE.name
     assert exit_code == 0
@@ -43,10 +43,10 @@ def test_compose_from_a_folder(run, refused, tmp_path, measured):
     (("compose", "--device", "l4", "--target", "qwen3-8b"), 4, "no published operator tables"),
     (("compose", "--device", "nothing", "--target", "qwen3-8b"), 2, "no known device"),
     (("compose", "--device", "h200", "--target", "nothing"), 2, "no known target"),
-    (("compose", "--target", "qwen3-8b", "--operators", "/nowhere"), 2, "is not a folder"),
-    (("transfer", str(SOURCE), "--to", "h100-sxm"), 2, "already"),
-    (("transfer", str(SOURCE), "--to", "h200"), 3, "it would hide a better profile: "),
-    (("transfer", "nothing", "--to", "h200"), 2, "no stored profile is called 'nothing'"),
+    (("compose", "--target", "qwen3-8b", "--operators", "/nowhere"), 2, "name vllm"),
+    (("transfer", str(SOURCE), "h100-sxm"), 2, "already"),
+    (("transfer", str(SOURCE), "h200"), 3, "it would hide a better profile: "),
+    (("transfer", "nothing", "h200"), 2, "no stored profile is called 'nothing'"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(refused, arguments, exit_code, text):
     assert text in refused(*arguments, exit_code=exit_code)

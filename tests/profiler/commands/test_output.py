@@ -81,7 +81,7 @@ class Place:
             "train-blockpilot": [*on_cpu[:2], "--drafter", "some/drafter", "--texts", "x",
                                  "--output", str(self.folder)],
             "train-drafter": [*on_cpu[:2], "--output", str(self.folder)],
-            "transfer": [SHIPPED, "--to", "h100-pcie", "--output", str(self.folder)],
+            "transfer": [SHIPPED, "h100-pcie", "--output", str(self.folder)],
         }  # fmt: skip
 
 

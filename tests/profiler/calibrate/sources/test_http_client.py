@@ -1,6 +1,6 @@
 """The client against a small HTTP server: what it sends, what it refuses, and its limits."""
 
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import httpx
 import pytest
@@ -67,6 +67,16 @@ def test_a_stream_cut_at_any_byte_has_the_same_tokens(cuts):
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=iter(parts)))
     client = ServerClient(Address.parse("http://host"), transport=transport)
     assert [len(times) for times in client.stream([[1]], 2)] == [2]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("part", [b"a" * 65536, b"data: {}\n\n" * 6554])
+def test_an_answer_has_an_end(status, part):
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, content=repeat(part)))
+    client = ServerClient(Address.parse("http://host"), transport=transport)
+    for ask in (lambda: client.complete([1]), lambda: client.stream([[1]], 1)):
+        with pytest.raises(MeasurementError, match="sends an answer without an end"):
+            ask()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
-"""A whole calibration of a made-up server whose times follow a known law; no clock is read."""
+"""Whole calibrations of a made-up server whose times follow a known law; no clock is read."""
 
 import json
+import random
 import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
-from costmodel.catalog import find_target
+from costmodel.catalog import resolve_target
 from costmodel.errors import MeasurementError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
@@ -15,7 +20,7 @@ from costmodel.roofline import Roofline
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sources import url as module
-from profiler.calibrate.sources.http_client import Completion, ServedModel
+from profiler.calibrate.sources.http_client import Address, ServerClient
 from profiler.calibrate.sources.requests import (
     ArrivalGuard,
     ServedPlan,
@@ -25,56 +30,112 @@ from profiler.calibrate.sources.requests import (
 )
 from profiler.calibrate.sources.url import UrlSource
 from profiler.calibrate.sweep import Task
-from tests.conftest import CALIBRATED
 from tests.profiler.openai_server import MODEL, OpenAIServer
 
 pytestmark = pytest.mark.cpu_kind
 
 PEAKS = PeaksSection(source="measured", flops_per_s=4e11, bytes_per_s=2e10)
-ROOFLINE = Roofline(architecture=find_target(MODEL).architecture, peaks=PEAKS.peaks())
+# Of a CPU that bounds none of the times here, and of a known GPU.
+FAST = PeaksSection(source="measured", flops_per_s=4e13, bytes_per_s=1e12)
+H100 = PeaksSection(source="datasheet", flops_per_s=9.89e14, bytes_per_s=3.35e12)
 URL = "http://127.0.0.1:1"
 
 
-def forward_s(rows: int, context: int, batch: int = 1) -> float:
-    """The law of a verification."""
-    return 0.020 + 0.0007 * rows * batch + 4e-6 * context * batch
+def relative_s(rows: int, context: int, batch: int = 1) -> float:
+    """The law of a verification, in steps of one row without a context."""
+    return 1.0 + 0.035 * rows * batch + 2e-4 * context * batch
 
 
 class LawfulServer:
     """Keeps the last sequences, computes the rest, and takes the law's time plus a floor.
 
-    kept    sequences in its prefix cache
-    at_once requests that run together; the others wait
-    tells   whether it counts cached tokens
+    A transport of httpx: it answers with the bytes of a server in pieces of any length, and time
+    passes on a clock of each thread.
+
+    step_s   seconds of a step of one row without a context
+    peaks    of its device, for the LM head that requests compute in one row
+    name     of its model
+    kept     sequences in its prefix cache
+    at_once  requests that run together; the others wait
+    tells    whether it counts cached tokens
     """
 
-    def __init__(self, *given: object, kept: int = 8, at_once: int = 8, tells: bool = False, **_):
-        self.model, self.kept, self.at_once, self.tells = "", kept, at_once, tells
-        self.block, self.requests = 16, 0
+    def __init__(
+        self,
+        step_s: float = 0.020,
+        peaks: PeaksSection = PEAKS,
+        name: str = MODEL,
+        *,
+        kept: int = 16,
+        at_once: int = 8,
+        tells: bool = False,
+    ) -> None:
+        self.step_s, self.peaks = step_s, peaks
+        self.roofline = Roofline(
+            architecture=resolve_target(name).architecture, peaks=peaks.peaks()
+        )
+        self.kept, self.at_once, self.tells = kept, at_once, tells
+        self.block, self.requests, self.asked = 16, 0, ""
+        self.entries: list[dict[str, str]] = [{"id": name}]
+        self._clock, self._lock, self._cut = threading.local(), threading.Lock(), random.Random(0)
         self._sequences: list[np.ndarray] = []
+        self._streams: list[int] = []  # of the requests that came together, the cached tokens
 
-    def models(self) -> tuple[list[ServedModel], str]:
-        return [ServedModel(name=MODEL, most_tokens=2300)], "vllm-0.32.0"
+    def client(self, address: Address, **_) -> ServerClient:
+        server = self
 
-    def complete(self, prompt: list[int], tokens: int = 1) -> Completion:
-        self.requests += 1
-        cached = self._cached(prompt)
-        rows = len(prompt) - cached
-        lm_head = lm_head_s(ROOFLINE, rows) - lm_head_s(ROOFLINE, 1)
-        floor_s = 0.006 + 1e-6 * len(prompt)
-        seconds = forward_s(rows, cached) - lm_head + floor_s
-        seconds += (tokens - 1) * forward_s(1, cached)
-        return Completion(seconds=seconds, cached_tokens=cached if self.tells else None)
+        class Client(ServerClient):
+            def stream(self, prompts: list[list[int]], tokens: int) -> list[list[float]]:
+                server._together, server._streams = len(prompts), []
+                return super().stream(prompts, tokens)
 
-    def stream(self, prompts: list[list[int]], tokens: int) -> list[list[float]]:
-        waves = [prompts[i : i + self.at_once] for i in range(0, len(prompts), self.at_once)]
-        arrivals, start_s = [], 0.006
-        for wave in waves:
-            context = sum(map(self._cached, wave)) // len(wave)
-            step_s = forward_s(1, context, len(wave))
-            arrivals += [[start_s + i * step_s for i in range(tokens)] for _ in wave]
-            start_s += tokens * step_s
-        return arrivals
+        return Client(address, transport=httpx.MockTransport(self.answer), now_s=self.now_s)
+
+    def forward_s(self, rows: int, context: int, batch: int = 1) -> float:
+        return self.step_s * relative_s(rows, context, batch)
+
+    def now_s(self) -> float:
+        return getattr(self._clock, "now_s", 0.0)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            told = {"owned_by": "vllm", "max_model_len": 2300}
+            return httpx.Response(200, json={"data": [entry | told for entry in self.entries]})
+        if request.url.path == "/version":
+            return httpx.Response(200, json={"version": "0.32.0"})
+        body = json.loads(request.content)
+        self.asked = body["model"]
+        with self._lock:
+            self.requests += 1
+            cached, place = self._cached(body["prompt"]), len(self._streams)
+            self._streams.append(cached)
+        count, tokens = len(body["prompt"]), body["max_tokens"]
+        usage: dict[str, Any] = {"prompt_tokens": count, "completion_tokens": tokens}
+        if self.tells:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if body.get("stream"):
+            return httpx.Response(200, content=self._pieces(place, cached, tokens, usage))
+        rows = count - cached
+        lm_head = lm_head_s(self.roofline, rows) - lm_head_s(self.roofline, 1)
+        self._pass(self.forward_s(rows, cached) - lm_head + 0.006 + 1e-6 * count)
+        self._pass((tokens - 1) * self.forward_s(1, cached))
+        return httpx.Response(200, json={"choices": [{"text": "a"}], "usage": usage})
+
+    def _pieces(self, place: int, cached: int, tokens: int, usage: dict) -> Iterator[bytes]:
+        """The events of a stream in pieces of any length, an event after each step."""
+        wave = place // self.at_once
+        batch = min(self.at_once, self._together - wave * self.at_once)
+        self._pass(0.006 + wave * tokens * self.forward_s(1, cached, self.at_once))
+        for choices in [*[[{"text": "a"}]] * tokens, []]:
+            event = json.dumps({"choices": choices, "usage": usage}).encode()
+            data = b": alive\n\ndata:" + event + b"\r\n\r\n"
+            place = self._cut.randrange(1, len(data))
+            yield data[:place]
+            yield data[place:]
+            self._pass(self.forward_s(1, cached, batch))
+
+    def _pass(self, seconds: float) -> None:
+        self._clock.now_s = self.now_s() + seconds
 
     def _cached(self, prompt: list[int]) -> int:
         """Tokens of the prompt in the cache, in whole blocks; the prompt is kept from now on."""
@@ -95,19 +156,19 @@ def _home(monkeypatch, tmp_path):
     monkeypatch.setattr("profiler.measure.lock.lock_directory", lambda: tmp_path)
 
 
-def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], LawfulServer]:
-    """The profile of a lawful server, what was said, and the server."""
-    server, said = LawfulServer(**law), []
+def calibrated(
+    monkeypatch, folder: Path, server: LawfulServer, **settings
+) -> tuple[Profile, list[str]]:
+    """The profile of a lawful server, and what was said."""
+    said: list[str] = []
     # Nothing is measured here, so another test that measures is no reason to refuse.
     monkeypatch.setattr("profiler.measure.lock.lock_directory", lambda: folder)
-    monkeypatch.setattr(module, "peaks_of", lambda device, dtype: PEAKS)
-    monkeypatch.setattr(module, "ServerClient", lambda *given, **named: server)
-    settings = CalibrationSettings(
-        device="cpu", dtype="bfloat16", output=folder / "served.yaml", seed=3, fresh=True
-    )
+    monkeypatch.setattr(module, "peaks_of", lambda device, dtype: server.peaks)
+    monkeypatch.setattr(module, "ServerClient", server.client)
+    chosen = CalibrationSettings(output=folder / "served.yaml", seed=3, fresh=True, **settings)
     listener = CalibrationListener(say=said.append)
-    result = calibrate(settings, listener, UrlSource(settings, URL))
-    return Profile.from_yaml(result.path), said, server
+    result = calibrate(chosen, listener, UrlSource(chosen, URL))
+    return Profile.from_yaml(result.path), said
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +176,18 @@ def lawful(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lawful")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ROOFTREE_HOME", str(folder / "home"))
-        return calibrated(monkeypatch, folder)
+        server = LawfulServer()
+        return *calibrated(monkeypatch, folder, server, device="cpu", dtype="bfloat16"), server
 
 
-def check_law(profile: Profile) -> set[tuple[int, int, int]]:
+def check_law(
+    profile: Profile, step_s: float = 0.020, error: float = 2e-3
+) -> set[tuple[int, int, int]]:
     """Every point has the law's time; returns the shapes."""
     surface = profile.surface
     shapes = list(zip(surface.rows, surface.context, surface.batch, strict=True))
     for shape, seconds in zip(shapes, surface.median_s, strict=True):
-        assert seconds == pytest.approx(forward_s(*shape), rel=2e-3), shape
+        assert seconds == pytest.approx(step_s * relative_s(*shape), rel=error), shape
     assert profile.held_out.error.median < 0.02
     return set(shapes)
 
@@ -138,21 +202,41 @@ def test_the_profile_follows_the_law(lawful):
     assert server.requests < 3000
 
 
+SET_UPS = {
+    "behind 127.0.0.1": ({}, FAST, MODEL),
+    "on this CPU, in bfloat16": ({"device": "cpu", "dtype": "bfloat16"}, FAST, MODEL),
+    "on a named GPU": ({"device": "h100-sxm"}, H100, MODEL),
+    "with weights in 8 bits": ({"device": "h100-sxm"}, H100, "Qwen/Qwen3-0.6B-FP8"),
+}
+
+
+@pytest.mark.parametrize("set_up", SET_UPS)
+@pytest.mark.parametrize("step_s", [0.001, 0.003, 0.006, 0.020])
+@pytest.mark.slow
+def test_no_time_is_changed(monkeypatch, tmp_path, set_up, step_s):
+    settings, peaks, name = SET_UPS[set_up]
+    server = LawfulServer(step_s, peaks, name)
+    profile, _ = calibrated(
+        monkeypatch, tmp_path, server, contexts=(128, 1024), batches=(1, 2), **settings
+    )
+    check_law(profile, step_s, error=0.01)  # a CPU's float32 adds logits of 4 bytes, not 2
+
+
 @pytest.mark.slow
 def test_a_server_that_tells_its_blocks(monkeypatch, tmp_path):
-    profile, _, _ = calibrated(monkeypatch, tmp_path, tells=True)
+    profile, _ = calibrated(monkeypatch, tmp_path, LawfulServer(tells=True))
     assert {context for _, context, _ in check_law(profile)} == {64, 256, 1024, 2048}
 
 
 @pytest.mark.slow
 def test_a_server_that_keeps_one_sequence(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "BATCHES", (1,))  # several cannot be cached at once
-    profile, _, _ = calibrated(monkeypatch, tmp_path, kept=1)
+    profile, _ = calibrated(monkeypatch, tmp_path, LawfulServer(kept=1))
     assert {batch for _, _, batch in check_law(profile)} == {1}
 
 
 def test_the_profile_says_where_it_is_from(lawful):
-    profile, said, _ = lawful
+    profile, said, server = lawful
     runtime, provenance = profile.runtime, profile.provenance
     assert (runtime.kind, runtime.attention, runtime.engine) == ("url", "vllm-0.32.0", None)
     assert provenance.kind == "measured"
@@ -161,27 +245,46 @@ def test_the_profile_says_where_it_is_from(lawful):
     for part in ("taken out of each request", "LM head of all rows", "extrapolated"):
         assert part in provenance.note
         assert any(part in line for line in said)
-    assert profile.stages.plain.seconds(128, 4) == pytest.approx(forward_s(1, 128, 4), rel=2e-3)
+    assert profile.stages.plain.seconds(128, 4) == pytest.approx(
+        server.forward_s(1, 128, 4), rel=2e-3
+    )
 
 
-def test_weights_are_those_of_the_targets_name_and_not_of_this_cpu(monkeypatch):
-    monkeypatch.setattr(module, "ServerClient", lambda *given, **named: LawfulServer(tells=True))
-    settings = CalibrationSettings(device="h100-sxm", target="Qwen/Qwen3-8B-FP8")
+FP8 = "Qwen/Qwen3-8B-FP8"
+
+
+@pytest.mark.parametrize(
+    ("target", "entries"),
+    [
+        (FP8, [{"id": FP8}]),
+        (FP8, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
+        (None, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
+        (None, [{"id": FP8}, {"id": "adapter", "root": "/lora", "parent": FP8}]),
+        (FP8, [{"id": "chat", "root": FP8}, {"id": "Qwen/Qwen3-4B"}]),
+    ],
+)
+def test_weights_are_those_of_the_targets_name_or_root(monkeypatch, target, entries):
+    """Whatever this CPU computes in."""
+    server = LawfulServer(tells=True)
+    server.entries = entries
+    monkeypatch.setattr(module, "ServerClient", server.client)
+    settings = CalibrationSettings(device="h100-sxm", target=target)
     it = UrlSource(settings, URL).prepare(print).subject.runtime
     assert (it.dtype, it.quantization, it.weight_bytes) == ("bfloat16", "fp8_block", 1.0)
+    assert server.asked == entries[0]["id"]
 
 
 def test_the_most_requests_that_run_at_once():
     def most(at_once):
-        server = LawfulServer(at_once=at_once)
-        return ServedWorkload(server, vocab=49152, seed=0).find_most_together((1, 2, 4, 8))
+        client = LawfulServer(at_once=at_once).client(Address.parse(URL))
+        return ServedWorkload(client, vocab=49152, seed=0).find_most_together((1, 2, 4, 8))
 
     assert [most(at_once) for at_once in (8, 3, 1)] == [8, 2, 1]
 
 
 def test_streams_that_ran_apart_are_rejected():
     server = LawfulServer()
-    workload = ServedWorkload(server, vocab=49152, seed=0)
+    workload = ServedWorkload(server.client(Address.parse(URL)), vocab=49152, seed=0)
     guard = ArrivalGuard(workload)
     step = workload.call(Task(kind="plain", size=1, context=256, batch=2))
     for at_once, disturbed in ((8, False), (1, True), (8, False)):
@@ -193,9 +296,9 @@ def test_streams_that_ran_apart_are_rejected():
 
 def test_a_server_without_a_prefix_cache(monkeypatch, tmp_path):
     with pytest.raises(MeasurementError, match=r"has no prefix cache: 1024 tokens .*prefix cach"):
-        calibrated(monkeypatch, tmp_path, kept=0)
+        calibrated(monkeypatch, tmp_path, LawfulServer(kept=0))
     with pytest.raises(MeasurementError, match="caches nothing of"):
-        calibrated(monkeypatch, tmp_path, kept=0, tells=True)
+        calibrated(monkeypatch, tmp_path, LawfulServer(kept=0, tells=True))
 
 
 def test_the_plan_has_held_out_points_of_its_own():
@@ -210,16 +313,12 @@ def test_the_plan_has_held_out_points_of_its_own():
     assert {task.batch for task in plan.plain()} == {1, 4}
 
 
-def test_the_command_over_http(run, tmp_path, monkeypatch):
-    fast = PeaksSection(source="measured", flops_per_s=1e18, bytes_per_s=1e16)
-    monkeypatch.setattr(module, "peaks_of", lambda device, dtype: fast)
-    details = {"prompt_tokens_details": {"cached_tokens": 10_000}}
-    arguments = ["--device", "cpu", "--contexts", "128,256", "--batch", "1,2", "--json"]
+def test_the_command(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ServerClient", LawfulServer(peaks=H100).client)
+    arguments = ["--device", "h100-sxm", "--contexts", "128,256", "--batch", "1,2", "--json"]
     path = str(tmp_path / "served.yaml")
-    with OpenAIServer(usage=lambda usage: usage | details, step_s=0.004) as server:
-        words = [server.url, *arguments, "--time-budget", "10s", "--output", path]
-        code, out, err = run("calibrate", "url", *words)
-    assert code in CALIBRATED and "(vllm-0.32.0)" in err, err
+    code, out, err = run("calibrate", "url", URL, *arguments, "--output", path)
+    assert code == 0 and "(vllm-0.32.0)" in err, err
     record = json.loads(out)
     assert record["path"] == path
     assert record["profile"]["runtime"]["kind"] == "url"

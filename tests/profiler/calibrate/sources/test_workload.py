@@ -158,6 +158,21 @@ class TestMemory:
         assert work.shortfall(late) == "101 tokens x batch 4; memory is left for 100"
         assert work.shortfall(Task(kind="commit", size=8, context=90, batch=4)) != ""
 
+    def test_caches_of_all_batches_lie_in_the_largest(self, target):
+        """Beside one cache of 4 sequences memory is left for 20 slots in each."""
+        sizes = {1: 199, 2: 49, 4: 99}
+        work = Workload(target, NgramDrafter(), capacity=CAPACITY, capacities=sizes)
+
+        def held():
+            stored = [cache.data.untyped_storage() for cache in work._caches.values()]
+            return {storage.data_ptr(): storage.nbytes() for storage in stored}
+
+        work._free_bytes = lambda: 256 * 4 * 125 - sum(held().values())
+        for batch, capacity in sizes.items():
+            work.call(Task(kind="verify", size=4, context=9, batch=batch))()
+            assert target.cache.capacity == capacity
+        assert len(held()) == 1
+
     def test_a_forward_too_large(self, target):
         work = Workload(target, NgramDrafter(), capacity=CAPACITY)
         assert work.shortfall(Task(kind="verify", size=1, context=0)) == ""
