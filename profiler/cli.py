@@ -53,8 +53,8 @@ TOGETHER = {
     "export": "plan",
     "compose": "compose",
     "transfer": "compose",
-    "doctor": "machine",
-    "demo-model": "machine",
+    "doctor": "catalog",
+    "demo-model": "generate",
 }
 
 

@@ -9,9 +9,9 @@ Each name is imported from the package that defines it when it is first used, so
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
-
-from rooftree.shadowing import ShadowedPackageError, check_packages
 
 if TYPE_CHECKING:
     from costmodel.errors import InputError, ProfileError, RooftreeError
@@ -113,6 +113,29 @@ _NAMES_BY_MODULE = {
     "profiler.calibrate.source": ("CalibrationSettings",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+
+class ShadowedPackageError(ImportError):
+    """A module of the user has the name of one of rooftree's packages, which are ordinary names."""
+
+
+def check_packages() -> None:
+    """Raise ShadowedPackageError unless each package is the one installed with rooftree.
+
+    A file `decoder.py` beside a script would be imported instead, and fail far from its cause.
+    """
+    home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    for name in ("costmodel", "decoder", "integrations", "profiler"):
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise ShadowedPackageError(f"{home} has no package '{name}'. Install rooftree again.")
+        folders = spec.submodule_search_locations
+        place = next(iter(folders)) if folders else str(spec.origin)
+        if os.path.realpath(place) != os.path.join(home, name):
+            raise ShadowedPackageError(
+                f"{place} hides rooftree's own package '{name}'. Rename it, or run rooftree from "
+                "another folder and without that one on PYTHONPATH."
+            )
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rooftree.shadowing import ShadowedPackageError, check_packages
+from rooftree import ShadowedPackageError, check_packages
 
 EXIT_INPUT = 2  # as for other input that the user can mend
 

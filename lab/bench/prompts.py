@@ -13,7 +13,7 @@ from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
 from decoder.arguments import ChatOptions
 from decoder.engine import Generation, SamplingOptions
 from lab.bench.record import Prompt, PromptFile
-from profiler.prompts import Conversation, Turns, parse_prompt
+from profiler.commands.generate import Conversation, Turns, parse_prompt
 
 EXAMPLE = '{"id": "a", "category": "math", "prompt": "..."}'
 

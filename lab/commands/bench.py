@@ -227,7 +227,7 @@ def _by_protocol(ctx: click.Context, values: dict[str, Any]) -> ProtocolRun | No
 
 
 def _run(ctx: click.Context, values: dict[str, Any]) -> Result:
-    from profiler.report.progress import progress
+    from profiler.report.console import progress
 
     with progress("decoding") as shown:
         from lab.bench.session import Listeners, bench

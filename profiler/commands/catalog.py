@@ -1,4 +1,4 @@
-"""`rooftree support`, `devices` and `targets`: what is known without measuring."""
+"""`rooftree support`, `devices`, `targets` and `doctor`: what is known without measuring."""
 
 from __future__ import annotations
 
@@ -88,3 +88,22 @@ def targets(name: str | None, as_json: bool) -> None:
         print_record(target_record(entries[0]))
     else:
         print_targets(entries)
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Check versions, device, data directory, profile, demo model and busy processes.
+
+    Nothing is changed, except that a missing data directory is created.
+    """
+    from profiler.checks import next_step, run_checks
+    from profiler.report.console import print_facts, print_json
+
+    checks = run_checks()
+    if as_json:
+        print_json({"checks": [asdict(check) for check in checks], "next": next_step(checks)})
+        return
+    lines = (f"{check.status}: {check.found}. {check.advice}".rstrip(". ") for check in checks)
+    print_facts(zip((check.name for check in checks), lines, strict=True))
+    click.echo(f"Next: {next_step(checks)}")

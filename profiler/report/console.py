@@ -1,4 +1,4 @@
-"""Output of the commands: JSON or tables on stdout, notes on stderr.
+"""Output of the commands: JSON or tables on stdout, notes and progress on stderr.
 
 A command that reports something takes `--json` and prints its record with `print_json`, alone on
 stdout; without it a person gets tables.
@@ -6,13 +6,14 @@ stdout; without it a person gets tables.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -27,6 +28,7 @@ NUMBER = re.compile(r"-?[\d.,]+[x%]?|-|None")
 GAP, INDENT = 2, 2  # spaces between columns, and before those below their row's name
 HEADING = 8  # width to which a heading of several words is broken above narrower cells
 RULE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
+STEPS = 10  # lines of progress of a whole run where there is no terminal
 
 
 def printable(text: str) -> str:
@@ -81,6 +83,45 @@ def note_at_once(text: str) -> None:
     """A note for a person who waits at a terminal, before something slow is imported."""
     if sys.stderr.isatty():
         note(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prints messages, and shows the share that is done with a few words."""
+
+    say: Callable[[str], None]
+    update: Callable[[float, str], None]
+
+    def count(self, done: int, of: int) -> None:
+        self.update(done / of, f"{done} of {of}")
+
+
+@contextlib.contextmanager
+def progress(name: str) -> Iterator[Progress]:
+    """The progress of something that loads the target first."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        told = 0
+
+        def tell(share: float, state: str) -> None:
+            nonlocal told
+            if int(STEPS * share) > told:
+                told = int(STEPS * share)
+                console.print(f"{name}: {state}")
+
+        yield Progress(console.print, tell)
+        return
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[state]}"))
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=1.0, state="loading the target")
+        yield Progress(
+            console.print, lambda share, state: bar.update(task, completed=share, state=state)
+        )
 
 
 def print_table(

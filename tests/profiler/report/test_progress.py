@@ -1,6 +1,6 @@
 """Progress where nobody sits at a terminal."""
 
-from profiler.report.progress import STEPS, progress
+from profiler.report.console import STEPS, progress
 
 
 def test_a_pipe_gets_a_line_for_each_tenth_and_every_message(capsys):
