@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from costmodel.profile.profile import Profile
-from lab.studies.url_against_engine import SERVER_ARGUMENTS
 from lab.studies.vllm_server import vllm_server
 from profiler import cli
 from tests.conftest import CALIBRATED
 
+SERVER_ARGUMENTS = (
+    "--enforce-eager", "--enable-prefix-caching", "--disable-uvicorn-access-log",
+    "--max-model-len", "2432", "--max-num-seqs", "8",
+)  # fmt: skip
 PYTHON = os.environ.get("ROOFTREE_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else "")
 
 pytestmark = [
