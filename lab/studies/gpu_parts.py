@@ -66,7 +66,7 @@ TINY = Scale(
 
 # Seconds that a part of each kind should take on an H100; twice that it may.
 PLANNED_S = {
-    "smoke": 40, "kernels": 100, "calibrate": 135, "logits": 25, "forwards": 20, "replay": 55,
+    "smoke": 40, "kernels": 140, "calibrate": 135, "logits": 25, "forwards": 20, "replay": 55,
     "held-out": 65, "texts": 30, "launches": 25, "drafters": 40, "tests": 120, "peers": 110,
     "brief": 70,
 }  # fmt: skip

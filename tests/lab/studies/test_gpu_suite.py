@@ -136,7 +136,7 @@ def test_the_kernels_of_a_layer_in_the_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((work / "kernels" / "result.json").read_text())["result"]["kernels"]
     assert [row["kernel"] for row in rows] == [
-        "rms_norm", "add_rms_norm", "swiglu", "table_attention", "rotate_and_store",
+        "rms_norm", "add_rms_norm", "swiglu", "rotate_and_store", "table_attention",
     ]  # fmt: skip
     assert all(row["relative_error"] < 1e-5 and row["deterministic"] for row in rows)
 
