@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.models.llama.modeling_llama import rotate_half
 
 from costmodel.errors import RooftreeError
@@ -29,7 +30,6 @@ from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
 from decoder.model.making import make_target
 from decoder.model.runtime.capture import CudaCapture
-from decoder.model.runtime.fused import reference_table_attention
 from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
 from decoder.model.target import Step, Target
 from decoder.tree.draft_tree import DraftTree
@@ -114,16 +114,14 @@ def measured_kernels(scale: Scale) -> Iterator[dict[str, Any]]:
 
     device = select_device(scale.device)
     noise = noise_of(device, parse_dtype(scale.dtype, device))
-    kinds = [
-        [list(small_cases(kernels, noise, rows)) for _ in range(INPUT_SETS)]
-        for rows in scale.kernel_rows
-    ]
+    kinds = [partial(small_cases, kernels, noise, rows) for rows in scale.kernel_rows]
     kinds += [
-        [list(attention_cases(kernels, noise, rows, context)) for _ in range(INPUT_SETS)]
+        partial(attention_cases, kernels, noise, rows, context)
         for rows in scale.kernel_rows
         for context in scale.attention_contexts
     ]
-    for cases in (alike for kind in kinds for alike in zip(*kind, strict=True)):
+    sets = ([kind() for _ in range(INPUT_SETS)] for kind in kinds)
+    for cases in (alike for several in sets for alike in zip(*several, strict=True)):
         case = cases[0]
         result, truth = case.kernel(), case.reference()
         yield {
@@ -153,7 +151,7 @@ def measured_products(scale: Scale) -> Iterator[dict[str, Any]]:
         weights = [noise(outputs, inputs) for _ in range(INPUT_SETS)]
         for rows in scale.kernel_rows:
             x = noise(rows, inputs)
-            calls = [functools.partial(functional.linear, x, weight) for weight in weights]
+            calls = [partial(functional.linear, x, weight) for weight in weights]
             took_s = looped_s(calls, device, scale.repeats)
             yield {"product": name, "rows": rows, "median_s": took_s, "bytes": weights[0].nbytes}
 
@@ -203,35 +201,23 @@ def small_cases(kernels: Any, noise: Noise, rows: int) -> Iterator[KernelCase]:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (functional.silu(gate) * up,)
 
-    yield KernelCase(
-        name="rms_norm",
-        rows=rows,
-        kernel=lambda: (kernels.rms_norm(x, weight, EPSILON),),
-        reference=lambda: (normed(x),),
-        least_bytes=2 * x.nbytes,
-    )
-    yield KernelCase(
-        name="add_rms_norm",
-        rows=rows,
-        kernel=lambda: kernels.add_rms_norm(x, added, weight, EPSILON),
-        reference=lambda: (x + added, normed(x + added)),
-        least_bytes=4 * x.nbytes,
-    )
-    yield KernelCase(
-        name="swiglu",
-        rows=rows,
-        kernel=lambda: (kernels.swiglu(gate_up),),
-        reference=gated,
-        least_bytes=gate_up.nbytes * 3 // 2,
-    )
+    for name, kernel, reference, least_bytes in (
+        ("rms_norm", lambda: (kernels.rms_norm(x, weight, EPSILON),),
+         lambda: (normed(x),), 2 * x.nbytes),
+        ("add_rms_norm", lambda: kernels.add_rms_norm(x, added, weight, EPSILON),
+         lambda: (x + added, normed(x + added)), 4 * x.nbytes),
+        ("swiglu", lambda: (kernels.swiglu(gate_up),), gated, gate_up.nbytes * 3 // 2),
+    ):  # fmt: skip
+        yield KernelCase(
+            name=name, rows=rows, kernel=kernel, reference=reference, least_bytes=least_bytes
+        )
+    yield rotation_case(kernels, noise, rows)
 
 
 def attention_cases(kernels: Any, noise: Noise, rows: int, context: int) -> Iterator[KernelCase]:
     like, shape = noise(1), SimpleNamespace(layers=1, kv_heads=KV_HEADS, head_dim=WIDTH)
-    cache = KVCache(
-        shape, capacity=context + rows, sequences=1, dtype=like.dtype, device=like.device
-    )
-    cache.data.copy_(noise(*cache.data.shape))
+    where = {"dtype": like.dtype, "device": like.device}
+    cache = KVCache(shape, capacity=context + rows, sequences=1, zeros=_noisy(noise), **where)
     cache.lengths = [context]
     random = np.random.default_rng(rows)
     parents = np.array([random.integers(0, node + 1) for node in range(rows - 1)], dtype=np.int64)
@@ -242,22 +228,36 @@ def attention_cases(kernels: Any, noise: Noise, rows: int, context: int) -> Iter
     tables.fill(cache, [block])
     keys, values = cache.data[0]
     query, scale = noise(rows, HEADS, WIDTH), WIDTH**-0.5
+    seen = torch.ones(rows, context + rows, dtype=torch.bool, device=like.device)
+    if visible is not None:
+        seen[:, context:] = torch.from_numpy(visible.dense()).to(like.device)
+    inputs = (query.transpose(0, 1)[None], *cache.data[0, :, :, :, : context + rows])
+    whole = {"scale": scale, "enable_gqa": True}
+
+    def masked(*numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mixed = functional.scaled_dot_product_attention(*numbers, attn_mask=seen, **whole)
+        return (mixed[0].transpose(0, 1),)
+
+    library: dict[str, Call] = {}
+    if like.device.type == "cuda":
+        flex = torch.compile(flex_attention, dynamic=False)
+        blocks = create_block_mask(lambda b, h, row, key: seen[row, key], None, None, *seen.shape)
+        library = {
+            "SDPA": lambda: masked(*inputs),
+            "flex_attention": lambda: (flex(*inputs, block_mask=blocks, **whole),),
+        }
     yield KernelCase(
-        name="table_attention",
-        rows=rows,
+        name="table_attention", rows=rows, context=context, library=library,
         kernel=lambda: (kernels.table_attention(query, keys, values, tables, scale),),
-        reference=lambda: (
-            reference_table_attention(query.float(), keys.float(), values.float(), tables, scale),
-        ),
+        reference=lambda: masked(*(one.float() for one in inputs)),
         least_bytes=2 * (context + rows) * KV_HEADS * WIDTH * like.itemsize,
-        context=context,
-        library=library_attention(query, cache.data[0], context, visible, scale),
-    )
-    layer = LayerCache(keys, values, tables.owners, tables.slots)
-    yield rotation_case(kernels, noise, rows, layer)
+    )  # fmt: skip
 
 
-def rotation_case(kernels: Any, noise: Noise, rows: int, layer: LayerCache) -> KernelCase:
+def rotation_case(kernels: Any, noise: Noise, rows: int) -> KernelCase:
+    keys, values = noise(2, 1, KV_HEADS, rows, WIDTH)
+    slots = torch.arange(rows, device=keys.device)
+    layer = LayerCache(keys, values, torch.zeros_like(slots), slots)
     qkv, norms = noise(rows, (HEADS + 2 * KV_HEADS) * WIDTH), (noise(WIDTH), noise(WIDTH))
     angles = noise(rows, WIDTH // 2).float().repeat(1, 2)
     cosines, sines = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
@@ -282,31 +282,9 @@ def rotation_case(kernels: Any, noise: Noise, rows: int, layer: LayerCache) -> K
     )  # fmt: skip
 
 
-def library_attention(
-    query: torch.Tensor, cache: torch.Tensor, context: int, tree: TreeVisible | None, scale: float
-) -> dict[str, Call]:
-    """The same attention by PyTorch's operation under a mask, and by a compiled `flex_attention`.
-
-    query [rows, heads, width];  cache [2, 1, kv_heads, slots, width]
-    """
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    rows, slots = len(query), context + len(query)
-    among = np.ones((1, 1), np.bool_) if tree is None else tree.dense()
-    seen = torch.ones(rows, slots, dtype=torch.bool, device=query.device)
-    seen[:, context:] = torch.from_numpy(among).to(query.device)
-    q, (keys, values) = query.transpose(0, 1)[None], cache[:, :, :, :slots]
-    if query.device.type == "cpu":
-        return {}
-    blocks = create_block_mask(lambda b, h, row, key: seen[row, key], None, None, rows, slots)
-    flex = torch.compile(flex_attention, dynamic=False)
-    whole = {"scale": scale, "enable_gqa": True}
-    return {
-        "SDPA": lambda: functional.scaled_dot_product_attention(
-            q, keys, values, attn_mask=seen, **whole
-        ),
-        "flex_attention": lambda: flex(q, keys, values, block_mask=blocks, **whole),
-    }
+def _noisy(noise: Noise) -> Callable[..., torch.Tensor]:
+    """In place of `torch.zeros`."""
+    return lambda shape, **_: noise(*shape)
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -322,17 +300,17 @@ def looped_s(calls: Sequence[Callable[[], object]], device: torch.device, repeat
         for call in calls:
             call()
 
-    replay, times = loop, []
+    replay, times, loops = loop, [], 1
     loop()
     if device.type == "cuda":
-        replay = CudaCapture(device).record(loop)
+        replay, loops = CudaCapture(device).record(loop), LOOPS
     for _ in range(repeats):
         synchronise(device)
         start_s = perf_counter()
-        for _ in range(LOOPS):
+        for _ in range(loops):
             replay()
         synchronise(device)
-        times.append((perf_counter() - start_s) / LOOPS / len(calls))
+        times.append((perf_counter() - start_s) / loops / len(calls))
     return float(np.median(times))
 
 

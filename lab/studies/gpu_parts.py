@@ -39,7 +39,7 @@ class Scale:
     max_nodes: int = 1024
     batches: tuple[int, ...] = (1, 4, 16)
     budget_s: float = 90.0
-    brief_budget_s: float = 30.0
+    held_out_s: float = 60.0
     plain_contexts: tuple[int, ...] = (64, 1024, 4096, 16384)
     verify_rows: tuple[int, ...] = (1, 16, 64, 128, 256)
     verify_context: int = 1024
@@ -57,7 +57,7 @@ class Scale:
 TINY = Scale(
     device="cpu", dtype="float32", targets=(), small="", runtimes=("eager",),
     other_dtype="bfloat16", contexts=(16, 64), max_nodes=15, batches=(1, 2), budget_s=2.0,
-    brief_budget_s=1.0, plain_contexts=(16, 64), verify_rows=(1, 8), verify_context=32,
+    held_out_s=2.0, plain_contexts=(16, 64), verify_rows=(1, 8), verify_context=32,
     prompt_tokens=12, new_tokens=24, texts=2, attention_contexts=(32,), compared_texts=2,
     tests=("-k", "test_joined_weights_share_their_memory"), kernel_rows=(3,), repeats=2,
     fixed=(3, 7),
@@ -66,9 +66,8 @@ TINY = Scale(
 
 # Seconds that a part of each kind should take on an H100; twice that it may.
 PLANNED_S = {
-    "smoke": 40, "kernels": 100, "calibrate": 135, "logits": 25, "forwards": 20, "replay": 55,
-    "held-out": 65, "texts": 30, "launches": 25, "drafters": 40, "tests": 120, "peers": 110,
-    "brief": 70,
+    "smoke": 40, "kernels": 140, "calibrate": 135, "logits": 25, "forwards": 20, "replay": 55,
+    "held-out": 65, "texts": 30, "launches": 25, "drafters": 40, "tests": 120,
 }  # fmt: skip
 # Parts of one target that one process measures; it takes so long to import, load and check.
 TOGETHER = ("logits", "forwards", "replay", "held-out", "texts", "launches", "drafters")
@@ -106,11 +105,9 @@ def all_parts(scale: Scale) -> list[Part]:
     parts = [Part("smoke", scale.small or first, runtime), Part("kernels")]
     parts += [Part(kind, first, runtime) for kind in ("calibrate", *TOGETHER)]
     parts.append(Part("logits", first, runtime, scale.exact_dtype))
-    parts += [Part("tests"), Part("peers", first)]
+    parts.append(Part("tests"))
     for target in scale.targets[1:]:
-        kinds = ("logits", "forwards", "calibrate")[: 3 if target == scale.targets[1] else 2]
-        parts += [Part(kind, target, runtime) for kind in kinds]
-    parts.append(Part("brief", first, runtime))
+        parts += [Part(kind, target, runtime) for kind in ("calibrate", "logits", "forwards")]
     for other in scale.runtimes[1:]:
         parts += [Part(kind, first, other) for kind in ("logits", "forwards")]
     parts += [Part(kind, first, runtime, scale.other_dtype) for kind in ("logits", "forwards")]

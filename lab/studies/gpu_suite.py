@@ -47,11 +47,10 @@ from lab.studies.gpu_parts import TINY, Part, Scale, all_parts, planned_s, proce
 KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
     "smoke": gpu_checks.run_smoke, "kernels": gpu_checks.run_kernels,
     "logits": gpu_checks.run_logits, "tests": gpu_checks.run_tests,
-    "calibrate": gpu_timing.run_calibration, "brief": gpu_timing.run_calibration,
-    "forwards": gpu_timing.run_forwards, "held-out": gpu_timing.run_held_out,
-    "replay": gpu_timing.run_replay, "texts": gpu_checks.run_texts,
+    "calibrate": gpu_timing.run_calibration, "forwards": gpu_timing.run_forwards,
+    "replay": gpu_timing.run_replay, "held-out": gpu_timing.run_held_out,
+    "texts": gpu_checks.run_texts,
     "launches": gpu_timing.run_launches, "drafters": gpu_timing.run_drafters,
-    "peers": gpu_timing.run_peers,
 }  # fmt: skip
 LEAST_SHARE = 0.8  # of the planned time: a part is not started with less left
 LIMIT = 2.0  # times the planned seconds
@@ -127,7 +126,8 @@ def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
             print(f"{group[0].name}: no time left", flush=True)
             continue
         start_s = perf_counter()
-        reason = run_limited(group, options, min(LIMIT * planned_s(group), left_s))
+        limit_s = left_s if options.tiny else min(LIMIT * planned_s(group), left_s)
+        reason = run_limited(group, options, limit_s)
         took_s = perf_counter() - start_s
         for part in group:
             measured = result_path(work, part.name).is_file()

@@ -1,10 +1,7 @@
-"""The timed parts of the GPU suite: calibrations, forwards, decoding, drafters and peers."""
+"""The timed parts of the GPU suite: calibrations, forwards, decoding and drafters."""
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -37,7 +34,6 @@ from lab.studies.gpu_parts import (
     Part,
     Scale,
     dtype_of,
-    load,
     open_target,
     profile_path,
     random_texts,
@@ -57,10 +53,7 @@ PROFILED_ROUNDS = 30  # or fewer, where drafts are accepted
 
 
 def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
-    """`rooftree calibrate` as a user runs it, with the seconds of the whole command.
-
-    A part of kind `brief` has the usual budget, to see what a user's profile is worth.
-    """
+    """`rooftree calibrate` as a user runs it, with the seconds of the whole command."""
     settings = CalibrationSettings(
         target=part.target,
         weights="random",
@@ -69,10 +62,9 @@ def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         runtime=part.runtime,  # type: ignore[arg-type]
         contexts=scale.contexts,
         max_nodes=scale.max_nodes,
-        batches=(1,) if part.kind == "brief" else scale.batches,
-        time_budget_s=scale.brief_budget_s if part.kind == "brief" else scale.budget_s,
+        batches=scale.batches,
+        time_budget_s=scale.budget_s,
         output=folder / "profile.yaml",
-        fresh=part.kind == "brief",
     )
     start_s = perf_counter()
     result = calibrate(settings, CalibrationListener(say=lambda text: print(text, flush=True)))
@@ -160,7 +152,7 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     with Journal(folder / "held_out.jsonl", {"seed": SEED}, fresh=True) as journal:
         swept = run_sweep(
             tasks, workload, instruments(workload.device), journal,
-            SweepControl(limit_s=2 * scale.brief_budget_s),
+            SweepControl(limit_s=scale.held_out_s),
         )  # fmt: skip
     return summary(profile, points_of(swept, "held_out")) | {
         "skipped": {str(task.key()): reason for task, reason in swept.skipped.items()}
@@ -323,44 +315,3 @@ def eagle3_drafter(target: Target) -> Drafter:
     with torch.device(target.device):
         model = Eagle3Model(Eagle3Config.parse(fields))
     return Eagle3Drafter(target, model.to(target.dtype).eval().requires_grad_(False))
-
-
-def run_peers(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
-    """Tokens per second of transformers' plain decoding, eager and with a static cache.
-
-    The static cache is compiled by transformers with CUDA graphs (`reduce-overhead`). A mode
-    that fails is recorded with its error.
-    """
-    loaded = load(part, scale)
-    device = loaded.model.device
-    text = random_texts(loaded.architecture.vocab, scale)[0]
-    prompt = torch.tensor([text[: scale.prompt_tokens]], device=device)
-    modes: dict[str, dict[str, Any]] = {"eager": {}}
-    if device.type == "cuda":
-        modes["static cache, compiled"] = {"cache_implementation": "static"}
-    rates: dict[str, float] = {}
-    errors: dict[str, str] = {}
-    for name, options in modes.items():
-        decode = functools.partial(
-            loaded.model.generate, prompt, do_sample=False, eos_token_id=None, **options
-        )
-        try:
-            rates[name] = decoding_rate(decode, device, scale.new_tokens)
-        except Exception as error:  # of a compiler that is not ours
-            errors[name] = f"{type(error).__name__}: {error}"[:1000]
-        result = {"tokens_per_s": rates, "errors": errors, "prompt_tokens": scale.prompt_tokens}
-        (folder / "so_far.json").write_text(json.dumps(result), encoding="utf-8")
-    return result
-
-
-def decoding_rate(decode: Callable[..., object], device: torch.device, tokens: int) -> float:
-    """Tokens per second behind the first, whose time is the prompt's."""
-    decode(min_new_tokens=tokens, max_new_tokens=tokens)  # compiles
-    seconds = {}
-    for count in (1, tokens):
-        synchronise(device)
-        start_s = perf_counter()
-        decode(min_new_tokens=count, max_new_tokens=count)
-        synchronise(device)
-        seconds[count] = perf_counter() - start_s
-    return (tokens - 1) / (seconds[tokens] - seconds[1])

@@ -84,7 +84,7 @@ def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
             record = run_part(part, scale, tmp_path / "work")
             found[part.kind] = json.loads(json.dumps(record, allow_nan=False))["result"]
     assert found["smoke"]["policies"] == ["plain", "chain", "fixed:15", "bastion"]
-    assert found["calibrate"]["points"] > 0 and found["brief"]["points"] > 0
+    assert found["calibrate"]["points"] > 0
     assert (tmp_path / "work" / "calibrate.tiny.eager" / "profile.yaml").is_file()
     rows = {(row["rows"], row["context"]) for row in found["forwards"]["forwards"]}
     assert rows == {(1, 16), (1, 64), (1, 32), (8, 32)}
@@ -105,7 +105,6 @@ def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
     assert [row["rows"] for row in found["logits"]["compared"]] == [0, 1, 8]
     assert all(row["same_argmax"] == 1.0 for row in found["logits"]["compared"])
     assert all(row["against_eager"] == 0.0 for row in found["logits"]["compared"][1:])
-    assert found["peers"]["tokens_per_s"]["eager"] > 0 and found["peers"]["errors"] == {}
     table = found["launches"]["rows"]["1"]
     assert any("mm" in event["name"] for event in table["kernels"])
     assert table["launches"] >= len(table["kernels"]) and table["kernels_s"] > 0
@@ -136,7 +135,7 @@ def test_the_kernels_of_a_layer_in_the_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((work / "kernels" / "result.json").read_text())["result"]["kernels"]
     assert [row["kernel"] for row in rows] == [
-        "rms_norm", "add_rms_norm", "swiglu", "table_attention", "rotate_and_store",
+        "rms_norm", "add_rms_norm", "swiglu", "rotate_and_store", "table_attention",
     ]  # fmt: skip
     assert all(row["relative_error"] < 1e-5 and row["deterministic"] for row in rows)
 
@@ -227,7 +226,7 @@ class TestStoring:
         (part / "result.json").write_text(
             json.dumps({"scale": {"device": device}, "environment": {"device": "NVIDIA H100"}})
         )
-        gpu_suite.note(folder / "work", Part("peers", "tiny"), "stopped after 240 s", folder / "no")
+        gpu_suite.note(folder / "work", Part("texts", "tiny"), "stopped after 240 s", folder / "no")
         gpu_suite.pack(folder / "work", folder / "gpu.tar.gz")
         return folder / "gpu.tar.gz"
 
@@ -238,7 +237,7 @@ class TestStoring:
         assert Profile.from_yaml(written[0]).device.name
         stored = json.loads(written[1].read_text())
         assert list(stored["parts"]) == ["calibrate.tiny.eager"]
-        assert stored["failed"]["peers.tiny"]["reason"] == "stopped after 240 s"
+        assert stored["failed"]["texts.tiny"]["reason"] == "stopped after 240 s"
 
     def test_numbers_of_a_cpu_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"calibrate\.tiny\.eager ran on a CPU"):
