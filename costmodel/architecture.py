@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodel.errors import InputError, shown
+from costmodel.fields import MOST, is_whole
 from costmodel.hf_config import architecture_fields
-from costmodel.hf_kinds import MOST
 
 # Beyond every model; times of larger ones would leave the range of a float.
 _MOST_PARAMETERS = 10**15
@@ -476,7 +476,7 @@ class ModelArchitecture:
 
 
 def _check_int(field: str, value: object, least: int, most: int = MOST) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    if not is_whole(value, least, most):
         raise InputError(
             f"{field} must be a whole number from {least} to {most} (is {shown(value)})"
         )

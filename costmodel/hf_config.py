@@ -70,7 +70,9 @@ def architecture_fields(
     if kind.recurrent:
         result |= recurrent_sizes(fields, kind, label, layers)
     mixture = expert_sizes(fields, kind, layers)
-    if label in KINDS or _is_whole(mixture, layers):
+    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
+    # Whether the usual names gave all of it.
+    if label in KINDS or (all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers):
         result |= mixture
     result |= latent_sizes(fields)
     if label in ("gemma3n_text", "gemma4_text"):
@@ -107,12 +109,6 @@ def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
         "vocab": whole(fields, "vocab_size"),
         "tied": flag(fields, "tie_word_embeddings"),
     }
-
-
-def _is_whole(mixture: Mapping[str, Any], layers: int) -> bool:
-    """Whether the usual names gave all of a mixture of experts."""
-    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
-    return all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers
 
 
 def text_fields(config: Any) -> Fields:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -133,19 +133,24 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
                     hint="Keep the lines of one setting in a file",
                 )
         _add_test(times, record)
-    on_gpu = _on_gpu(first)
+    on_gpu, limit = _on_gpu(first), first.fields.get("n_gpu_layers")
+    all_layers = not isinstance(limit, int) or limit < 0  # it is not said, or -1
+    # One that was made outside of a checkout does not know its own build.
+    commit, number = first.text("build_commit"), first.whole("build_number")
     return ImportedTable(
         points=times.points(),
         tool="llama-bench",
-        version=_build(first),
+        version=None if commit == "unknown" else f"llama.cpp {commit} ({number})",
         runtime="external",
         lacks=("the LM head of all rows but the last",),
         left_out=times.left_out,
-        weights=_weights(first),
+        weights=_weight_format(
+            first.text("model_type"), first.positive("model_size"), first.positive("model_n_params")
+        ),
         processor=first.text("gpu_info" if on_gpu else "cpu_info"),
         threads=None if on_gpu else first.whole("n_threads", 1),
         parameters=int(first.positive("model_n_params")),
-        gpu_layers=_gpu_layers(first) if on_gpu else None,
+        gpu_layers=None if all_layers or not on_gpu else limit,
         model=Path(first.text("model_filename")).name,
     )
 
@@ -177,18 +182,6 @@ def _on_gpu(record: TableRecord) -> bool:
     return True
 
 
-def _gpu_layers(record: TableRecord) -> int | None:
-    """The limit of layers on the GPU; None where the file does not say, or for -1: all."""
-    limit = record.fields.get("n_gpu_layers")
-    return limit if isinstance(limit, int) and limit >= 0 else None
-
-
-def _build(record: TableRecord) -> str | None:
-    """The build; None for one that was made outside of a checkout, which does not know its own."""
-    commit, number = record.text("build_commit"), record.whole("build_number")
-    return None if commit == "unknown" else f"llama.cpp {commit} ({number})"
-
-
 def _add_test(times: ShapeTimes, record: TableRecord) -> None:
     rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
     if (rows > 0) == (steps > 0):
@@ -207,14 +200,8 @@ def _add_test(times: ShapeTimes, record: TableRecord) -> None:
     )
 
 
-def _weights(record: TableRecord) -> WeightFormat:
-    """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
-    return _weight_format(
-        record.text("model_type"), record.positive("model_size"), record.positive("model_n_params")
-    )
-
-
 def _weight_format(kind: str, model_bytes: float, parameters: float) -> WeightFormat:
+    """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
     plain = re.search(r"\b(BF16|F16|F32)$", kind)
     if plain is not None:
         return WeightFormat(dtype=_PLAIN_DTYPES[plain[1]])  # type: ignore[arg-type]
@@ -258,10 +245,26 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
     ((commit, number),), first = builds, tests[0]
     times = ShapeTimes(path, hint=_BATCHED_HINT)
     one_forward = min(settings["n_ubatch"], settings.get("n_batch", settings["n_ubatch"]))
+    in_parts = "of a prompt in several forwards, or the first of all, which warms up"
     for index, row in enumerate(rows):
-        _add_batched(times, row, 0 if index == 0 else one_forward, settings)
+        prompt, steps, batch = (int(count) for count in row[:3])
+        if settings.get("is_pp_shared") or not batch:
+            times.leave_out("of a prompt that sequences share, or of no sequence")
+            continue
+        if index and 0 < prompt * batch <= one_forward:
+            times.add((prompt, 0, batch), float(row[3]))
+        elif prompt:
+            times.leave_out(in_parts)
+        if steps:
+            times.add((1, prompt + (steps - 1) // 2, batch), float(row[4]) / steps)
     for test in tests:
-        _add_bench_row(times, test, one_forward)
+        tokens, depth, rate = int(test["tokens"]), int(test["depth"] or 0), float(test["rate"])
+        if test["test"] == "tg":
+            times.add((1, depth + (tokens - 1) // 2, 1), 1 / rate)
+        elif tokens <= one_forward:
+            times.add((tokens, depth, 1), tokens / rate)
+        else:
+            times.leave_out(in_parts)
     model_bytes = float(first["size"]) * 2 ** {"M": 20, "G": 30}[first["unit"]]
     parameters = float(first["count"]) * {"M": 1e6, "B": 1e9}[first["of"]]
     return ImportedTable(
@@ -279,32 +282,6 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
         parameters=round(parameters),
         model=first["kind"],
     )
-
-
-def _add_batched(
-    times: ShapeTimes, row: Sequence[str], one_forward: int, settings: dict[str, int]
-) -> None:
-    """A prompt of at most `one_forward` rows, and the plain steps after it."""
-    prompt, steps, batch = (int(count) for count in row[:3])
-    if settings.get("is_pp_shared") or not batch:
-        times.leave_out("of a prompt that sequences share, or of no sequence")
-        return
-    if 0 < prompt * batch <= one_forward:
-        times.add((prompt, 0, batch), float(row[3]))
-    elif prompt:
-        times.leave_out("of a prompt in several forwards, or the first of all, which warms up")
-    if steps:
-        times.add((1, prompt + (steps - 1) // 2, batch), float(row[4]) / steps)
-
-
-def _add_bench_row(times: ShapeTimes, test: re.Match[str], one_forward: int) -> None:
-    tokens, depth, rate = int(test["tokens"]), int(test["depth"] or 0), float(test["rate"])
-    if test["test"] == "tg":
-        times.add((1, depth + (tokens - 1) // 2, 1), 1 / rate)
-    elif tokens <= one_forward:
-        times.add((tokens, depth, 1), tokens / rate)
-    else:
-        times.leave_out("of a prompt in several forwards, or the first of all, which warms up")
 
 
 _DSPARK_HINT = "Give the file that --speculative-dspark-sps-table-path takes"
@@ -351,23 +328,13 @@ def _sums(table: TableRecord) -> Iterator[tuple[int, int, float]]:
     bias_s = table.positive("bias_seconds")
     # The tool rounds tokens to multiples of 64, few ones to 0.
     requests, rows = table.wholes("bs_probes"), table.wholes("m_probes", 0)
-    alpha_s, theta_s = _terms(table, "alpha_seconds"), _terms(table, "theta_seconds")
+    alpha_s, theta_s = table.terms("alpha_seconds"), table.terms("theta_seconds")
     _same_length(table, requests, alpha_s, "bs_probes and alpha_seconds")
     _same_length(table, rows, theta_s, "m_probes and theta_seconds")
     for batch, part_s in zip(requests, alpha_s, strict=True):
         for each in _ROWS:
             if rows[0] <= batch * each <= rows[-1]:
                 yield each, batch, bias_s + part_s + float(np.interp(batch * each, rows, theta_s))
-
-
-def _terms(table: TableRecord, name: str) -> list[float]:
-    """Terms of a sum, which may be 0 or below."""
-    values = table.get(name)
-    if not isinstance(values, list) or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in values
-    ):
-        raise InputError(f"{table.at} {name} must be a list of numbers", hint=_DSPARK_HINT)
-    return [float(value) for value in values]
 
 
 def _same_length(table: TableRecord, one: list[int], other: list[float], names: str) -> None:
