@@ -57,8 +57,28 @@ def architecture_fields(
         )
     # Of another kind norms and biases are not told apart.
     kind, fields = KINDS.get(label, ModelKind(bias="", norms=0)), with_usual_names(fields, label)
-    result = _sizes(fields, label, name)
-    layers = result["layers"]
+    layers, hidden = whole(fields, "num_hidden_layers"), whole(fields, "hidden_size")
+    heads = kv_heads = whole(fields, "num_attention_heads")
+    latent = bool(count(fields, "kv_lora_rank"))  # whose head_dim is in `latent_sizes`
+    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
+    ffn = ffn or (0 if label in KINDS else 4 * hidden)
+    if flag(fields, "multi_query"):
+        kv_heads = 1
+    elif label in KINDS and label != "gpt_neox" and not latent:
+        kv_heads = whole(fields, "num_key_value_heads")
+    elif not latent:
+        kv_heads = count(fields, "num_key_value_heads") or heads
+    result: dict[str, Any] = {
+        "name": name or str(fields.get("_name_or_path") or label),
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": count(fields, "head_dim") or hidden // heads,
+        "ffn": ffn or whole(fields, "intermediate_size"),
+        "vocab": whole(fields, "vocab_size"),
+        "tied": flag(fields, "tie_word_embeddings"),
+    }
     named = isinstance(kind.qk_norm, str)
     result["qk_norm"] = flag(fields, str(kind.qk_norm)) if named else kind.qk_norm
     result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
@@ -83,32 +103,6 @@ def architecture_fields(
 def is_known_kind(config: Any) -> bool:
     """Whether every part of the config's kind is counted."""
     return text_fields(config).get("model_type") in KINDS
-
-
-def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
-    """The sizes that every kind has."""
-    hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
-    latent = bool(count(fields, "kv_lora_rank"))  # whose head_dim is in `latent_sizes`
-    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
-    ffn = ffn or (0 if label in KINDS else 4 * hidden)
-    kv_heads = heads
-    if flag(fields, "multi_query"):
-        kv_heads = 1
-    elif label in KINDS and label != "gpt_neox" and not latent:
-        kv_heads = whole(fields, "num_key_value_heads")
-    elif not latent:
-        kv_heads = count(fields, "num_key_value_heads") or heads
-    return {
-        "name": name or str(fields.get("_name_or_path") or label),
-        "layers": whole(fields, "num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": count(fields, "head_dim") or hidden // heads,
-        "ffn": ffn or whole(fields, "intermediate_size"),
-        "vocab": whole(fields, "vocab_size"),
-        "tied": flag(fields, "tie_word_embeddings"),
-    }
 
 
 def text_fields(config: Any) -> Fields:
@@ -187,10 +181,8 @@ def positions_of(fields: Fields) -> int | None:
 def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
     if label == "gpt_neox":
         attention = flag(fields, "attention_bias")
-        return dict.fromkeys(("qkv_bias", "output_bias"), attention) | {
-            "ffn_bias": True,
-            "norm_bias": True,
-        }
+        biases = dict.fromkeys(("qkv_bias", "output_bias"), attention)
+        return biases | {"ffn_bias": True, "norm_bias": True}
     if kind.bias in ("", "qkv"):
         return {"qkv_bias": kind.bias == "qkv"}
     attention = flag(fields, "attention_bias")

@@ -216,19 +216,17 @@ def quantization_of(config: Any) -> str | None:
     bits = next((settings[name] for name in BITS if isinstance(settings.get(name), int)), None)
     if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         bits = 4 if settings.get("load_in_4bit") else 8
+    if bits is None and method == "fp8":
+        # The block of one scale, and whether the inputs' scales are stored: each has other kernels.
+        block = settings.get("weight_block_size", (128, 128))  # transformers' default
+        static = "-static" if settings.get("activation_scheme") == "static" else ""
+        return f"fp8-{'x'.join(map(str, block)) if block else 'tensor'}{static}"
     if bits is None and method in SELF_SAID:
-        return f"fp8-{_fp8_scales(settings)}" if method == "fp8" else method
+        return method
     if bits is None:
         return f"{method}-{_scheme(method, settings) or _digest(settings)}"
     group = next((settings[name] for name in GROUPS if isinstance(settings.get(name), int)), 0)
     return f"{method}-{bits}bit" + (f"-g{group}" if group > 0 else "")
-
-
-def _fp8_scales(settings: Mapping[str, Any]) -> str:
-    """The block of one scale, and whether the inputs' scales are stored: each has other kernels."""
-    block = settings.get("weight_block_size", (128, 128))  # transformers' default
-    scales = "x".join(map(str, block)) if block else "tensor"
-    return scales + ("-static" if settings.get("activation_scheme") == "static" else "")
 
 
 def _digest(settings: Any) -> str:

@@ -187,11 +187,6 @@ class PhysicalCalibration(RooflineCalibration):
         """The coefficients in the order of COEFFICIENTS."""
         return tuple(getattr(self, name) for name in COEFFICIENTS)
 
-    @property
-    def standard_errors(self) -> tuple[float | None, ...]:
-        """Their standard errors, in the same order."""
-        return tuple(getattr(self, f"{name}_se") for name in COEFFICIENTS)
-
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds in the broadcast shape of the arguments, never below the physical bound."""
         fitted_s = self.fitted_s(rows, context, batch)
@@ -265,14 +260,13 @@ class PhysicalCalibration(RooflineCalibration):
         """95 % interval of each coefficient; None where the points do not determine it."""
         free = max(self.points - len(COEFFICIENTS), 1)
         width = 1.96 + (1.96**3 + 1.96) / (4 * free)  # Student's t, first order
-        return {
-            name: None
-            if error is None
-            else (max(value - width * error, 0.0), value + width * error)
-            for name, value, error in zip(
-                COEFFICIENTS, self.coefficients, self.standard_errors, strict=True
-            )
-        }
+        around: dict[str, tuple[float, float] | None] = {}
+        for name, value in zip(COEFFICIENTS, self.coefficients, strict=True):
+            error = getattr(self, f"{name}_se")
+            around[name] = None
+            if error is not None:
+                around[name] = max(value - width * error, 0.0), value + width * error
+        return around
 
 
 def physical_terms(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name
@@ -18,9 +18,8 @@ from costmodel.io import now_utc
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection, StagesSection, TokensSection
 from costmodel.roofline import Roofline
+from costmodel.statistics import Array
 from costmodel.weights import WEIGHT_BYTES, Weights, weights_label
-
-Array = NDArray[np.float64]
 
 # Relative error of a profile that states none.
 UNKNOWN_ERROR = 0.1

@@ -14,7 +14,6 @@ alpha(requests) plus theta(rows), both linear between their probes. Neither says
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +21,18 @@ from statistics import median
 
 import numpy as np
 
-from costmodel.calibration.points import Points
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
 from costmodel.imports.table import ImportedTable, ShapeTimes, TableRecord, WeightFormat
-from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, read_json, read_table, text_of
+from costmodel.io import (
+    MAX_TABLE_BYTES,
+    json_lines,
+    number_of,
+    read_bytes,
+    read_json,
+    read_table,
+    text_of,
+)
 
 _TIMES = ("seconds", "milliseconds", "microseconds", "forward_s", "forward_ms", "forward_us")
 _UNITS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6, "ns": 1e-9}
@@ -37,18 +43,7 @@ _CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds 
 
 
 def read_csv(path: Path, context: int | None = None) -> ImportedTable:
-    """`read_points`, as a table of a tool that the file does not name."""
-    return ImportedTable(
-        points=read_points(path),
-        tool="CSV table",
-        version=None,
-        runtime="kernels",
-        lacks=("host time, as far as the table leaves it out",),
-    )
-
-
-def read_points(path: Path) -> Points:
-    """Points from a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
+    """The points of a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
 
     Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
     `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
@@ -61,16 +56,24 @@ def read_points(path: Path) -> Points:
     for at, row in lines:
         if not row[time]:
             continue
-        empty = False
+        empty, seconds = False, unit * number_of(row[time], at, time)
+        if not seconds > 0:
+            raise InputError(f"{at}: {time} must be a number above 0 (is {row[time]})")
         shape = (
             _whole(row, "new_tokens", 1, at),
             _whole(row, "context_tokens", 0, at),
             _whole(row, "batch", 1, at) if "batch" in names else 1,
         )
-        times.add(shape, _seconds(row[time], time, unit, at))
+        times.add(shape, seconds)
     if empty:
         raise InputError(f"{path} has no rows with a time in the column {time}", hint=_CSV_HINT)
-    return times.points()
+    return ImportedTable(
+        points=times.points(),
+        tool="CSV table",
+        version=None,
+        runtime="kernels",
+        lacks=("host time, as far as the table leaves it out",),
+    )
 
 
 def _time_column(names: list[str], path: Path) -> tuple[str, float]:
@@ -85,24 +88,10 @@ def _time_column(names: list[str], path: Path) -> tuple[str, float]:
 
 
 def _whole(row: dict[str, str], name: str, least: int, at: str) -> int:
-    cell = row[name]
-    try:
-        value = float(cell)
-    except ValueError:
-        raise InputError(f"{at}: {name} must be a whole number (is {cell!r})") from None
-    if not math.isfinite(value) or value != int(value) or not least <= value < 1e9:
-        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {cell})")
+    value = number_of(row[name], at, name)
+    if value != int(value) or not least <= value < 1e9:
+        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {row[name]})")
     return int(value)
-
-
-def _seconds(cell: str, name: str, unit: float, at: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        raise InputError(f"{at}: {name} must be a number (is {cell!r})") from None
-    if not math.isfinite(value) or value <= 0:
-        raise InputError(f"{at}: {name} must be a finite number above 0 (is {cell})")
-    return value * unit
 
 
 _LLAMA_HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"

@@ -234,18 +234,12 @@ class OnlineEstimator:
         self.observations += 1
         self._ratios.append(measured_s / predicted_s)
         if len(self._ratios) == _LAG:
-            self._expected = [self._expected[-1], self._recent_line()]
+            # The correction by the last rounds alone, robust to outliers.
+            recent = self._line()
+            if self.mode.startswith("ema"):
+                recent = CorrectionLine(slope=median(self._ratios))
+            self._expected = [self._expected[-1], recent]
             self._ratios = []
-
-    def _recent_line(self) -> CorrectionLine:
-        """The correction by the last rounds alone, robust to outliers."""
-        if self.mode == "affine":
-            return self.affine.line
-        return (
-            CorrectionLine()
-            if self.mode == "static"
-            else CorrectionLine(slope=median(self._ratios))
-        )
 
     def _watch(self, predicted_s: float, measured_s: float) -> None:
         """Compare with an earlier correction, which has not followed a recent change yet."""

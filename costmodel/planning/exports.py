@@ -95,7 +95,11 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
             "there is nothing to export: no option holds the goals",
             hint="; ".join(option.describe_problem() for option in plan.options),
         )
-    lines = [f"# {_version(engine, best)} and later; planned for {_place(plan, best)}"]
+    version = VERSIONS[PLANNED_FOR[engine]]  # the first that takes the settings
+    if engine == "tensorrt-llm" and best.drafter is not None:
+        version = _TENSORRT_LLM.get(drafter_kind(best.drafter.name), ("", "1.2"))[1]
+        version = f"TensorRT-LLM {version}"
+    lines = [f"# {version} and later; planned for {_place(plan, best)}"]
     by_batch = engine.startswith("vllm") or engine == "tensorrt-llm"
     by_batch |= engine == "sglang" and drafter_kind(_drafter(best)) == "eagle3"
     if plan.acceptance is not None and best.choices and by_batch:
@@ -104,7 +108,10 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
     if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
     if engine.startswith("sglang-dspark") or engine == "vllm-contexts":
-        forward = forward or _forward(plan.request, best)
+        if forward is None:
+            target = resolve_target(plan.request.target, hub=True)
+            choice = best.gpu, best.tensor_parallel
+            forward = forward_for(plan.request, target, choice, ProfileStore())
         server = make_server(plan.request, forward, plan.acceptance)
         lines += (
             _vllm(plan.request, best, server)
@@ -141,13 +148,6 @@ def steady(best: PlanOption, acceptance: Acceptance) -> tuple[PlanOption, list[s
         f" {max(losses):.1%} (acceptance is known to {error:.1%})"
     )
     return dataclasses.replace(best, points=tuple(points)), [loss] if any(lengths) else []
-
-
-def _version(engine: str, best: PlanOption) -> str:
-    """The first version of the engine that takes the settings."""
-    if engine == "tensorrt-llm" and best.drafter is not None:
-        return f"TensorRT-LLM {_TENSORRT_LLM.get(drafter_kind(best.drafter.name), ('', '1.2'))[1]}"
-    return VERSIONS[PLANNED_FOR[engine]]
 
 
 def served_name(target: str) -> str:
@@ -248,12 +248,24 @@ def _sglang(request: PlanRequest, best: PlanOption) -> list[str]:
     load, target = _at_load(best), served_name(request.target)
     options = _sglang_server(request, best)
     table = batch_table(best.points)
-    if not max(tokens for _, _, tokens in table):
+    most = max(tokens for _, _, tokens in table)
+    if not most:
         return [*_joined(options), f"# no --speculative-algorithm: {_nothing(request)}"]
     kind = _kind(best, "SGLang", ("dflash", "eagle3"))
     drafter = f"--speculative-draft-model-path {checkpoint_of(_drafter(best), target)}"
     if kind == "eagle3":
-        return _sglang_adaptive([*options, drafter], table)
+        # One size from each batch on: among several, SGLang chooses by acceptance, not by cost.
+        config = {str(first): {"candidate_steps": [tokens]} for first, _, tokens in table}
+        options += [
+            drafter,
+            "--speculative-algorithm EAGLE3",
+            f"--speculative-num-steps {most}",
+            "--speculative-eagle-topk 1",
+            f"--speculative-num-draft-tokens {most + 1}",
+            "--speculative-adaptive",
+            "--speculative-adaptive-config adaptive.json",
+        ]
+        return [*_file("adaptive.json", json.dumps(config)), *_joined(options)]
     if not load.nodes:
         return [*_joined(options), f"# no --speculative-algorithm: {_nothing(request)}"]
     options += [
@@ -275,27 +287,6 @@ def _sglang_server(request: PlanRequest, best: PlanOption) -> list[str]:
         f"--max-running-requests {max(point.running for point in best.points)}",
         *_precision(request.precision),
     ]
-
-
-def _sglang_adaptive(options: list[str], table: list[list[int]]) -> list[str]:
-    """One size from each batch on: among several, SGLang chooses by acceptance and not by cost."""
-    most = max(tokens for _, _, tokens in table)
-    config = {str(first): {"candidate_steps": [tokens]} for first, _, tokens in table}
-    options = [
-        *options,
-        "--speculative-algorithm EAGLE3",
-        f"--speculative-num-steps {most}",
-        "--speculative-eagle-topk 1",
-        f"--speculative-num-draft-tokens {most + 1}",
-        "--speculative-adaptive",
-        "--speculative-adaptive-config adaptive.json",
-    ]
-    return [*_file("adaptive.json", json.dumps(config)), *_joined(options)]
-
-
-def _forward(request: PlanRequest, best: PlanOption) -> TargetForward:
-    target = resolve_target(request.target, hub=True)
-    return forward_for(request, target, (best.gpu, best.tensor_parallel), ProfileStore())
 
 
 def _dspark(plan: Plan, server: Server, *, steps: bool) -> list[str]:

@@ -9,9 +9,9 @@ from costmodel.catalog import find_device, find_target
 from costmodel.errors import RooftreeError
 from costmodel.io import shipped_directory
 from costmodel.planning.request import Precision
-from costmodel.planning.sources import find_forward
 from costmodel.profile.store import ProfileStore
 from costmodel.roofline import Roofline
+from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])
 QWEN = find_target("Qwen/Qwen3-8B")
