@@ -149,12 +149,6 @@ def _rate(row: Mapping[str, Any], field: str) -> float | None:
 
 
 @cache
-def _by_reported_name() -> dict[str, DeviceSpec]:
-    devices = load_devices().values()
-    return {name: spec for spec in devices for name in (spec.name, *spec.aliases)}
-
-
-@cache
 def _by_label() -> dict[str, DeviceSpec]:
     return {
         _label(name): spec
@@ -163,9 +157,11 @@ def _by_label() -> dict[str, DeviceSpec]:
     }
 
 
+@cache
 def device_by_name(name: str) -> DeviceSpec | None:
     """The device that a driver reports under exactly this name, or None."""
-    return _by_reported_name().get(name)
+    devices = load_devices().values()
+    return next((spec for spec in devices if name in (spec.name, *spec.aliases)), None)
 
 
 # Libraries change the protocol of an all-reduce with the size of the message: one-shot exchanges of
@@ -258,16 +254,15 @@ class TargetEntry:
 def load_targets() -> Mapping[str, TargetEntry]:
     """All known targets by name."""
     table = read_yaml(shipped_directory() / "targets.yaml")
-    return {
-        name: _entry(name, {**table.get(row.get("like"), {}), **row}) for name, row in table.items()
-    }
-
-
-def _entry(name: str, fields: Mapping[str, Any]) -> TargetEntry:
-    config = _hf_config(fields)
-    architecture = ModelArchitecture.from_hf_config(config, name=name)
-    weights = fields.get("weights", "bfloat16")
-    return TargetEntry(name=name, architecture=architecture, hf_config=config, weights=weights)
+    targets = {}
+    for name, row in table.items():
+        fields = {**table.get(row.get("like"), {}), **row}
+        config, weights = _hf_config(fields), fields.get("weights", "bfloat16")
+        architecture = ModelArchitecture.from_hf_config(config, name=name)
+        targets[name] = TargetEntry(
+            name=name, architecture=architecture, hf_config=config, weights=weights
+        )
+    return targets
 
 
 def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -> TargetEntry:

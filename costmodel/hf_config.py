@@ -82,10 +82,14 @@ def architecture_fields(
     named = isinstance(kind.qk_norm, str)
     result["qk_norm"] = flag(fields, str(kind.qk_norm)) if named else kind.qk_norm
     result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
-    result |= _biases(fields, kind, label)
+    result["qkv_bias"] = kind.bias == "qkv"
+    if kind.bias.startswith("config"):
+        result["qkv_bias"] = attention = flag(fields, "attention_bias")
+        result["output_bias"] = attention and kind.bias == "config"
+        result["ffn_bias"] = kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias"))
     result |= windows(fields, layers, label, positions_of(fields))
     if label == "gpt_neox":
-        result["gated_ffn"] = False
+        result |= {"gated_ffn": False, "ffn_bias": True, "norm_bias": True}
         result["parallel_residual"] = flag(fields, "use_parallel_residual")
     if kind.recurrent:
         result |= recurrent_sizes(fields, kind, label, layers)
@@ -176,18 +180,3 @@ def positions_of(fields: Fields) -> int | None:
     if type(factor) not in (int, float) or not 1 <= factor <= 1e6:
         raise InputError(f"the factor of the target's rope scaling is no number ({shown(factor)})")
     return int(longest * factor)
-
-
-def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
-    if label == "gpt_neox":
-        attention = flag(fields, "attention_bias")
-        biases = dict.fromkeys(("qkv_bias", "output_bias"), attention)
-        return biases | {"ffn_bias": True, "norm_bias": True}
-    if kind.bias in ("", "qkv"):
-        return {"qkv_bias": kind.bias == "qkv"}
-    attention = flag(fields, "attention_bias")
-    return {
-        "qkv_bias": attention,
-        "output_bias": attention and kind.bias == "config",
-        "ffn_bias": kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias")),
-    }

@@ -326,8 +326,13 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
     spread = _spread(best.residual, len(points))
     values = best.coefficients[: len(COEFFICIENTS)].tolist()
     fields: dict[str, Any] = dict(zip(COEFFICIENTS, values, strict=True))
-    errors = _standard_errors(best, weights, factor, spread)
-    fields |= {f"{name}_se": error for name, error in zip(COEFFICIENTS, errors, strict=False)}
+    design = _active(best.terms, best.coefficients)
+    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+    hessian = design.T @ (design * weights[:, None]) + penalty * np.eye(design.shape[1])
+    variances = np.diag(np.linalg.inv(hessian) * spread**2)
+    for index, name in enumerate(COEFFICIENTS):  # those of terms that some point depends on
+        if np.any(design[:, index] > 0):
+            fields[f"{name}_se"] = float(np.sqrt(variances[index]))
     shape = best.shape
     if shape.communication_form is not None:
         fields |= {
@@ -472,18 +477,3 @@ def _tukey(residual: Array, count: int) -> Array:
     scaled = residual / (_TUKEY * _spread(residual, count))
     weights: Array = np.where(np.abs(scaled) < 1, (1 - scaled**2) ** 2, 0.0)
     return np.maximum(weights, 1e-6)
-
-
-def _standard_errors(
-    fit: _Fit, weights: Array, factor: float, spread: float
-) -> tuple[float | None, ...]:
-    """Standard errors of the coefficients; None for a term that no point depends on."""
-    design = _active(fit.terms, fit.coefficients)
-    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
-    hessian = design.T @ (design * weights[:, None]) + penalty * np.eye(design.shape[1])
-    covariance = np.linalg.inv(hessian) * spread**2
-    depends = np.any(design > 0, axis=0)
-    return tuple(
-        float(np.sqrt(variance)) if used else None
-        for variance, used in zip(np.diag(covariance), depends, strict=True)
-    )

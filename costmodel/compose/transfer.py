@@ -41,11 +41,22 @@ def transfer_profile(
     and prompts are scaled; host times and drafters are left out. Raises InputError for a profile
     that is eager (mostly host time), without points, of a CPU, or of the same device.
     """
-    _check(profile, device)
+    if profile.device.kind != "cuda" or profile.device.mig is not None:
+        raise InputError("only the profile of a whole GPU can be transferred")
+    if profile.device.slug == device.slug:
+        raise InputError(f"this profile is of {device.name} already")
+    weights = _table_weights(profile)
+    if profile.runtime.kind == "eager":
+        raise InputError(
+            "an eager profile is mostly the host's time, which does not scale with the GPU",
+            hint="Measure the device with `rooftree calibrate`",
+        )
+    if device_by_name(profile.device.name) is None and profile.peaks.source != "datasheet":
+        raise InputError(f"the data sheet of {profile.device.name} is not known")
     if profile.surface is None:
         raise InputError("this profile has no points to transfer")
     before = profile.roofline("physical")
-    peaks = product_peaks(device, _table_weights(profile))
+    peaks = product_peaks(device, weights)
     after = dataclasses.replace(before, peaks=peaks, protocols=())
     points = scaled_points(profile.surface.points(), before, after)
     made = profile.provenance
@@ -112,21 +123,6 @@ def _scaled(
     fixed = np.minimum(fixed_s_per_layer * before.architecture.layers, _LARGEST_FIXED_SHARE * times)
     ratio = _smooth(after, *place) / _smooth(before, *place)
     return np.asarray(fixed + (times - fixed) * ratio, dtype=np.float64)
-
-
-def _check(profile: Profile, device: DeviceSpec) -> None:
-    if profile.device.kind != "cuda" or profile.device.mig is not None:
-        raise InputError("only the profile of a whole GPU can be transferred")
-    if profile.device.slug == device.slug:
-        raise InputError(f"this profile is of {device.name} already")
-    _table_weights(profile)
-    if profile.runtime.kind == "eager":
-        raise InputError(
-            "an eager profile is mostly the host's time, which does not scale with the GPU",
-            hint="Measure the device with `rooftree calibrate`",
-        )
-    if device_by_name(profile.device.name) is None and profile.peaks.source != "datasheet":
-        raise InputError(f"the data sheet of {profile.device.name} is not known")
 
 
 def _table_weights(profile: Profile) -> Weights:

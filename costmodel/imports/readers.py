@@ -121,7 +121,21 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
                     f" {shown(first.fields.get(name))} before: a profile is of one setting",
                     hint="Keep the lines of one setting in a file",
                 )
-        _add_test(times, record)
+        rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
+        if (rows > 0) == (steps > 0):
+            times.leave_out("of a prompt and its answer together")
+            continue
+        if rows > min(record.whole("n_batch", 1), record.whole("n_ubatch", 1)):
+            times.leave_out("of more rows than one forward holds (n_batch, n_ubatch)")
+            continue
+        samples = record.numbers("samples_ns") if "samples_ns" in record.fields else []
+        whole_s = (median(samples) if samples else record.positive("avg_ns")) * 1e-9
+        count = max(steps, 1)
+        times.add(
+            (max(rows, 1), depth + (count - 1) // 2, 1),
+            whole_s / count,
+            samples_s=[sample * 1e-9 / count for sample in samples],
+        )
     on_gpu, limit = _on_gpu(first), first.fields.get("n_gpu_layers")
     all_layers = not isinstance(limit, int) or limit < 0  # it is not said, or -1
     # One that was made outside of a checkout does not know its own build.
@@ -169,24 +183,6 @@ def _on_gpu(record: TableRecord) -> bool:
             hint="Run llama-bench with `-ngl 99 -sm none`, for a CPU without its GPU backend",
         )
     return True
-
-
-def _add_test(times: ShapeTimes, record: TableRecord) -> None:
-    rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
-    if (rows > 0) == (steps > 0):
-        times.leave_out("of a prompt and its answer together")
-        return
-    if rows > min(record.whole("n_batch", 1), record.whole("n_ubatch", 1)):
-        times.leave_out("of more rows than one forward holds (n_batch, n_ubatch)")
-        return
-    samples = record.numbers("samples_ns") if "samples_ns" in record.fields else []
-    whole_s = (median(samples) if samples else record.positive("avg_ns")) * 1e-9
-    count = max(steps, 1)
-    times.add(
-        (max(rows, 1), depth + (count - 1) // 2, 1),
-        whole_s / count,
-        samples_s=[sample * 1e-9 / count for sample in samples],
-    )
 
 
 def _weight_format(kind: str, model_bytes: float, parameters: float) -> WeightFormat:

@@ -99,7 +99,12 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
     if engine == "tensorrt-llm" and best.drafter is not None:
         version = _TENSORRT_LLM.get(drafter_kind(best.drafter.name), ("", "1.2"))[1]
         version = f"TensorRT-LLM {version}"
-    lines = [f"# {version} and later; planned for {_place(plan, best)}"]
+    place = f"{best.gpu} tp {best.tensor_parallel}"
+    others = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options if o is not best]
+    place += f", the best; not for {', '.join(others)}" if others else ""
+    context = plan.request.traffic.prompt_tokens + plan.request.traffic.output_tokens / 2
+    place += f"; at about {context:.0f} cached tokens a request"
+    lines = [f"# {version} and later; planned for {place}"]
     by_batch = engine.startswith("vllm") or engine == "tensorrt-llm"
     by_batch |= engine == "sglang" and drafter_kind(_drafter(best)) == "eagle3"
     if plan.acceptance is not None and best.choices and by_batch:
@@ -161,16 +166,6 @@ def served_name(target: str) -> str:
     except InputError:
         return target
     return known.name if same else target
-
-
-def _place(plan: Plan, best: PlanOption) -> str:
-    """The GPUs and traffic that the settings are for, and the GPUs that they are not for."""
-    others = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options if o is not best]
-    place = f"{best.gpu} tp {best.tensor_parallel}"
-    place += f", the best; not for {', '.join(others)}" if others else ""
-    traffic = plan.request.traffic
-    context = traffic.prompt_tokens + traffic.output_tokens / 2
-    return f"{place}; at about {context:.0f} cached tokens a request"
 
 
 def batch_table(points: Sequence[OperatingPoint]) -> list[list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -117,7 +116,14 @@ def _transferred(
     """A profile of another device, scaled: the stored one of the smallest error bar, else one
     composed where there are tables, of the smallest error of the scaling. Raises ProfileError.
     """
-    sources = list(_sources(architecture, store, choice))
+    wanted = choice.degree, quantization(choice.precision.weights or "", choice.precision.cache)
+    sources = [
+        profile
+        for folder in (store.directories if choice.storable and choice.weights else ())
+        for _, profile in readable_profiles(folder, "*/*.yaml", architecture.hash)
+        if (profile.runtime.tensor_parallel, profile.runtime.quantization) == wanted
+        and can_be_scaled(profile)
+    ]
     if sources:
         return transfer_profile(min(sources, key=lambda p: transferred_error(p, device)), device)
     if choice.weights is None or not operators_installed():
@@ -129,18 +135,6 @@ def _transferred(
         except RooftreeError as failure:
             reason = reason or failure.problem
     raise _missing(device, architecture, store, choice, reason)
-
-
-def _sources(
-    architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
-) -> Iterator[Profile]:
-    """Stored profiles of whole GPUs that can be scaled."""
-    wanted = choice.degree, quantization(choice.precision.weights or "", choice.precision.cache)
-    for folder in store.directories if choice.storable and choice.weights else ():
-        for _, profile in readable_profiles(folder, "*/*.yaml", architecture.hash):
-            runtime = profile.runtime.tensor_parallel, profile.runtime.quantization
-            if can_be_scaled(profile) and runtime == wanted:
-                yield profile
 
 
 @cache
