@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodel.errors import InputError, shown
+from costmodel.fields import MOST, is_whole
 from costmodel.hf_config import architecture_fields
-from costmodel.hf_kinds import MOST
 
 # Beyond every model; times of larger ones would leave the range of a float.
 _MOST_PARAMETERS = 10**15
@@ -122,11 +122,6 @@ class ModelArchitecture:
                 _check_int(field.name, value, 1 if needed or field.default is None else 0)
         if self.heads % self.kv_heads:
             raise InputError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        self._check_parts()
-        if self.parameters > _MOST_PARAMETERS:
-            raise InputError(f"the sizes give more than {_MOST_PARAMETERS:.0e} parameters")
-
-    def _check_parts(self) -> None:
         for names in (_COUNTS, _LATENT, _INDEXER):
             present = [name for name in names if getattr(self, name)]
             if present and len(present) < len(names):
@@ -154,6 +149,8 @@ class ModelArchitecture:
             raise InputError(f"dense_layers ({self.dense_layers}) must be fewer than the layers")
         if self.latent_rank and self.rope_dim >= self.head_dim:
             raise InputError(f"rope_dim ({self.rope_dim}) must be below head_dim")
+        if self.parameters > _MOST_PARAMETERS:
+            raise InputError(f"the sizes give more than {_MOST_PARAMETERS:.0e} parameters")
 
     @property
     def query_width(self) -> int:
@@ -476,7 +473,7 @@ class ModelArchitecture:
 
 
 def _check_int(field: str, value: object, least: int, most: int = MOST) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    if not is_whole(value, least, most):
         raise InputError(
             f"{field} must be a whole number from {least} to {most} (is {shown(value)})"
         )

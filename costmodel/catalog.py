@@ -119,39 +119,33 @@ def device_slug(name: str) -> str:
 def load_devices() -> Mapping[str, DeviceSpec]:
     """All known devices by slug."""
     table = read_yaml(shipped_directory() / "devices.yaml")
-    return {slug: _spec(slug, row) for slug, row in table.items()}
-
-
-def _spec(slug: str, row: Mapping[str, Any]) -> DeviceSpec:
-    dtype: Literal["bfloat16", "float16"] = "bfloat16" if "bf16_tflops" in row else "float16"
-    return DeviceSpec(
-        slug=slug,
-        name=row["name"],
-        aliases=tuple(row.get("aliases", ())),
-        dtype=dtype,
-        peak_flops_per_s=row["bf16_tflops" if dtype == "bfloat16" else "fp16_tflops"] * 1e12,
-        peak_bytes_per_s=row["memory_gb_per_s"] * 1e9,
-        memory_bytes=int(row["memory_gib"] * 2**30),
-        l2_bytes=int(row["l2_mib"] * 2**20),
-        sm_count=row["sm_count"],
-        tdp_w=float(row["tdp_w"]),
-        confidence=row["confidence"],
-        source=row["source"],
-        note=row.get("note", ""),
-        fp8_flops_per_s=_rate(row, "fp8_tflops"),
-        fp4_flops_per_s=_rate(row, "fp4_tflops"),
-        int8_ops_per_s=_rate(row, "int8_tops"),
-    )
+    devices = {}
+    for slug, row in table.items():
+        dtype: Literal["bfloat16", "float16"] = "bfloat16" if "bf16_tflops" in row else "float16"
+        dense = row["bf16_tflops" if dtype == "bfloat16" else "fp16_tflops"]
+        devices[slug] = DeviceSpec(
+            slug=slug,
+            name=row["name"],
+            aliases=tuple(row.get("aliases", ())),
+            dtype=dtype,
+            peak_flops_per_s=dense * 1e12,
+            peak_bytes_per_s=row["memory_gb_per_s"] * 1e9,
+            memory_bytes=int(row["memory_gib"] * 2**30),
+            l2_bytes=int(row["l2_mib"] * 2**20),
+            sm_count=row["sm_count"],
+            tdp_w=float(row["tdp_w"]),
+            confidence=row["confidence"],
+            source=row["source"],
+            note=row.get("note", ""),
+            fp8_flops_per_s=_rate(row, "fp8_tflops"),
+            fp4_flops_per_s=_rate(row, "fp4_tflops"),
+            int8_ops_per_s=_rate(row, "int8_tops"),
+        )
+    return devices
 
 
 def _rate(row: Mapping[str, Any], field: str) -> float | None:
     return row[field] * 1e12 if field in row else None
-
-
-@cache
-def _by_reported_name() -> dict[str, DeviceSpec]:
-    devices = load_devices().values()
-    return {name: spec for spec in devices for name in (spec.name, *spec.aliases)}
 
 
 @cache
@@ -163,9 +157,11 @@ def _by_label() -> dict[str, DeviceSpec]:
     }
 
 
+@cache
 def device_by_name(name: str) -> DeviceSpec | None:
     """The device that a driver reports under exactly this name, or None."""
-    return _by_reported_name().get(name)
+    devices = load_devices().values()
+    return next((spec for spec in devices if name in (spec.name, *spec.aliases)), None)
 
 
 # Libraries change the protocol of an all-reduce with the size of the message: one-shot exchanges of
@@ -258,16 +254,15 @@ class TargetEntry:
 def load_targets() -> Mapping[str, TargetEntry]:
     """All known targets by name."""
     table = read_yaml(shipped_directory() / "targets.yaml")
-    return {
-        name: _entry(name, {**table.get(row.get("like"), {}), **row}) for name, row in table.items()
-    }
-
-
-def _entry(name: str, fields: Mapping[str, Any]) -> TargetEntry:
-    config = _hf_config(fields)
-    architecture = ModelArchitecture.from_hf_config(config, name=name)
-    weights = fields.get("weights", "bfloat16")
-    return TargetEntry(name=name, architecture=architecture, hf_config=config, weights=weights)
+    targets = {}
+    for name, row in table.items():
+        fields = {**table.get(row.get("like"), {}), **row}
+        config, weights = _hf_config(fields), fields.get("weights", "bfloat16")
+        architecture = ModelArchitecture.from_hf_config(config, name=name)
+        targets[name] = TargetEntry(
+            name=name, architecture=architecture, hf_config=config, weights=weights
+        )
+    return targets
 
 
 def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -> TargetEntry:
@@ -289,7 +284,12 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
             entry = _quantised(name.strip())
             if entry is None and not (hub and is_hub_id(name.strip())):
                 raise
-        return entry or _of_hub(name.strip())
+        if entry is not None:
+            return entry
+        entry = _target_of(name.strip(), hub_config(name.strip()))
+        weights = checkpoint_name(name.strip())[1]  # what the config does not say
+        plain = entry.weights == "bfloat16" and weights
+        return dataclasses.replace(entry, weights=weights) if plain else entry
     where = folder / "config.json"
     if not where.is_file():
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
@@ -298,16 +298,6 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         return _target_of(folder.resolve().name, fields, folder, approximate=approximate)
     except InputError as failure:
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
-
-
-def _of_hub(name: str) -> TargetEntry:
-    """A target that only the hub knows; its name says of its weights what its config does not."""
-    entry, weights = _target_of(name, hub_config(name)), checkpoint_name(name)[1]
-    return (
-        dataclasses.replace(entry, weights=weights)
-        if entry.weights == "bfloat16" and weights
-        else entry
-    )
 
 
 def _quantised(name: str) -> TargetEntry | None:
@@ -364,6 +354,17 @@ def find_target(name: str) -> TargetEntry:
 
 def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = fields["kind"]
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(fields["rope_theta"])}
+    if "rotary_fraction" in fields:
+        rope["partial_rotary_factor"] = fields["rotary_fraction"]
+    if "llama3" in fields:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": float(fields["llama3"]),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
     config: dict[str, Any] = {
         "model_type": kind,
         "num_hidden_layers": fields["layers"],
@@ -373,7 +374,7 @@ def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": fields["vocab"],
         "tie_word_embeddings": fields["tied"],
         "max_position_embeddings": fields["positions"],
-        "rope_parameters": _rope(fields),
+        "rope_parameters": rope,
     }
     if "types" in fields:
         kinds = itertools.cycle(LAYERS[letter] for letter in fields["types"])
@@ -389,20 +390,4 @@ def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
         config["num_experts_per_tok"] = fields["active_experts"]
         config["moe_intermediate_size"] = fields["expert_ffn"]
         config["norm_topk_prob"] = True
-    more: Mapping[str, Any] = fields.get("config", {})
-    return {**config, **more}
-
-
-def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(fields["rope_theta"])}
-    if "rotary_fraction" in fields:
-        rope["partial_rotary_factor"] = fields["rotary_fraction"]
-    if "llama3" in fields:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": float(fields["llama3"]),
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    return rope
+    return config | dict(fields.get("config", {}))

@@ -8,7 +8,7 @@ kept as tuples; numpy arrays are accepted when a section is made in Python.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -72,6 +72,11 @@ class Section(BaseModel):
     """Base of everything stored: frozen, no unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def is_whole(value: object, least: int = 0, most: int = MOST) -> TypeGuard[int]:
+    """Whether a value of a file is a whole number, which true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def check_lengths(section: Section, names: tuple[str, ...]) -> None:

@@ -57,20 +57,46 @@ def architecture_fields(
         )
     # Of another kind norms and biases are not told apart.
     kind, fields = KINDS.get(label, ModelKind(bias="", norms=0)), with_usual_names(fields, label)
-    result = _sizes(fields, label, name)
-    layers = result["layers"]
+    layers, hidden = whole(fields, "num_hidden_layers"), whole(fields, "hidden_size")
+    heads = kv_heads = whole(fields, "num_attention_heads")
+    latent = bool(count(fields, "kv_lora_rank"))  # whose head_dim is in `latent_sizes`
+    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
+    ffn = ffn or (0 if label in KINDS else 4 * hidden)
+    if flag(fields, "multi_query"):
+        kv_heads = 1
+    elif label in KINDS and label != "gpt_neox" and not latent:
+        kv_heads = whole(fields, "num_key_value_heads")
+    elif not latent:
+        kv_heads = count(fields, "num_key_value_heads") or heads
+    result: dict[str, Any] = {
+        "name": name or str(fields.get("_name_or_path") or label),
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": count(fields, "head_dim") or hidden // heads,
+        "ffn": ffn or whole(fields, "intermediate_size"),
+        "vocab": whole(fields, "vocab_size"),
+        "tied": flag(fields, "tie_word_embeddings"),
+    }
     named = isinstance(kind.qk_norm, str)
     result["qk_norm"] = flag(fields, str(kind.qk_norm)) if named else kind.qk_norm
     result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
-    result |= _biases(fields, kind, label)
+    result["qkv_bias"] = kind.bias == "qkv"
+    if kind.bias.startswith("config"):
+        result["qkv_bias"] = attention = flag(fields, "attention_bias")
+        result["output_bias"] = attention and kind.bias == "config"
+        result["ffn_bias"] = kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias"))
     result |= windows(fields, layers, label, positions_of(fields))
     if label == "gpt_neox":
-        result["gated_ffn"] = False
+        result |= {"gated_ffn": False, "ffn_bias": True, "norm_bias": True}
         result["parallel_residual"] = flag(fields, "use_parallel_residual")
     if kind.recurrent:
         result |= recurrent_sizes(fields, kind, label, layers)
     mixture = expert_sizes(fields, kind, layers)
-    if label in KINDS or _is_whole(mixture, layers):
+    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
+    # Whether the usual names gave all of it.
+    if label in KINDS or (all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers):
         result |= mixture
     result |= latent_sizes(fields)
     if label in ("gemma3n_text", "gemma4_text"):
@@ -81,38 +107,6 @@ def architecture_fields(
 def is_known_kind(config: Any) -> bool:
     """Whether every part of the config's kind is counted."""
     return text_fields(config).get("model_type") in KINDS
-
-
-def _sizes(fields: Fields, label: str, name: str | None) -> dict[str, Any]:
-    """The sizes that every kind has."""
-    hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
-    latent = bool(count(fields, "kv_lora_rank"))  # whose head_dim is in `latent_sizes`
-    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
-    ffn = ffn or (0 if label in KINDS else 4 * hidden)
-    kv_heads = heads
-    if flag(fields, "multi_query"):
-        kv_heads = 1
-    elif label in KINDS and label != "gpt_neox" and not latent:
-        kv_heads = whole(fields, "num_key_value_heads")
-    elif not latent:
-        kv_heads = count(fields, "num_key_value_heads") or heads
-    return {
-        "name": name or str(fields.get("_name_or_path") or label),
-        "layers": whole(fields, "num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": count(fields, "head_dim") or hidden // heads,
-        "ffn": ffn or whole(fields, "intermediate_size"),
-        "vocab": whole(fields, "vocab_size"),
-        "tied": flag(fields, "tie_word_embeddings"),
-    }
-
-
-def _is_whole(mixture: Mapping[str, Any], layers: int) -> bool:
-    """Whether the usual names gave all of a mixture of experts."""
-    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
-    return all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers
 
 
 def text_fields(config: Any) -> Fields:
@@ -186,20 +180,3 @@ def positions_of(fields: Fields) -> int | None:
     if type(factor) not in (int, float) or not 1 <= factor <= 1e6:
         raise InputError(f"the factor of the target's rope scaling is no number ({shown(factor)})")
     return int(longest * factor)
-
-
-def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
-    if label == "gpt_neox":
-        attention = flag(fields, "attention_bias")
-        return dict.fromkeys(("qkv_bias", "output_bias"), attention) | {
-            "ffn_bias": True,
-            "norm_bias": True,
-        }
-    if kind.bias in ("", "qkv"):
-        return {"qkv_bias": kind.bias == "qkv"}
-    attention = flag(fields, "attention_bias")
-    return {
-        "qkv_bias": attention,
-        "output_bias": attention and kind.bias == "config",
-        "ffn_bias": kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias")),
-    }

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from costmodel.errors import InputError, shown
+from costmodel.fields import MOST, is_whole
 
-MOST = 10**9  # of any size, beyond every model
 Fields = Mapping[str, Any]
 
 
@@ -80,7 +80,7 @@ def whole(fields: Fields, field: str, least: int = 1) -> int:
     value = fields.get(field)
     if value is None:
         raise InputError(f"the target's config has no field '{field}'")
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+    if not is_whole(value, least):
         raise InputError(
             f"the field '{field}' of the target's config must be a whole number from {least} to"
             f" {MOST} (is {shown(value)})"

@@ -53,7 +53,19 @@ _SHARED = (
 def with_usual_names(fields: Fields, label: str) -> Fields:
     """The fields with those that only this kind calls otherwise, or gives in another form."""
     if label == "llama4_text":
-        return {**fields, **_llama4(fields)}
+        # Windows that start anew, and experts in every so many layers, with one that all pass.
+        layers = whole(fields, "num_hidden_layers")
+        step = count(fields, "interleave_moe_layer_step")
+        sparse = listed(fields, "moe_layers", int) or range(step - 1, layers, step or 1)
+        expert = whole(fields, "intermediate_size")
+        return {
+            **fields,
+            "sliding_window": fields.get("attention_chunk_size"),
+            "intermediate_size": whole(fields, "intermediate_size_mlp"),
+            "moe_intermediate_size": expert,
+            "shared_expert_intermediate_size": expert,
+            "mlp_only_layers": [i for i in range(layers) if i not in sparse],
+        }
     if label == "lfm2" and flag(fields, "block_auto_adjust_ff_dim"):
         step, factor = whole(fields, "block_multiple_of"), fields.get("block_ffn_dim_multiplier")
         factor = factor if isinstance(factor, (int, float)) else 1.0
@@ -79,25 +91,6 @@ def block_types(fields: Fields) -> list[str]:
     return listed(fields, "layer_types", str) or listed(fields, "layers_block_type", str)
 
 
-def odd_layer(fields: Fields) -> str | None:
-    """The first kind of layer that is neither a known mixer nor an FFN."""
-    return next((kind for kind in block_types(fields) if kind not in _BLOCKS), None)
-
-
-def _llama4(fields: Fields) -> dict[str, Any]:
-    """Windows that start anew, and experts in every so many layers, with one that all pass."""
-    layers, step = whole(fields, "num_hidden_layers"), count(fields, "interleave_moe_layer_step")
-    sparse = listed(fields, "moe_layers", int) or range(step - 1, layers, step or 1)
-    expert = whole(fields, "intermediate_size")
-    return {
-        "sliding_window": fields.get("attention_chunk_size"),
-        "intermediate_size": whole(fields, "intermediate_size_mlp"),
-        "moe_intermediate_size": expert,
-        "shared_expert_intermediate_size": expert,
-        "mlp_only_layers": [i for i in range(layers) if i not in sparse],
-    }
-
-
 def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) -> dict[str, Any]:
     """The layers that keep a state, those without attention or FFN, and the state's sizes."""
     biased = next((name for name in _PROJECTION_BIASES if flag(fields, name)), None)
@@ -109,7 +102,8 @@ def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) ->
         sizes[size] = read(fields, field)
     if label == "falcon_h1":
         return sizes | {"recurrent_layers": layers}
-    types, odd = block_types(fields), odd_layer(fields)
+    types = block_types(fields)
+    odd = next((kind for kind in types if kind not in _BLOCKS), None)
     if odd is not None:
         raise InputError(f"a layer of the kind {shown(odd)} is not supported")
     attending = types.count("full_attention")

@@ -165,6 +165,14 @@ def _table_lines(path: Path, table: Any, names: list[str]) -> Iterator[tuple[str
         raise InputError(f"{path}: not a CSV file ({failure})") from None
 
 
+def number_of(cell: str, place: str, column: str) -> float:
+    """The finite number in a cell of a table. Raises InputError with its place and column."""
+    with contextlib.suppress(ValueError):
+        if isfinite(number := float(cell)):
+            return number
+    raise InputError(f"{place}: {column} must be a finite number (is {cell!r})")
+
+
 def read_yaml(path: Path) -> Any:
     """The plain values of a YAML file. Raises InputError where it cannot be read or parsed."""
     return parse_yaml(read_bytes(path, InputError), str(path), InputError)

@@ -20,8 +20,19 @@ from costmodel.catalog import LinkProtocol, Peaks
 from costmodel.statistics import Array
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Count:
+    """Work by module."""
+
+    @property
+    def total(self) -> Array:
+        """The work of the whole forward."""
+        total = sum(getattr(self, field.name) for field in dataclasses.fields(self))
+        return np.asarray(total, dtype=np.float64)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FlopCount:
+class FlopCount(_Count):
     """FLOPs by module, as the rows of the paper's table 3, and three that it does not have.
 
     `router`: of mixtures of experts; `recurrent`: layers that keep a state, with their
@@ -42,14 +53,9 @@ class FlopCount:
     recurrent: Array
     other: Array
 
-    @property
-    def total(self) -> Array:
-        """FLOPs of the whole forward."""
-        return _sum_fields(self)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ByteCount:
+class ByteCount(_Count):
     """Bytes moved by module, as the rows of the paper's table 4.
 
     `small_weights` (norms, biases, router) is 0 in the paper's count. `attention_weights` holds
@@ -67,11 +73,6 @@ class ByteCount:
     ffn_io: Array
     lm_head_io: Array
     state: Array
-
-    @property
-    def total(self) -> Array:
-        """Bytes of the whole forward."""
-        return _sum_fields(self)
 
 
 def paper_flops(
@@ -379,8 +380,3 @@ def _shapes(rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> tuple[Arra
     s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     s, c, b = np.broadcast_arrays(s, c, b)
     return s, c, b
-
-
-def _sum_fields(count: FlopCount | ByteCount) -> Array:
-    total = sum(getattr(count, field.name) for field in dataclasses.fields(count))
-    return np.asarray(total, dtype=np.float64)

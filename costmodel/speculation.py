@@ -81,15 +81,11 @@ def decision_regret(
     true = np.atleast_2d(np.asarray(true_s, dtype=np.float64))
     counts = np.asarray(nodes, dtype=np.float64)
     chosen_curves = standard_curves() if curves is None else curves
-    losses = [_losses(curve.committed(counts), predicted, true) for curve in chosen_curves]
+    losses = []
+    for curve in chosen_curves:
+        rate = curve.committed(counts) / true
+        chosen = np.argmax(curve.committed(counts) / predicted, axis=1)
+        taken = np.take_along_axis(rate, chosen[:, None], axis=1)[:, 0]
+        losses.append(1.0 - taken / np.max(rate, axis=1))
     lost = np.concatenate(losses)
     return Regret(mean=float(np.mean(lost)), worst=float(np.max(lost)), decisions=len(lost))
-
-
-def _losses(committed: Array, predicted: Array, true: Array) -> Array:
-    """Loss of each context [contexts] for one acceptance curve [n]."""
-    rate = committed / true
-    chosen = np.argmax(committed / predicted, axis=1)
-    taken = np.take_along_axis(rate, chosen[:, None], axis=1)[:, 0]
-    loss: Array = 1.0 - taken / np.max(rate, axis=1)
-    return loss

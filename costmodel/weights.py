@@ -160,7 +160,16 @@ def _named(settings: Mapping[str, Any]) -> Weights | None:
         if (weights.get("dtype"), inputs.get("dtype")) == ("fp8_e4m3", "fp8_e4m3"):
             named = "fp8_dynamic" if inputs.get("is_dynamic") else "fp8"
     elif method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
-        named = _compressed(*groups.values())
+        (group,) = groups.values()
+        weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
+        bits = weights.get("num_bits")
+        if weights.get("type") != "float" or inputs.get("num_bits") != bits:
+            named = None
+        elif bits == 4:
+            named = "nvfp4" if weights.get("group_size") == 16 else None
+        else:
+            named = "fp8_dynamic" if inputs.get("dynamic") else "fp8"
+            named = "fp8_block" if weights.get("strategy") == "block" else named
     return named
 
 
@@ -168,18 +177,6 @@ _MODELOPT: Mapping[str, Weights] = {
     "fp8": "fp8", "nvfp4": "nvfp4", "fp8_per_channel_per_token": "fp8_dynamic",
     "fp8_pb_wo": "fp8_block",
 }  # fmt: skip
-
-
-def _compressed(group: Mapping[str, Any]) -> Weights | None:
-    """The weights of a group of compressed-tensors, as operator tables call them."""
-    weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
-    if weights.get("type") != "float" or inputs.get("num_bits") != weights.get("num_bits"):
-        return None
-    if weights.get("num_bits") == 4:
-        return "nvfp4" if weights.get("group_size") == 16 else None
-    if weights.get("strategy") == "block":
-        return "fp8_block"
-    return "fp8_dynamic" if inputs.get("dynamic") else "fp8"
 
 
 def quantization(weights: str, cache: Cache) -> str | None:
@@ -216,19 +213,17 @@ def quantization_of(config: Any) -> str | None:
     bits = next((settings[name] for name in BITS if isinstance(settings.get(name), int)), None)
     if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         bits = 4 if settings.get("load_in_4bit") else 8
+    if bits is None and method == "fp8":
+        # The block of one scale, and whether the inputs' scales are stored: each has other kernels.
+        block = settings.get("weight_block_size", (128, 128))  # transformers' default
+        static = "-static" if settings.get("activation_scheme") == "static" else ""
+        return f"fp8-{'x'.join(map(str, block)) if block else 'tensor'}{static}"
     if bits is None and method in SELF_SAID:
-        return f"fp8-{_fp8_scales(settings)}" if method == "fp8" else method
+        return method
     if bits is None:
         return f"{method}-{_scheme(method, settings) or _digest(settings)}"
     group = next((settings[name] for name in GROUPS if isinstance(settings.get(name), int)), 0)
     return f"{method}-{bits}bit" + (f"-g{group}" if group > 0 else "")
-
-
-def _fp8_scales(settings: Mapping[str, Any]) -> str:
-    """The block of one scale, and whether the inputs' scales are stored: each has other kernels."""
-    block = settings.get("weight_block_size", (128, 128))  # transformers' default
-    scales = "x".join(map(str, block)) if block else "tensor"
-    return scales + ("-static" if settings.get("activation_scheme") == "static" else "")
 
 
 def _digest(settings: Any) -> str:

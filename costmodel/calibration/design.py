@@ -19,7 +19,7 @@ from costmodel.calibration.stairs import (
 )
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
-from costmodel.statistics import Array, Bools
+from costmodel.statistics import Array
 
 Indices = NDArray[np.intp]
 
@@ -79,7 +79,11 @@ class PointDesign:
     def __init__(self, candidates: CandidateShapes, roofline: Roofline) -> None:
         self.candidates = candidates
         self.roofline = roofline
-        self._place = _normalised(candidates)
+        # [n, 2] rows (logarithm and expected steps) and logarithm of context, each 0 .. 1.
+        tokens = candidates.rows * candidates.batch
+        rows = 0.7 * _unit(step_mass(tokens)) + 0.3 * _unit(np.log(tokens))
+        contexts = _CONTEXT_WEIGHT * _unit(np.log(candidates.context + 64.0))
+        self._place = np.stack([rows, contexts], axis=1)
         _, inverse, counts = np.unique(candidates.rows, return_inverse=True, return_counts=True)
         self._weight: Array = 1.0 / counts[inverse]
 
@@ -89,12 +93,17 @@ class PointDesign:
 
     def next(self, points: Points, n: int) -> Indices:
         """Indices of up to `n` further candidates, given the measured points."""
-        taken = self._measured(points)
+        c = self.candidates
+        measured = set(zip(points.rows, points.context, points.batch, strict=True))
+        shapes = zip(c.rows, c.context, c.batch, strict=True)
+        taken = np.array([shape in measured for shape in shapes])
         fitted = quick_fit(points, self.roofline)
         if fitted is None or len(np.unique(points.rows)) < 2:
             return self._fill(np.flatnonzero(taken).tolist(), n)
         step_gain = self._step_gain(points, fitted)
-        evaluated = self._evaluated()
+        # The error is summed over all candidates, or over evenly spaced ones of many.
+        evaluated = np.lexsort((c.context, c.rows))
+        evaluated = evaluated[:: max(int(np.ceil(len(evaluated) / _MOST_EVALUATED)), 1)]
         covariance, noise = self._posterior(points, fitted)
         chosen: list[int] = []
         for _ in range(min(n, int(np.sum(~taken)))):
@@ -107,9 +116,7 @@ class PointDesign:
             taken[best] = True
             column = covariance[:, best]
             covariance = covariance - np.outer(column, column) / variance[best]
-            step_gain = np.where(
-                np.abs(self.candidates.rows - self.candidates.rows[best]) < 0.5, 0.0, step_gain
-            )
+            step_gain = np.where(np.abs(c.rows - c.rows[best]) < 0.5, 0.0, step_gain)
         return np.array(chosen, dtype=np.intp)
 
     def _fill(self, taken: list[int], n: int) -> Indices:
@@ -129,20 +136,6 @@ class PointDesign:
             distance[chosen] = -1.0
             chosen.append(int(np.argmax(distance)))
         return np.array(chosen[len(start) :], dtype=np.intp)
-
-    def _measured(self, points: Points) -> Bools:
-        """Whether each candidate is among the points."""
-        measured = set(zip(points.rows, points.context, points.batch, strict=True))
-        c = self.candidates
-        return np.array(
-            [shape in measured for shape in zip(c.rows, c.context, c.batch, strict=True)]
-        )
-
-    def _evaluated(self) -> Indices:
-        """Candidates over which the error is summed: all, or evenly spaced ones if many."""
-        order = np.lexsort((self.candidates.context, self.candidates.rows))
-        step = max(int(np.ceil(len(order) / _MOST_EVALUATED)), 1)
-        return order[::step]
 
     def _posterior(self, points: Points, fitted: StairsCalibration) -> tuple[Array, float]:
         """Covariance of the candidates' log seconds given the points, and the noise variance."""
@@ -186,13 +179,6 @@ def _bisection_gain(share: Array) -> Array:
         left = at * np.sum(before * (1 - before)) + (1 - at) * np.sum(after * (1 - after))
         gain[index] = total - left
     return gain
-
-
-def _normalised(candidates: CandidateShapes) -> Array:
-    """[n, 2] rows (logarithm and expected steps) and logarithm of context, each 0 .. 1."""
-    tokens = candidates.rows * candidates.batch
-    rows = 0.7 * _unit(step_mass(tokens)) + 0.3 * _unit(np.log(tokens))
-    return np.stack([rows, _CONTEXT_WEIGHT * _unit(np.log(candidates.context + 64.0))], axis=1)
 
 
 def _unit(values: Array) -> Array:

@@ -70,28 +70,19 @@ def fit_linear(points: Points, roofline: Roofline) -> LinearCalibration:
             "all points took exactly the same time, which no measurement does",
             hint="Check where the times come from",
         )
-    slope, intercept, slope_se, intercept_se = _line(x, y)
+    mean_x, spread = np.mean(x), np.sum((x - np.mean(x)) ** 2)
+    slope = max(float(np.sum((x - mean_x) * (y - np.mean(y))) / spread), 0.0)
+    intercept = float(np.mean(y) - slope * mean_x)
     fitted = slope * x + intercept
+    variance = np.sum((y - slope * x - intercept) ** 2) / (len(x) - 2)
     calibration = LinearCalibration(
         slope=slope,
         intercept_s=intercept,
-        slope_se=slope_se,
-        intercept_se_s=intercept_se,
+        slope_se=float(np.sqrt(variance / spread)),
+        intercept_se_s=float(np.sqrt(variance * (1 / len(x) + mean_x**2 / spread))),
         rmse_before_s=float(np.sqrt(np.mean((x - y) ** 2))),
         rmse_after_s=float(np.sqrt(np.mean((fitted - y) ** 2))),
         mape_before=float(np.mean(np.abs(x - y) / y)),
         mape_after=float(np.mean(np.abs(fitted - y) / y)),
     )
     return calibration.over(roofline)
-
-
-def _line(x: Array, y: Array) -> tuple[float, float, float, float]:
-    """Least squares: slope, intercept and their standard errors (n - 2 degrees)."""
-    mean_x, mean_y = np.mean(x), np.mean(y)
-    spread = np.sum((x - mean_x) ** 2)
-    slope = max(float(np.sum((x - mean_x) * (y - mean_y)) / spread), 0.0)
-    intercept = float(mean_y - slope * mean_x)
-    residual = np.sum((y - slope * x - intercept) ** 2) / (len(x) - 2)
-    slope_se = float(np.sqrt(residual / spread))
-    intercept_se = float(np.sqrt(residual * (1 / len(x) + mean_x**2 / spread)))
-    return slope, intercept, slope_se, intercept_se

@@ -187,11 +187,6 @@ class PhysicalCalibration(RooflineCalibration):
         """The coefficients in the order of COEFFICIENTS."""
         return tuple(getattr(self, name) for name in COEFFICIENTS)
 
-    @property
-    def standard_errors(self) -> tuple[float | None, ...]:
-        """Their standard errors, in the same order."""
-        return tuple(getattr(self, f"{name}_se") for name in COEFFICIENTS)
-
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds in the broadcast shape of the arguments, never below the physical bound."""
         fitted_s = self.fitted_s(rows, context, batch)
@@ -265,14 +260,13 @@ class PhysicalCalibration(RooflineCalibration):
         """95 % interval of each coefficient; None where the points do not determine it."""
         free = max(self.points - len(COEFFICIENTS), 1)
         width = 1.96 + (1.96**3 + 1.96) / (4 * free)  # Student's t, first order
-        return {
-            name: None
-            if error is None
-            else (max(value - width * error, 0.0), value + width * error)
-            for name, value, error in zip(
-                COEFFICIENTS, self.coefficients, self.standard_errors, strict=True
-            )
-        }
+        around: dict[str, tuple[float, float] | None] = {}
+        for name, value in zip(COEFFICIENTS, self.coefficients, strict=True):
+            error = getattr(self, f"{name}_se")
+            around[name] = None
+            if error is not None:
+                around[name] = max(value - width * error, 0.0), value + width * error
+        return around
 
 
 def physical_terms(
@@ -332,8 +326,13 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
     spread = _spread(best.residual, len(points))
     values = best.coefficients[: len(COEFFICIENTS)].tolist()
     fields: dict[str, Any] = dict(zip(COEFFICIENTS, values, strict=True))
-    errors = _standard_errors(best, weights, factor, spread)
-    fields |= {f"{name}_se": error for name, error in zip(COEFFICIENTS, errors, strict=False)}
+    design = _active(best.terms, best.coefficients)
+    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+    hessian = design.T @ (design * weights[:, None]) + penalty * np.eye(design.shape[1])
+    variances = np.diag(np.linalg.inv(hessian) * spread**2)
+    for index, name in enumerate(COEFFICIENTS):  # those of terms that some point depends on
+        if np.any(design[:, index] > 0):
+            fields[f"{name}_se"] = float(np.sqrt(variances[index]))
     shape = best.shape
     if shape.communication_form is not None:
         fields |= {
@@ -478,18 +477,3 @@ def _tukey(residual: Array, count: int) -> Array:
     scaled = residual / (_TUKEY * _spread(residual, count))
     weights: Array = np.where(np.abs(scaled) < 1, (1 - scaled**2) ** 2, 0.0)
     return np.maximum(weights, 1e-6)
-
-
-def _standard_errors(
-    fit: _Fit, weights: Array, factor: float, spread: float
-) -> tuple[float | None, ...]:
-    """Standard errors of the coefficients; None for a term that no point depends on."""
-    design = _active(fit.terms, fit.coefficients)
-    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
-    hessian = design.T @ (design * weights[:, None]) + penalty * np.eye(design.shape[1])
-    covariance = np.linalg.inv(hessian) * spread**2
-    depends = np.any(design > 0, axis=0)
-    return tuple(
-        float(np.sqrt(variance)) if used else None
-        for variance, used in zip(np.diag(covariance), depends, strict=True)
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -77,7 +76,13 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
             regrets[name] = regret
         relative = np.abs(left_out_s - points.seconds) / points.seconds
         losses[name] = relative + (regret.mean if regret else 0.0)
-    selected = _selected(losses)
+    selected: CalibrationName = "linear"
+    if losses:
+        selected = min(losses, key=lambda name: float(np.mean(losses[name])))
+    if "stairs" in losses:
+        worse = losses["stairs"] - losses[selected]
+        if np.mean(worse) <= np.std(worse) / np.sqrt(len(worse)):  # by chance
+            selected = "stairs"
     return Selection(
         selected=selected,
         warnings=smoothed_steps(points, calibrations[selected], roofline),
@@ -113,17 +118,6 @@ def _left_out_predictions(points: Points, roofline: Roofline) -> dict[Calibratio
         for name in predicted:
             predicted[name][group] = fitted[name].predict_s(part.rows, part.context, part.batch)
     return predicted
-
-
-def _selected(losses: Mapping[CalibrationName, Array]) -> CalibrationName:
-    if not losses:
-        return "linear"
-    best = min(losses, key=lambda name: float(np.mean(losses[name])))
-    if "stairs" not in losses:
-        return best
-    worse = losses["stairs"] - losses[best]
-    chance = np.mean(worse) <= np.std(worse) / np.sqrt(len(worse))
-    return "stairs" if chance else best
 
 
 def smoothed_steps(points: Points, calibration: Calibration, roofline: Roofline) -> tuple[str, ...]:

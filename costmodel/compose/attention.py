@@ -28,12 +28,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.errors import InputError
-from costmodel.statistics import extend_linear
+from costmodel.statistics import Array, extend_linear
 
-Array = NDArray[np.float64]
 # (heads, kv_heads) -> {(batch, tokens): seconds}
 AttentionTable = Mapping[tuple[int, int], Mapping[tuple[int, int], float]]
 
@@ -120,20 +119,15 @@ class Attention:
     def _one_row(self, cached: Array, batch: int, heads: int, kv_heads: int) -> Array:
         table, times = _pick(self.generation, heads, kv_heads, "generation")
         measured = interpolate(table, np.maximum(cached, 1), batch * times)
-        if not (self.form.splits_keys and self._is_one_walk(table)):
+        lengths = sorted(tokens for b, tokens in table if b == 1)
+        if not self.form.splits_keys or len(lengths) < 2:
             return measured
+        first, last = lengths[0], lengths[-1]
+        if (table[1, last] - table[1, first]) / (last - first) <= 0.5 * self.key_s:
+            return measured  # the table's kernel splits one row's keys too
         empty = self.on_nothing(1, batch, heads, kv_heads)
         split = empty + self.per_key_s(1, batch, heads, kv_heads) * cached
         return np.asarray(np.minimum(measured, split), dtype=np.float64)
-
-    def _is_one_walk(self, table: Mapping[tuple[int, int], float]) -> bool:
-        """Whether the table's kernel leaves one row's keys to one multiprocessor."""
-        lengths = [tokens for batch, tokens in table if batch == 1]
-        if len(lengths) < 2:
-            return False
-        first, last = min(lengths), max(lengths)
-        slope_s = (table[1, last] - table[1, first]) / (last - first)
-        return slope_s > 0.5 * self.key_s
 
 
 def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:

@@ -15,7 +15,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, find_device, find_target
@@ -24,10 +23,10 @@ from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.tables import MeasuredSmall, OperatorTables, SmallKind
 from costmodel.errors import InputError, shown
 from costmodel.io import read_table
+from costmodel.statistics import Array
 
 # Numbers in a table, whose times may be in milliseconds or nanoseconds.
 SMALLEST, LARGEST = 1e-9, 1e15
-Array = NDArray[np.float64]
 Curves = dict[str, tuple[Array, Array]]
 Chunks = list[tuple[int, int, float]]  # rows, cached tokens, seconds
 Steps = dict[tuple[int, int], float]  # (batch, cached tokens) -> seconds
@@ -70,14 +69,16 @@ def folder_subject(folder: Path) -> tuple[DeviceSpec, ModelArchitecture, int]:
 def load_folder(folder: Path, source: str = "") -> OperatorTables:
     """The bfloat16 operator tables in a folder. Raises InputError with the file that is wrong."""
     device, measured, tp = folder_subject(folder)
-    fused = (folder / "dense.csv").is_file()
+    fused, path = (folder / "dense.csv").is_file(), folder / "attention.csv"
     if fused:
         curves = _curves(folder / "dense.csv", "layer", "tokens", ("time_us", 1e-6))
         curves |= _curves(folder / "per_sequence.csv", "layer", "sequences", ("time_us", 1e-6))
-        chunks, steps = _fused_attention(folder / "attention.csv")
+        chunks, steps = _fused_attention(path)
     else:
         curves = _curves(folder / "layers.csv", "layer_name", "input", ("latency(ns)", 1e-9))
-        chunks, steps = _single_attention(folder / "attention.csv")
+        chunks, steps = _single_attention(path)
+    if not chunks or not any(batch == 1 for batch, _ in steps):
+        raise InputError(f"{path} has no chunks of new rows, or no single rows, of one sequence")
     return OperatorTables(
         device=device,
         engine="vllm" if fused else "transformers",
@@ -162,13 +163,11 @@ def _plausible(steps: Steps, device: DeviceSpec, kv_width: int) -> Steps:
 
     Their sequences were timed over one shared cache (RTX A6000: up to 12 TB/s of 0.768).
     """
-
-    def impossible(batch: int, length: int, seconds: float) -> bool:
+    wrong = set()
+    for (batch, length), seconds in steps.items():
         cache_bytes = 4 * batch * length * kv_width
-        too_fast = cache_bytes > device.peak_bytes_per_s * seconds
-        return batch > 1 and cache_bytes > device.l2_bytes and too_fast
-
-    wrong = {b for (b, length), seconds in steps.items() if impossible(b, length, seconds)}
+        if cache_bytes > max(device.l2_bytes, device.peak_bytes_per_s * seconds) and batch > 1:
+            wrong.add(batch)
     return {place: seconds for place, seconds in steps.items() if place[0] not in wrong}
 
 
@@ -183,7 +182,7 @@ def _fused_attention(path: Path) -> tuple[Chunks, Steps]:
             chunks.append((int(rows), int(cached), microseconds * 1e-6))
         elif rows == 0 and batch > 0:
             steps[int(batch), int(length)] = microseconds * 1e-6
-    return _checked(path, chunks, steps)
+    return chunks, steps
 
 
 def _single_attention(path: Path) -> tuple[Chunks, Steps]:
@@ -196,12 +195,6 @@ def _single_attention(path: Path) -> tuple[Chunks, Steps]:
             chunks.append((int(rows), int(length - rows), chunk_ms * 1e-3))
         elif rows == 0 and np.isfinite(step_ms):
             steps[int(batch), int(length)] = step_ms * 1e-3
-    return _checked(path, chunks, steps)
-
-
-def _checked(path: Path, chunks: Chunks, steps: Steps) -> tuple[Chunks, Steps]:
-    if not chunks or not any(batch == 1 for batch, _ in steps):
-        raise InputError(f"{path} has no chunks of new rows, or no single rows, of one sequence")
     return chunks, steps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name
@@ -18,9 +18,8 @@ from costmodel.io import now_utc
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection, StagesSection, TokensSection
 from costmodel.roofline import Roofline
+from costmodel.statistics import Array
 from costmodel.weights import WEIGHT_BYTES, Weights, weights_label
-
-Array = NDArray[np.float64]
 
 # Relative error of a profile that states none.
 UNKNOWN_ERROR = 0.1
@@ -42,11 +41,22 @@ def transfer_profile(
     and prompts are scaled; host times and drafters are left out. Raises InputError for a profile
     that is eager (mostly host time), without points, of a CPU, or of the same device.
     """
-    _check(profile, device)
+    if profile.device.kind != "cuda" or profile.device.mig is not None:
+        raise InputError("only the profile of a whole GPU can be transferred")
+    if profile.device.slug == device.slug:
+        raise InputError(f"this profile is of {device.name} already")
+    weights = _table_weights(profile)
+    if profile.runtime.kind == "eager":
+        raise InputError(
+            "an eager profile is mostly the host's time, which does not scale with the GPU",
+            hint="Measure the device with `rooftree calibrate`",
+        )
+    if device_by_name(profile.device.name) is None and profile.peaks.source != "datasheet":
+        raise InputError(f"the data sheet of {profile.device.name} is not known")
     if profile.surface is None:
         raise InputError("this profile has no points to transfer")
     before = profile.roofline("physical")
-    peaks = product_peaks(device, _table_weights(profile))
+    peaks = product_peaks(device, weights)
     after = dataclasses.replace(before, peaks=peaks, protocols=())
     points = scaled_points(profile.surface.points(), before, after)
     made = profile.provenance
@@ -114,21 +124,6 @@ def _scaled(
     fixed = np.minimum(fixed_s_per_layer * before.architecture.layers, _LARGEST_FIXED_SHARE * times)
     ratio = _smooth(after, *place) / _smooth(before, *place)
     return np.asarray(fixed + (times - fixed) * ratio, dtype=np.float64)
-
-
-def _check(profile: Profile, device: DeviceSpec) -> None:
-    if profile.device.kind != "cuda" or profile.device.mig is not None:
-        raise InputError("only the profile of a whole GPU can be transferred")
-    if profile.device.slug == device.slug:
-        raise InputError(f"this profile is of {device.name} already")
-    _table_weights(profile)
-    if profile.runtime.kind == "eager":
-        raise InputError(
-            "an eager profile is mostly the host's time, which does not scale with the GPU",
-            hint="Measure the device with `rooftree calibrate`",
-        )
-    if device_by_name(profile.device.name) is None and profile.peaks.source != "datasheet":
-        raise InputError(f"the data sheet of {profile.device.name} is not known")
 
 
 def _table_weights(profile: Profile) -> Weights:

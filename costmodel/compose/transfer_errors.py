@@ -45,15 +45,18 @@ class TransferErrors:
         if (source, device) in self.pairs:
             errors, basis = [self.pairs[source, device]], "measured for this pair"
         elif relation == "chip":
-            errors = self._within_chips()
+            chips: dict[str, list[float]] = {}
+            for (one, other), error in self.pairs.items():
+                if self._relation(one, other) == "chip":
+                    chips.setdefault(self.chips[other][1], []).append(error)
+            errors = [float(np.mean(of_chip)) for of_chip in chips.values()]
+            errors = errors or list(self.pairs.values())
             basis = f"the mean over pairs within {len(errors)} chips"
         elif relation == "vendor":
             largest = max(self.deviations.values())
             first, second = (self.deviations.get(slug, largest) for slug in (source, device))
-            errors, basis = (
-                [float(np.hypot(first, second))],
-                "from how far devices are from data sheets",
-            )
+            errors = [float(np.hypot(first, second))]
+            basis = "from how far devices are from data sheets"
         else:
             errors, basis = [max(self.pairs.values())], "the largest of all pairs"
         return max(LEAST_ERROR, float(np.mean(errors))), basis
@@ -82,16 +85,6 @@ class TransferErrors:
         if first[1] == second[1] and _equal_rates(source, device):
             return "chip"
         return "vendor" if first[0].split()[0] == second[0].split()[0] else "unknown"
-
-    def _within_chips(self) -> list[float]:
-        """Mean errors of the study's pairs of one chip, by chip; of all pairs without any."""
-        chips: dict[str, list[float]] = {}
-        for (first, second), error in self.pairs.items():
-            if self._relation(first, second) == "chip":
-                chips.setdefault(self.chips[second][1], []).append(error)
-        if not chips:
-            return list(self.pairs.values())
-        return [float(np.mean(errors)) for errors in chips.values()]
 
 
 def _equal_rates(source: str, device: str) -> bool:

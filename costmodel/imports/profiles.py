@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.design import design_points
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import Selection, select_calibration
+from costmodel.calibration.selection import select_calibration
 from costmodel.catalog import DeviceFingerprint, device_slug, find_device, protocols_of
 from costmodel.errors import InputError
 from costmodel.imports.readers import read_batched_bench, read_csv, read_dspark, read_llama_bench
@@ -97,7 +98,10 @@ def check_subject(table: ImportedTable, subject: TimedModel, path: Path) -> None
     """Raise InputError where the file names another device, or a model of another size."""
     device = subject.device
     on_cpu = table.threads is not None
-    slug = _slug_of(table.processor, on_cpu=on_cpu) if table.processor else None
+    slug = device_slug(table.processor) if on_cpu and table.processor else None
+    if table.processor and not on_cpu:
+        with contextlib.suppress(InputError):  # a GPU that is not known
+            slug = find_device(table.processor).slug
     if (slug is not None and slug != device.slug) or (on_cpu and device.kind != "cpu"):
         raise InputError(
             f"{path} was measured on {table.processor}, not on {device.name}",
@@ -138,21 +142,34 @@ def imported_profile(
     warning = check_times(table.points, roofline, path, on_cpu=on_cpu)
     if warning:
         raise InputError(f"{path}: {warning}", hint="Check --device, --target and --tp")
-    fitted, held_out = _split(table.points, roofline)
-    selection = select_calibration(fitted, roofline)
-    section = _held_out(selection, held_out)
+    fitted, left = table.points, None
+    if len(fitted) > MOST_FITTED:  # chosen without looking at their times
+        index = design_points(fitted, roofline, MOST_FITTED)
+        left = fitted.take(np.delete(np.arange(len(fitted)), index))
+        fitted = fitted.take(index)
+    selection, held_out = select_calibration(fitted, roofline), None
+    error = selection.cross_validated.get(selection.selected)  # None of too few points
+    if left is not None:
+        place = left.rows, left.context, left.batch
+        error = ErrorSummary.of(selection.calibration.predict_s(*place), left.seconds)
+        linear_error = ErrorSummary.of(selection.linear.predict_s(*place), left.seconds)
+        held_out = HeldOutSection(error=error, linear_error=linear_error)
+    said = (table.tool, table.version, source, table.model, f"file {path.name}")
+    device = subject.device
+    if table.threads is not None and on_cpu:
+        device = device.model_copy(update={"threads": table.threads})
     return Profile(
         provenance=ProvenanceSection(
             kind="imported",
             created_utc=now_utc(),
             tool_version=tool_version(),
-            source=_source(table, path, source),
+            source=", ".join(part for part in said if part)[:2000],
             points=len(table.points),
             samples=int(table.points.n.sum()),
-            error_bar=_error_bar(selection, section),
-            note=_note(table, section),
+            error_bar=None if error is None else min(error.mape, 10.0),
+            note=_note(table, held_out),
         ),
-        device=_device(table, subject),
+        device=device,
         target=TargetSection.of(subject.architecture),
         runtime=RuntimeSection(
             kind=table.runtime,
@@ -166,59 +183,9 @@ def imported_profile(
         peaks=subject.peaks,
         calibration=CalibrationSection.of(selection),
         surface=SurfaceSection.of(fitted),
-        held_out=section,
+        held_out=held_out,
         stages=StagesSection(plain=_plain(table.points), prefill=_prompts(table.points)),
     )
-
-
-def _slug_of(processor: str, *, on_cpu: bool) -> str | None:
-    """The slug of the device that a file names; None for a GPU that is not known."""
-    if on_cpu:
-        return device_slug(processor)
-    try:
-        return find_device(processor).slug
-    except InputError:
-        return None
-
-
-def _device(table: ImportedTable, subject: TimedModel) -> DeviceFingerprint:
-    if table.threads is None or subject.device.kind != "cpu":
-        return subject.device
-    return subject.device.model_copy(update={"threads": table.threads})
-
-
-def _split(points: Points, roofline: Roofline) -> tuple[Points, Points | None]:
-    """The points to fit, chosen without looking at their times, and all others."""
-    if len(points) <= MOST_FITTED:
-        return points, None
-    index = design_points(points, roofline, MOST_FITTED)
-    left = np.ones(len(points), dtype=bool)
-    left[index] = False
-    return points.take(index), points.take(left)
-
-
-def _held_out(selection: Selection, points: Points | None) -> HeldOutSection | None:
-    if points is None:
-        return None
-    predicted_s = selection.calibration.predict_s(points.rows, points.context, points.batch)
-    linear_s = selection.linear.predict_s(points.rows, points.context, points.batch)
-    return HeldOutSection(
-        error=ErrorSummary.of(predicted_s, points.seconds),
-        linear_error=ErrorSummary.of(linear_s, points.seconds),
-    )
-
-
-def _error_bar(selection: Selection, held_out: HeldOutSection | None) -> float | None:
-    """The mean error of points that were left out; None where they were too few for that."""
-    if held_out is not None:
-        return min(held_out.error.mape, 10.0)
-    error = selection.cross_validated.get(selection.selected)
-    return None if error is None else min(error.mape, 10.0)
-
-
-def _source(table: ImportedTable, path: Path, source: str | None) -> str:
-    parts = [table.tool, table.version, source, table.model, f"file {path.name}"]
-    return ", ".join(part for part in parts if part)[:2000]
 
 
 def _note(table: ImportedTable, held_out: HeldOutSection | None) -> str:

@@ -14,19 +14,25 @@ alpha(requests) plus theta(rows), both linear between their probes. Neither says
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from costmodel.calibration.points import Points
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
 from costmodel.imports.table import ImportedTable, ShapeTimes, TableRecord, WeightFormat
-from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, read_json, read_table, text_of
+from costmodel.io import (
+    MAX_TABLE_BYTES,
+    json_lines,
+    number_of,
+    read_bytes,
+    read_json,
+    read_table,
+    text_of,
+)
 
 _TIMES = ("seconds", "milliseconds", "microseconds", "forward_s", "forward_ms", "forward_us")
 _UNITS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6, "ns": 1e-9}
@@ -37,18 +43,7 @@ _CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds 
 
 
 def read_csv(path: Path, context: int | None = None) -> ImportedTable:
-    """`read_points`, as a table of a tool that the file does not name."""
-    return ImportedTable(
-        points=read_points(path),
-        tool="CSV table",
-        version=None,
-        runtime="kernels",
-        lacks=("host time, as far as the table leaves it out",),
-    )
-
-
-def read_points(path: Path) -> Points:
-    """Points from a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
+    """The points of a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
 
     Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
     `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
@@ -61,16 +56,24 @@ def read_points(path: Path) -> Points:
     for at, row in lines:
         if not row[time]:
             continue
-        empty = False
+        empty, seconds = False, unit * number_of(row[time], at, time)
+        if not seconds > 0:
+            raise InputError(f"{at}: {time} must be a number above 0 (is {row[time]})")
         shape = (
             _whole(row, "new_tokens", 1, at),
             _whole(row, "context_tokens", 0, at),
             _whole(row, "batch", 1, at) if "batch" in names else 1,
         )
-        times.add(shape, _seconds(row[time], time, unit, at))
+        times.add(shape, seconds)
     if empty:
         raise InputError(f"{path} has no rows with a time in the column {time}", hint=_CSV_HINT)
-    return times.points()
+    return ImportedTable(
+        points=times.points(),
+        tool="CSV table",
+        version=None,
+        runtime="kernels",
+        lacks=("host time, as far as the table leaves it out",),
+    )
 
 
 def _time_column(names: list[str], path: Path) -> tuple[str, float]:
@@ -85,24 +88,10 @@ def _time_column(names: list[str], path: Path) -> tuple[str, float]:
 
 
 def _whole(row: dict[str, str], name: str, least: int, at: str) -> int:
-    cell = row[name]
-    try:
-        value = float(cell)
-    except ValueError:
-        raise InputError(f"{at}: {name} must be a whole number (is {cell!r})") from None
-    if not math.isfinite(value) or value != int(value) or not least <= value < 1e9:
-        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {cell})")
+    value = number_of(row[name], at, name)
+    if value != int(value) or not least <= value < 1e9:
+        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {row[name]})")
     return int(value)
-
-
-def _seconds(cell: str, name: str, unit: float, at: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        raise InputError(f"{at}: {name} must be a number (is {cell!r})") from None
-    if not math.isfinite(value) or value <= 0:
-        raise InputError(f"{at}: {name} must be a finite number above 0 (is {cell})")
-    return value * unit
 
 
 _LLAMA_HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"
@@ -132,20 +121,39 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
                     f" {shown(first.fields.get(name))} before: a profile is of one setting",
                     hint="Keep the lines of one setting in a file",
                 )
-        _add_test(times, record)
-    on_gpu = _on_gpu(first)
+        rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
+        if (rows > 0) == (steps > 0):
+            times.leave_out("of a prompt and its answer together")
+            continue
+        if rows > min(record.whole("n_batch", 1), record.whole("n_ubatch", 1)):
+            times.leave_out("of more rows than one forward holds (n_batch, n_ubatch)")
+            continue
+        samples = record.numbers("samples_ns") if "samples_ns" in record.fields else []
+        whole_s = (median(samples) if samples else record.positive("avg_ns")) * 1e-9
+        count = max(steps, 1)
+        times.add(
+            (max(rows, 1), depth + (count - 1) // 2, 1),
+            whole_s / count,
+            samples_s=[sample * 1e-9 / count for sample in samples],
+        )
+    on_gpu, limit = _on_gpu(first), first.fields.get("n_gpu_layers")
+    all_layers = not isinstance(limit, int) or limit < 0  # it is not said, or -1
+    # One that was made outside of a checkout does not know its own build.
+    commit, number = first.text("build_commit"), first.whole("build_number")
     return ImportedTable(
         points=times.points(),
         tool="llama-bench",
-        version=_build(first),
+        version=None if commit == "unknown" else f"llama.cpp {commit} ({number})",
         runtime="external",
         lacks=("the LM head of all rows but the last",),
         left_out=times.left_out,
-        weights=_weights(first),
+        weights=_weight_format(
+            first.text("model_type"), first.positive("model_size"), first.positive("model_n_params")
+        ),
         processor=first.text("gpu_info" if on_gpu else "cpu_info"),
         threads=None if on_gpu else first.whole("n_threads", 1),
         parameters=int(first.positive("model_n_params")),
-        gpu_layers=_gpu_layers(first) if on_gpu else None,
+        gpu_layers=None if all_layers or not on_gpu else limit,
         model=Path(first.text("model_filename")).name,
     )
 
@@ -177,44 +185,8 @@ def _on_gpu(record: TableRecord) -> bool:
     return True
 
 
-def _gpu_layers(record: TableRecord) -> int | None:
-    """The limit of layers on the GPU; None where the file does not say, or for -1: all."""
-    limit = record.fields.get("n_gpu_layers")
-    return limit if isinstance(limit, int) and limit >= 0 else None
-
-
-def _build(record: TableRecord) -> str | None:
-    """The build; None for one that was made outside of a checkout, which does not know its own."""
-    commit, number = record.text("build_commit"), record.whole("build_number")
-    return None if commit == "unknown" else f"llama.cpp {commit} ({number})"
-
-
-def _add_test(times: ShapeTimes, record: TableRecord) -> None:
-    rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
-    if (rows > 0) == (steps > 0):
-        times.leave_out("of a prompt and its answer together")
-        return
-    if rows > min(record.whole("n_batch", 1), record.whole("n_ubatch", 1)):
-        times.leave_out("of more rows than one forward holds (n_batch, n_ubatch)")
-        return
-    samples = record.numbers("samples_ns") if "samples_ns" in record.fields else []
-    whole_s = (median(samples) if samples else record.positive("avg_ns")) * 1e-9
-    count = max(steps, 1)
-    times.add(
-        (max(rows, 1), depth + (count - 1) // 2, 1),
-        whole_s / count,
-        samples_s=[sample * 1e-9 / count for sample in samples],
-    )
-
-
-def _weights(record: TableRecord) -> WeightFormat:
-    """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
-    return _weight_format(
-        record.text("model_type"), record.positive("model_size"), record.positive("model_n_params")
-    )
-
-
 def _weight_format(kind: str, model_bytes: float, parameters: float) -> WeightFormat:
+    """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
     plain = re.search(r"\b(BF16|F16|F32)$", kind)
     if plain is not None:
         return WeightFormat(dtype=_PLAIN_DTYPES[plain[1]])  # type: ignore[arg-type]
@@ -258,10 +230,26 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
     ((commit, number),), first = builds, tests[0]
     times = ShapeTimes(path, hint=_BATCHED_HINT)
     one_forward = min(settings["n_ubatch"], settings.get("n_batch", settings["n_ubatch"]))
+    in_parts = "of a prompt in several forwards, or the first of all, which warms up"
     for index, row in enumerate(rows):
-        _add_batched(times, row, 0 if index == 0 else one_forward, settings)
+        prompt, steps, batch = (int(count) for count in row[:3])
+        if settings.get("is_pp_shared") or not batch:
+            times.leave_out("of a prompt that sequences share, or of no sequence")
+            continue
+        if index and 0 < prompt * batch <= one_forward:
+            times.add((prompt, 0, batch), float(row[3]))
+        elif prompt:
+            times.leave_out(in_parts)
+        if steps:
+            times.add((1, prompt + (steps - 1) // 2, batch), float(row[4]) / steps)
     for test in tests:
-        _add_bench_row(times, test, one_forward)
+        tokens, depth, rate = int(test["tokens"]), int(test["depth"] or 0), float(test["rate"])
+        if test["test"] == "tg":
+            times.add((1, depth + (tokens - 1) // 2, 1), 1 / rate)
+        elif tokens <= one_forward:
+            times.add((tokens, depth, 1), tokens / rate)
+        else:
+            times.leave_out(in_parts)
     model_bytes = float(first["size"]) * 2 ** {"M": 20, "G": 30}[first["unit"]]
     parameters = float(first["count"]) * {"M": 1e6, "B": 1e9}[first["of"]]
     return ImportedTable(
@@ -279,32 +267,6 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
         parameters=round(parameters),
         model=first["kind"],
     )
-
-
-def _add_batched(
-    times: ShapeTimes, row: Sequence[str], one_forward: int, settings: dict[str, int]
-) -> None:
-    """A prompt of at most `one_forward` rows, and the plain steps after it."""
-    prompt, steps, batch = (int(count) for count in row[:3])
-    if settings.get("is_pp_shared") or not batch:
-        times.leave_out("of a prompt that sequences share, or of no sequence")
-        return
-    if 0 < prompt * batch <= one_forward:
-        times.add((prompt, 0, batch), float(row[3]))
-    elif prompt:
-        times.leave_out("of a prompt in several forwards, or the first of all, which warms up")
-    if steps:
-        times.add((1, prompt + (steps - 1) // 2, batch), float(row[4]) / steps)
-
-
-def _add_bench_row(times: ShapeTimes, test: re.Match[str], one_forward: int) -> None:
-    tokens, depth, rate = int(test["tokens"]), int(test["depth"] or 0), float(test["rate"])
-    if test["test"] == "tg":
-        times.add((1, depth + (tokens - 1) // 2, 1), 1 / rate)
-    elif tokens <= one_forward:
-        times.add((tokens, depth, 1), tokens / rate)
-    else:
-        times.leave_out("of a prompt in several forwards, or the first of all, which warms up")
 
 
 _DSPARK_HINT = "Give the file that --speculative-dspark-sps-table-path takes"
@@ -351,23 +313,13 @@ def _sums(table: TableRecord) -> Iterator[tuple[int, int, float]]:
     bias_s = table.positive("bias_seconds")
     # The tool rounds tokens to multiples of 64, few ones to 0.
     requests, rows = table.wholes("bs_probes"), table.wholes("m_probes", 0)
-    alpha_s, theta_s = _terms(table, "alpha_seconds"), _terms(table, "theta_seconds")
+    alpha_s, theta_s = table.terms("alpha_seconds"), table.terms("theta_seconds")
     _same_length(table, requests, alpha_s, "bs_probes and alpha_seconds")
     _same_length(table, rows, theta_s, "m_probes and theta_seconds")
     for batch, part_s in zip(requests, alpha_s, strict=True):
         for each in _ROWS:
             if rows[0] <= batch * each <= rows[-1]:
                 yield each, batch, bias_s + part_s + float(np.interp(batch * each, rows, theta_s))
-
-
-def _terms(table: TableRecord, name: str) -> list[float]:
-    """Terms of a sum, which may be 0 or below."""
-    values = table.get(name)
-    if not isinstance(values, list) or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in values
-    ):
-        raise InputError(f"{table.at} {name} must be a list of numbers", hint=_DSPARK_HINT)
-    return [float(value) for value in values]
 
 
 def _same_length(table: TableRecord, one: list[int], other: list[float], names: str) -> None:

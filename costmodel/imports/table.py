@@ -11,7 +11,7 @@ from typing import Any
 
 from costmodel.calibration.points import Points
 from costmodel.errors import InputError, shown
-from costmodel.fields import LEAST_S, MOST, MOST_S
+from costmodel.fields import LEAST_S, MOST_S, is_whole
 from costmodel.profile.schema import Dtype, RuntimeKind
 from costmodel.statistics import mad_s
 
@@ -89,8 +89,10 @@ class ShapeTimes:
 
     def points(self) -> Points:
         """All points. Raises InputError where they are too few for a fit, or no measurement."""
+        left = "; ".join(f"{count} left out: {why}" for why, count in self.left_out.items())
+        reasons = left or self.hint
         if not self._times:
-            raise InputError(f"{self.path} has no times that can be used", hint=self._reasons())
+            raise InputError(f"{self.path} has no times that can be used", hint=reasons)
         shapes, entries = list(self._times), list(self._times.values())
         rows, context, batch = zip(*shapes, strict=True)
         points = Points(
@@ -101,19 +103,11 @@ class ShapeTimes:
             mad_s=[max(spread for _, spread, _ in one) for one in entries],
             n=[sum(count for _, _, count in one) for one in entries],
         )
-        self._check(points)
-        return points
-
-    def _reasons(self) -> str:
-        left = "; ".join(f"{count} left out: {why}" for why, count in self.left_out.items())
-        return left or self.hint
-
-    def _check(self, points: Points) -> None:
         if len(points) < LEAST_POINTS:
             raise InputError(
                 f"{self.path} has {len(points)} shapes with a time, and a fit needs"
                 f" {LEAST_POINTS} or more",
-                hint=self._reasons(),
+                hint=reasons,
             )
         if len(set(points.seconds.tolist())) == 1:
             raise InputError(
@@ -125,6 +119,7 @@ class ShapeTimes:
                 f"{self.path} has one row count only ({points.rows[0]:g} new tokens a sequence)",
                 hint="Measure several row counts",
             )
+        return points
 
 
 class TableRecord:
@@ -148,7 +143,7 @@ class TableRecord:
     def whole(self, name: str, least: int = 0) -> int:
         """A whole number of `least` or more."""
         value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        if not is_whole(value, least):
             raise self._error(f"{name} must be a whole number from {least} (is {shown(value)})")
         return value
 
@@ -160,11 +155,18 @@ class TableRecord:
         """A list of finite numbers above 0."""
         return [self._positive(name, value) for value in self._list(name)]
 
+    def terms(self, name: str) -> list[float]:
+        """A list of numbers, which may be 0 or below."""
+        values = self._list(name)
+        if not all(type(value) in (int, float) for value in values):
+            raise self._error(f"{name} must be a list of numbers")
+        return [float(value) for value in values]
+
     def wholes(self, name: str, least: int = 1) -> list[int]:
         """A list of ascending whole numbers of `least` or more."""
         values = self._list(name)
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            if not is_whole(value, least):
                 raise self._error(
                     f"{name} must hold whole numbers from {least} (has {shown(value)})"
                 )

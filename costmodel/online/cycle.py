@@ -203,11 +203,7 @@ class CachedCost:
 
     def plain_s(self, context: float, batch: int) -> float:
         """Seconds of one plain step."""
-
-        def compute(middle: float) -> float:
-            return self._cost.plain_s(middle, batch)
-
-        return self._cached(compute, context, "plain", batch)
+        return self._cached(lambda c: self._cost.plain_s(c, batch), context, "plain", batch)
 
     def _cached(self, compute: Callable[[float], Cost], context: float, *labels: Hashable) -> Cost:
         """The cost at the middle of the context's range; `labels` tell costs apart."""

@@ -224,7 +224,16 @@ class OnlineEstimator:
     def observe(self, rows: float, context: float, measured_s: float, batch: int = 1) -> None:
         """Learn from one verification of `rows` rows, padding included."""
         predicted_s = self._uncorrected.forward_s(rows, context, batch)
-        self._watch(predicted_s, measured_s)
+        # An earlier correction has not followed a recent change yet.
+        expected_s = self._expected[0].seconds(predicted_s)
+        if self._drift.observe(math.log(measured_s / expected_s)):
+            self.drift_warning = (
+                f"verification takes {self._drift.raised:.2f}x what was expected: the machine has"
+                " changed or the profile does not fit it; `rooftree calibrate` measures it again"
+            )
+            self.mode = "ema+calib" if self.mode == "static" else self.mode
+            self.alpha = min(3 * self.alpha, 1.0)
+            self.affine.forget()
         if self.mode == "affine":
             self.affine.observe(predicted_s, measured_s)
         elif self.mode != "static":
@@ -234,32 +243,12 @@ class OnlineEstimator:
         self.observations += 1
         self._ratios.append(measured_s / predicted_s)
         if len(self._ratios) == _LAG:
-            self._expected = [self._expected[-1], self._recent_line()]
+            # The correction by the last rounds alone, robust to outliers.
+            recent = self._line()
+            if self.mode.startswith("ema"):
+                recent = CorrectionLine(slope=median(self._ratios))
+            self._expected = [self._expected[-1], recent]
             self._ratios = []
-
-    def _recent_line(self) -> CorrectionLine:
-        """The correction by the last rounds alone, robust to outliers."""
-        if self.mode == "affine":
-            return self.affine.line
-        return (
-            CorrectionLine()
-            if self.mode == "static"
-            else CorrectionLine(slope=median(self._ratios))
-        )
-
-    def _watch(self, predicted_s: float, measured_s: float) -> None:
-        """Compare with an earlier correction, which has not followed a recent change yet."""
-        expected_s = self._expected[0].seconds(predicted_s)
-        if not self._drift.observe(math.log(measured_s / expected_s)):
-            return
-        self.drift_warning = (
-            f"verification takes {self._drift.raised:.2f}x what was expected: the machine has"
-            " changed or the profile does not fit it; `rooftree calibrate` measures it again"
-        )
-        if self.mode == "static":
-            self.mode = "ema+calib"
-        self.alpha = min(3 * self.alpha, 1.0)
-        self.affine.forget()
 
     def _line(self) -> CorrectionLine:
         """The current correction."""

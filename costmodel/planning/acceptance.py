@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from costmodel.acceptance import (
+    BLOCK_GAMMA,
     TAIL,
     AcceptanceProcess,
     PublishedRow,
@@ -29,7 +31,6 @@ READERS = "rooftree.readers"  # entry points: a name, and a function from text t
 MOST_NODES = 511
 MOST_CURVE_NODES = 65_536  # of a curve in a file
 MOST_PLANNED_DEPTH = 256
-BLOCK_GAMMA = 15
 # Least relative error of A - 1 for a workload like a data set that was measured.
 LEAST_SPREAD = 0.05
 # Relative error of A - 1 for a bare rate, and for acceptance published for another target.
@@ -94,9 +95,8 @@ def find_acceptance(text: str, target: str, temperature: int = 0) -> Acceptance:
 
     `FILE#ARM` selects one arm of a benchmark's result. Raises InputError with the possible names.
     """
-    rate = _number(text)
-    if rate is not None:
-        return from_rate(rate)
+    with contextlib.suppress(ValueError):  # no number
+        return from_rate(float(text))
     name, _, arm = text.partition("#")
     if Path(name).is_file():
         return from_file(Path(name), arm)
@@ -148,7 +148,9 @@ def from_published(dataset: str, target: str, temperature: int = 0) -> Acceptanc
     chain, tree = (np.mean([pair[i] for pair in curves], axis=0) for i in (0, 1))
     gains = np.array([row.tree - 1 for row in used])
     spread = max(float(np.std(gains) / np.mean(gains)), LEAST_SPREAD)
-    label = f"published for {dataset}, T = {temperature} ({_tables(used)})"
+    tables = sorted({f"{row.table} table 1, {row.target}" for row in used})
+    listed = "; ".join(tables) if len(tables) <= 3 else f"{len(used)} lines"
+    label = f"published for {dataset}, T = {temperature} ({listed})"
     if not of_target:
         spread = max(spread, OTHER_TARGET_SPREAD)
         label += f", of {', '.join(targets)}: none for this target"
@@ -197,7 +199,14 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     """
     data = _of_other_tools(path) or read_json(path)
     if arm:
-        data = _of_arm(data, arm, path)
+        by_arm = data.get("acceptance_by_arm") if isinstance(data, Mapping) else None
+        arms = by_arm if isinstance(by_arm, Mapping) else {}
+        if arm not in arms:
+            raise InputError(
+                f"{path} has no acceptance of '{arm}'",
+                hint=f"It has that of {', '.join(arms) or 'no arm'}",
+            )
+        data = arms[arm]
     elif isinstance(data, Mapping) and isinstance(data.get("acceptance"), Mapping):
         data = data["acceptance"]
     if isinstance(data, Mapping):
@@ -229,18 +238,6 @@ def _of_other_tools(path: Path) -> dict[str, Any] | None:
         if fields is not None:
             return fields
     return None
-
-
-def _of_arm(data: Any, arm: str, path: Path) -> Any:
-    """The acceptance of one arm in a benchmark's result. Raises InputError."""
-    by_arm = data.get("acceptance_by_arm") if isinstance(data, Mapping) else None
-    arms = by_arm if isinstance(by_arm, Mapping) else {}
-    if arm not in arms:
-        raise InputError(
-            f"{path} has no acceptance of '{arm}'",
-            hint=f"It has that of {', '.join(arms) or 'no arm'}",
-        )
-    return arms[arm]
 
 
 def _measured(data: Mapping[str, Any], form: str) -> AcceptanceSource:
@@ -342,7 +339,9 @@ def tree_curve(process: AcceptanceProcess, nodes: int = MOST_NODES) -> Array:
     table = process.rank_table(nodes)  # [gamma, quantiles, ranks]
     picked = random.integers(0, table.shape[1], (_BLOCKS, process.gamma))
     depths = np.arange(process.gamma)
-    parents, ranks = _pairs(nodes)
+    # Pairs (parent, rank) that can be among the best children of descending parents.
+    pairs = [(i, j) for i in range(nodes) for j in range(nodes // (i + 1))]
+    parents, ranks = np.array(pairs).T
     curves, chains = np.empty((_BLOCKS, nodes)), np.empty(_BLOCKS)
     for i in range(_BLOCKS):
         block = table[depths, picked[i]]  # [gamma, ranks]
@@ -353,13 +352,6 @@ def tree_curve(process: AcceptanceProcess, nodes: int = MOST_NODES) -> Array:
     slope = deviation @ curves / max(float(deviation @ deviation), 1e-12)
     mean = curves.mean(axis=0) - slope * (chains.mean() - exact)
     return np.maximum.accumulate(np.concatenate([[1.0], 1.0 + mean]))
-
-
-def _pairs(nodes: int) -> tuple[Ints, Ints]:
-    """Pairs (parent, rank) that can be among the `nodes` best children of descending parents."""
-    pairs = [(i, j) for i in range(nodes) for j in range(nodes // (i + 1))]
-    parents, ranks = np.array(pairs).T
-    return parents, ranks
 
 
 def _best_scores(block: Array, parents: Ints, ranks: Ints) -> Array:
@@ -384,15 +376,3 @@ def _published_curves(row: PublishedRow) -> tuple[Array, Array]:
 @cache
 def _datasets() -> tuple[str, ...]:
     return tuple(sorted({row.dataset for row in published_rows()}))
-
-
-def _tables(rows: Sequence[PublishedRow]) -> str:
-    names = sorted({f"{row.table} table 1, {row.target}" for row in rows})
-    return "; ".join(names) if len(names) <= 3 else f"{len(rows)} lines"
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

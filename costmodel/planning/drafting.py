@@ -165,10 +165,10 @@ class DraftCost:
         return 2.0 * self.size.layers * width if self.block else 0.0
 
 
-def lookup_drafter(host_s: float = NGRAM_S) -> DraftCost:
+def lookup_drafter() -> DraftCost:
     """An n-gram drafter that was not timed: a look-up on the host for each sequence."""
     label = f"n-gram: {NGRAM_S * 1e3:.2f} ms on the host a sequence, as in this decoder's benchmark"
-    return DraftCost(name="ngram", label=label, block=False, host_s=host_s)
+    return DraftCost(name="ngram", label=label, block=False, host_s=NGRAM_S)
 
 
 def block_drafter(name: str = "dflash") -> DraftCost:
@@ -216,21 +216,21 @@ def find_drafter(
     engine = list(forward.profile.engine_drafters.values())
     if name is None and measured is not None and (measured.drafter or measured.drafter_kind):
         if measured.drafter_hash in timed:
-            return _timed(measured.drafter_hash, timed[measured.drafter_hash])
+            return _timed(timed[measured.drafter_hash], measured.drafter_hash)
         kind = measured.drafter_kind or measured.drafter
         name = kind if kind in NAMES else measured.drafter
     if name is None:
         if len(timed) == 1:
-            return _timed(*next(iter(timed.items())))
-        return _in_engine(engine[0]) if len(engine) == 1 else block_drafter()
+            return _timed(*timed.values(), *timed)
+        return _timed(engine[0]) if len(engine) == 1 else block_drafter()
     if name in timed:
-        return _timed(name, timed[name])
+        return _timed(timed[name], name)
     for key, section in timed.items():
         if name.lower() in section.name.lower() and ("+" in name) == ("+" in section.name):
-            return _timed(key, section)
+            return _timed(section, key)
     for timed_in_engine in engine:
         if name.lower() in timed_in_engine.name.lower():
-            return _in_engine(timed_in_engine)
+            return _timed(timed_in_engine)
     if name == "ngram":
         return lookup_drafter()
     published = name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values())
@@ -246,24 +246,15 @@ def find_drafter(
     )
 
 
-def _timed(key: str, section: DrafterSection) -> DraftCost:
-    how = "timed by a decoder at its start" if section.kind == "quick" else "measured"
-    return DraftCost(
-        name=section.name,
-        label=f"{section.name}, {how}",
-        block="gram" not in section.name.lower(),
-        timed=section,
-        architecture_hash=key,
-    )
-
-
-def _in_engine(section: EngineDrafterSection) -> DraftCost:
-    return DraftCost(
-        name=section.name,
-        label=f"{section.name}, measured in the engine",
-        block="gram" not in section.name.lower(),
-        in_engine=section,
-    )
+def _timed(section: DrafterSection | EngineDrafterSection, key: str | None = None) -> DraftCost:
+    """The drafter of a section; `key` is the hash of its architecture, of one outside engines."""
+    how, block = "measured in the engine", "gram" not in section.name.lower()
+    if isinstance(section, DrafterSection):
+        how = "timed by a decoder at its start" if section.kind == "quick" else "measured"
+    made = DraftCost(name=section.name, label=f"{section.name}, {how}", block=block)
+    if isinstance(section, DrafterSection):
+        return dataclasses.replace(made, timed=section, architecture_hash=key)
+    return dataclasses.replace(made, in_engine=section)
 
 
 def drafter_kind(name: str) -> str:

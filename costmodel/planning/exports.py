@@ -95,7 +95,16 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
             "there is nothing to export: no option holds the goals",
             hint="; ".join(option.describe_problem() for option in plan.options),
         )
-    lines = [f"# {_version(engine, best)} and later; planned for {_place(plan, best)}"]
+    version = VERSIONS[PLANNED_FOR[engine]]  # the first that takes the settings
+    if engine == "tensorrt-llm" and best.drafter is not None:
+        version = _TENSORRT_LLM.get(drafter_kind(best.drafter.name), ("", "1.2"))[1]
+        version = f"TensorRT-LLM {version}"
+    place = f"{best.gpu} tp {best.tensor_parallel}"
+    others = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options if o is not best]
+    place += f", the best; not for {', '.join(others)}" if others else ""
+    context = plan.request.traffic.prompt_tokens + plan.request.traffic.output_tokens / 2
+    place += f"; at about {context:.0f} cached tokens a request"
+    lines = [f"# {version} and later; planned for {place}"]
     by_batch = engine.startswith("vllm") or engine == "tensorrt-llm"
     by_batch |= engine == "sglang" and drafter_kind(_drafter(best)) == "eagle3"
     if plan.acceptance is not None and best.choices and by_batch:
@@ -104,7 +113,10 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
     if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
     if engine.startswith("sglang-dspark") or engine == "vllm-contexts":
-        forward = forward or _forward(plan.request, best)
+        if forward is None:
+            target = resolve_target(plan.request.target, hub=True)
+            choice = best.gpu, best.tensor_parallel
+            forward = forward_for(plan.request, target, choice, ProfileStore())
         server = make_server(plan.request, forward, plan.acceptance)
         lines += (
             _vllm(plan.request, best, server)
@@ -143,13 +155,6 @@ def steady(best: PlanOption, acceptance: Acceptance) -> tuple[PlanOption, list[s
     return dataclasses.replace(best, points=tuple(points)), [loss] if any(lengths) else []
 
 
-def _version(engine: str, best: PlanOption) -> str:
-    """The first version of the engine that takes the settings."""
-    if engine == "tensorrt-llm" and best.drafter is not None:
-        return f"TensorRT-LLM {_TENSORRT_LLM.get(drafter_kind(best.drafter.name), ('', '1.2'))[1]}"
-    return VERSIONS[PLANNED_FOR[engine]]
-
-
 def served_name(target: str) -> str:
     """The hub id of a target that is named in part or by a folder; else the name as it is.
 
@@ -161,16 +166,6 @@ def served_name(target: str) -> str:
     except InputError:
         return target
     return known.name if same else target
-
-
-def _place(plan: Plan, best: PlanOption) -> str:
-    """The GPUs and traffic that the settings are for, and the GPUs that they are not for."""
-    others = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options if o is not best]
-    place = f"{best.gpu} tp {best.tensor_parallel}"
-    place += f", the best; not for {', '.join(others)}" if others else ""
-    traffic = plan.request.traffic
-    context = traffic.prompt_tokens + traffic.output_tokens / 2
-    return f"{place}; at about {context:.0f} cached tokens a request"
 
 
 def batch_table(points: Sequence[OperatingPoint]) -> list[list[int]]:
@@ -248,12 +243,24 @@ def _sglang(request: PlanRequest, best: PlanOption) -> list[str]:
     load, target = _at_load(best), served_name(request.target)
     options = _sglang_server(request, best)
     table = batch_table(best.points)
-    if not max(tokens for _, _, tokens in table):
+    most = max(tokens for _, _, tokens in table)
+    if not most:
         return [*_joined(options), f"# no --speculative-algorithm: {_nothing(request)}"]
     kind = _kind(best, "SGLang", ("dflash", "eagle3"))
     drafter = f"--speculative-draft-model-path {checkpoint_of(_drafter(best), target)}"
     if kind == "eagle3":
-        return _sglang_adaptive([*options, drafter], table)
+        # One size from each batch on: among several, SGLang chooses by acceptance, not by cost.
+        config = {str(first): {"candidate_steps": [tokens]} for first, _, tokens in table}
+        options += [
+            drafter,
+            "--speculative-algorithm EAGLE3",
+            f"--speculative-num-steps {most}",
+            "--speculative-eagle-topk 1",
+            f"--speculative-num-draft-tokens {most + 1}",
+            "--speculative-adaptive",
+            "--speculative-adaptive-config adaptive.json",
+        ]
+        return [*_file("adaptive.json", json.dumps(config)), *_joined(options)]
     if not load.nodes:
         return [*_joined(options), f"# no --speculative-algorithm: {_nothing(request)}"]
     options += [
@@ -275,27 +282,6 @@ def _sglang_server(request: PlanRequest, best: PlanOption) -> list[str]:
         f"--max-running-requests {max(point.running for point in best.points)}",
         *_precision(request.precision),
     ]
-
-
-def _sglang_adaptive(options: list[str], table: list[list[int]]) -> list[str]:
-    """One size from each batch on: among several, SGLang chooses by acceptance and not by cost."""
-    most = max(tokens for _, _, tokens in table)
-    config = {str(first): {"candidate_steps": [tokens]} for first, _, tokens in table}
-    options = [
-        *options,
-        "--speculative-algorithm EAGLE3",
-        f"--speculative-num-steps {most}",
-        "--speculative-eagle-topk 1",
-        f"--speculative-num-draft-tokens {most + 1}",
-        "--speculative-adaptive",
-        "--speculative-adaptive-config adaptive.json",
-    ]
-    return [*_file("adaptive.json", json.dumps(config)), *_joined(options)]
-
-
-def _forward(request: PlanRequest, best: PlanOption) -> TargetForward:
-    target = resolve_target(request.target, hub=True)
-    return forward_for(request, target, (best.gpu, best.tensor_parallel), ProfileStore())
 
 
 def _dspark(plan: Plan, server: Server, *, steps: bool) -> list[str]:

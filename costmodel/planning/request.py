@@ -12,7 +12,7 @@ from typing import Any, Literal
 from costmodel.catalog import TargetEntry, find_device, load_devices
 from costmodel.errors import InputError
 from costmodel.planning.engines import RULES, planned_version
-from costmodel.planning.traffic import VARIATION, SimulationSettings, Trace, Traffic, read_trace
+from costmodel.planning.traffic import SimulationSettings, Trace, Traffic, read_trace
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 
 PERCENTS = (50, 90, 95, 99)
@@ -297,7 +297,6 @@ class PlanOptions:
     acceptance: str | None = None
     temperature: str = "0"
     prices: tuple[str, ...] = ()
-    currency: str = "USD"
     tp: str = "1"
     policy: str = "auto"
     engine: str = "vllm"
@@ -308,8 +307,6 @@ class PlanOptions:
     max_running: int = 256
     simulate: int | None = None
     trace: Path | None = None
-    seed: int | None = None
-    length_variation: float | None = None
 
 
 def request_from_options(options: PlanOptions) -> PlanRequest:
@@ -323,6 +320,10 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
     servers, utilisation = parse_servers(o.servers)
     if at and not version:
         raise InputError(f"'{o.engine}' names no version", hint="Write vllm@0.19")
+    simulation = None
+    if o.simulate is not None or goals.percentiles:
+        requests = None if o.simulate == DEFAULT_REQUESTS else o.simulate
+        simulation = SimulationSettings(requests=requests, trace=trace)
     return PlanRequest(
         target=o.target,
         gpus=gpus,
@@ -332,7 +333,6 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
         acceptance=o.acceptance,
         temperature=int(o.temperature),
         prices=_prices(o.prices, gpus),
-        currency=o.currency,
         **parse_parallel(o.tp),
         policy=ServingPolicy.parse(o.policy),
         engine=engine,
@@ -342,7 +342,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
         utilisation=0.8 if servers is not None else utilisation,
         servers=servers,
         most_running=o.max_running,
-        simulation=_simulation(o, goals, trace),
+        simulation=simulation,
     )
 
 
@@ -367,28 +367,6 @@ def _traffic(options: PlanOptions, trace: Trace | None) -> tuple[Traffic, float]
     if not math.isfinite(trace.rate_per_s):
         raise InputError("all requests of the trace arrive at once", hint="Give --rate")
     return trace.means, trace.rate_per_s
-
-
-def _simulation(
-    options: PlanOptions, goals: Goals, trace: Trace | None
-) -> SimulationSettings | None:
-    """Settings of the simulation, where --simulate or a percentile goal needs one."""
-    if options.simulate is None and not goals.percentiles:
-        for name in ("seed", "length_variation"):
-            if getattr(options, name) is not None:
-                raise InputError(
-                    f"--{name.replace('_', '-')} is of a simulation", hint="Give --simulate too"
-                )
-        return None
-    if trace is not None and options.length_variation is not None:
-        raise InputError("the trace has lengths of its own, but --length-variation is given too")
-    variation = VARIATION if options.length_variation is None else options.length_variation
-    return SimulationSettings(
-        requests=None if options.simulate == DEFAULT_REQUESTS else options.simulate,
-        seed=options.seed or 0,
-        variation=variation,
-        trace=trace,
-    )
 
 
 def parse_rate(text: str) -> float:

@@ -22,7 +22,7 @@ from costmodel.planning.result import (
     plan_assumptions,
     plan_notes,
 )
-from costmodel.planning.servers import BatchChoice, Group, Server, choose, nearest, size
+from costmodel.planning.servers import Group, Server, choose, nearest, size
 from costmodel.planning.simulation.engine import import_simpy
 from costmodel.planning.simulation.percentiles import SimulatedChoice, simulate_option
 from costmodel.planning.sources import forward_for, is_file
@@ -167,9 +167,14 @@ def _option(
     except RooftreeError as failure:
         return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
     option = _planned(request, option, forward, acceptance)
-    if not option.choices:
+    if not option.choices or acceptance is None or request.policy.kind != "auto":
         return option
-    trees = _with_trees(request, target, acceptance, choice, store)
+    if engine_rules(request.engine).verifies_trees:
+        return option
+    # The choices of this project's decoder, as the request's engine verifies no trees.
+    decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
+    server = make_server(decoder, forward_for(decoder, target, choice, store), acceptance)
+    trees = server.choices(request.traffic, request.most_running)
     return dataclasses.replace(option, with_trees=tuple(trees))
 
 
@@ -201,9 +206,17 @@ def _planned(
             origin=forward.origin,
             unsplit=forward.unsplit,
             drafter=server.drafter,
-            draft_bytes=_draft_bytes(server),
-            doubts=_doubts(option.gpu, server),
         )
+        drafter, a, degree = server.drafter, forward.architecture, forward.tensor_parallel
+        if drafter is not None:
+            held = drafter.weight_bytes(a) / degree, drafter.cache_bytes_per_token(a) / degree
+            option = dataclasses.replace(option, draft_bytes=held)
+        if server.acceptance is not None:
+            # The largest step of the times that their fit misses is a doubt too.
+            steps = forward.profile.calibration.warnings[:1]
+            text = f"{option.gpu}, a draft's rows may be priced wrong"
+            doubts = server.acceptance.doubts + tuple(f"{text}: {step}" for step in steps)
+            option = dataclasses.replace(option, doubts=doubts)
         choices = server.choices(request.traffic, request.most_running)
         if not choices:
             raise _no_room(request.traffic, server)
@@ -213,40 +226,6 @@ def _planned(
         option, choices=tuple(choices), points=tuple(choice.best for choice in choices)
     )
     return _sized(request, option, server)
-
-
-def _draft_bytes(server: Server) -> tuple[float, float]:
-    """Bytes of a device's memory: the drafter's weights, and its cache a token."""
-    a, drafter, degree = server.forward.architecture, server.drafter, server.forward.tensor_parallel
-    if drafter is None:
-        return 0.0, 0.0
-    return drafter.weight_bytes(a) / degree, drafter.cache_bytes_per_token(a) / degree
-
-
-def _doubts(gpu: str, server: Server) -> tuple[str, ...]:
-    """Why the acceptance may not hold, and the largest step of the times that their fit misses."""
-    if server.acceptance is None:
-        return ()
-    steps = server.forward.profile.calibration.warnings[:1]
-    smoothed = tuple(f"{gpu}, a draft's rows may be priced wrong: {step}" for step in steps)
-    return server.acceptance.doubts + smoothed
-
-
-def _with_trees(
-    request: PlanRequest,
-    target: TargetEntry,
-    acceptance: Acceptance | None,
-    choice: tuple[str, int],
-    store: ProfileStore,
-) -> list[BatchChoice]:
-    """The choices of this project's decoder, where the request's engine verifies no trees."""
-    if acceptance is None or engine_rules(request.engine).verifies_trees:
-        return []
-    if request.policy.kind != "auto":
-        return []
-    decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
-    forward = forward_for(decoder, target, choice, store)
-    return make_server(decoder, forward, acceptance).choices(request.traffic, request.most_running)
 
 
 def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOption:

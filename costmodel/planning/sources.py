@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -35,7 +34,9 @@ def forward_for(
 ) -> TargetForward:
     """Forward times of one (GPU slug or profile path, tensor-parallel degree).
 
-    Raises InputError, DeviceError or ProfileError.
+    Those of a GPU are from a stored profile of this degree and precision, else from a composed or
+    scaled one; labels of quantised checkpoints are planned from stored profiles only. Raises
+    InputError, DeviceError, or ProfileError with the command that makes a profile.
     """
     gpu, degree = choice
     if not is_file(gpu):
@@ -47,7 +48,13 @@ def forward_for(
             precision=request.precision.of(target),
             engine=request.engine,
         )
-        return _find(find_device(gpu), target.architecture, store, place)
+        device, architecture = find_device(gpu), target.architecture
+        stored = _stored(device, architecture, store, place) if place.storable else None
+        if stored is None and device.slug in SYSTEMS and place.weights and operators_installed():
+            stored = _composed(_options(device.slug, architecture, place))
+        elif stored is None:
+            stored = _transferred(device, architecture, store, place)
+        return TargetForward(stored, request.engine, place.groups)
     profile = Profile.from_yaml(Path(gpu))
     if profile.target.architecture_hash != target.architecture.hash:
         raise InputError(f"{gpu} is a profile of {profile.target.name}, another target")
@@ -75,9 +82,9 @@ class _Choice:
 
     degree: int
     precision: Precision
-    groups: int = 1
-    whole_experts: bool = False
-    engine: str = "vllm"
+    groups: int
+    whole_experts: bool
+    engine: str
 
     @property
     def storable(self) -> bool:
@@ -88,36 +95,6 @@ class _Choice:
     def weights(self) -> Weights | None:
         """The weights as operator tables call them; None for a checkpoint's label."""
         return next((name for name in WEIGHT_BYTES if name == self.precision.weights), None)
-
-
-def find_forward(
-    device: DeviceSpec,
-    target: TargetEntry,
-    store: ProfileStore,
-    *,
-    tensor_parallel: int = 1,
-    precision: Precision | None = None,
-    engine: str = "vllm",
-) -> TargetForward:
-    """Forwards from a stored profile of this degree and precision, else a composed or scaled one.
-
-    Labels of quantised checkpoints are planned from stored profiles only. Raises InputError,
-    DeviceError, or ProfileError with the command that makes a profile.
-    """
-    precision = (precision or Precision()).of(target)
-    choice = _Choice(degree=tensor_parallel, precision=precision, engine=engine)
-    return _find(device, target.architecture, store, choice)
-
-
-def _find(
-    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
-) -> TargetForward:
-    profile = _stored(device, architecture, store, choice) if choice.storable else None
-    if profile is None and device.slug in SYSTEMS and choice.weights and operators_installed():
-        profile = _composed(_options(device.slug, architecture, choice))
-    elif profile is None:
-        profile = _transferred(device, architecture, store, choice)
-    return TargetForward(profile, choice.engine, choice.groups)
 
 
 def _options(slug: str, architecture: ModelArchitecture, choice: _Choice) -> ComposeOptions:
@@ -139,7 +116,14 @@ def _transferred(
     """A profile of another device, scaled: the stored one of the smallest error bar, else one
     composed where there are tables, of the smallest error of the scaling. Raises ProfileError.
     """
-    sources = list(_sources(architecture, store, choice))
+    wanted = choice.degree, quantization(choice.precision.weights or "", choice.precision.cache)
+    sources = [
+        profile
+        for folder in (store.directories if choice.storable and choice.weights else ())
+        for _, profile in readable_profiles(folder, "*/*.yaml", architecture.hash)
+        if (profile.runtime.tensor_parallel, profile.runtime.quantization) == wanted
+        and can_be_scaled(profile)
+    ]
     if sources:
         return transfer_profile(min(sources, key=lambda p: transferred_error(p, device)), device)
     if choice.weights is None or not operators_installed():
@@ -151,18 +135,6 @@ def _transferred(
         except RooftreeError as failure:
             reason = reason or failure.problem
     raise _missing(device, architecture, store, choice, reason)
-
-
-def _sources(
-    architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
-) -> Iterator[Profile]:
-    """Stored profiles of whole GPUs that can be scaled."""
-    wanted = choice.degree, quantization(choice.precision.weights or "", choice.precision.cache)
-    for folder in store.directories if choice.storable and choice.weights else ():
-        for _, profile in readable_profiles(folder, "*/*.yaml", architecture.hash):
-            runtime = profile.runtime.tensor_parallel, profile.runtime.quantization
-            if can_be_scaled(profile) and runtime == wanted:
-                yield profile
 
 
 @cache
@@ -220,7 +192,12 @@ def _missing(
         )
     problem += f"; none is composed elsewhere and scaled: {reason}" if reason else ""
     if choice.weights is None:
-        labels = _labels(device, architecture, store)
+        stored = (
+            weights_label(profile.runtime.quantization)
+            for folder in store.directories
+            for _, profile in readable_profiles(folder, f"{device.slug}/*.yaml", architecture.hash)
+        )
+        labels = ", ".join(dict.fromkeys(label for label in stored if label))
         hint = f"There are profiles of {labels}; or measure" if labels else "Measure"
         return ProfileError(
             problem, hint=f"{hint} such a checkpoint with `rooftree calibrate` on {device.name}"
@@ -232,13 +209,3 @@ def _missing(
         command = f"rooftree calibrate vllm --target {architecture.name}"
         command += f" --engine-option tensor_parallel_size={degree}"
     return ProfileError(problem, hint=f"Measure it with `{command}` on {device.name}")
-
-
-def _labels(device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore) -> str:
-    """The labels of quantised weights that profiles of a target on a device have."""
-    stored = (
-        weights_label(profile.runtime.quantization)
-        for folder in store.directories
-        for _, profile in readable_profiles(folder, f"{device.slug}/*.yaml", architecture.hash)
-    )
-    return ", ".join(dict.fromkeys(label for label in stored if label))

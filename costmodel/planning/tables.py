@@ -21,7 +21,6 @@ import numpy as np
 from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.servers import CONCURRENCIES, BatchChoice, Server
 from costmodel.planning.traffic import Traffic
-from costmodel.statistics import Array
 
 _LEAST_BIAS_S = 1e-9
 # The first range of contexts ends here, and each other one at twice the end of the one before.
@@ -64,7 +63,11 @@ def sum_table(server: Server, traffic: Traffic, *, most_running: int, drafted: i
     shapes = [(batch, rows) for batch in batches for rows in widths]
     seconds = np.array([step_s(server, traffic, batch, rows) for batch, rows in shapes])
     probes = sorted({batch * rows for batch, rows in shapes})
-    parts = _indicators(shapes, batches, probes)
+    # For each shape a 1 in the column of its requests and in that of its rows.
+    parts = np.zeros((len(shapes), len(batches) + len(probes)))
+    for row, (batch, rows) in enumerate(shapes):
+        parts[row, batches.index(batch)] = 1.0
+        parts[row, len(batches) + probes.index(batch * rows)] = 1.0
     solved = np.linalg.lstsq(parts / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
     alpha_s, theta_s = solved[: len(batches)], solved[len(batches) :]
     # The common part is the step of one row, so that both terms begin at 0.
@@ -199,12 +202,3 @@ def joined(
 def doubling(most: int) -> list[int]:
     """1, 2, 4, ... and `most`."""
     return sorted({most, *(2**power for power in range(most.bit_length()))})
-
-
-def _indicators(shapes: list[tuple[int, int]], batches: list[int], probes: list[int]) -> Array:
-    """For each shape a 1 in the column of its requests and in that of its rows."""
-    parts = np.zeros((len(shapes), len(batches) + len(probes)))
-    for row, (batch, rows) in enumerate(shapes):
-        parts[row, batches.index(batch)] = 1.0
-        parts[row, len(batches) + probes.index(batch * rows)] = 1.0
-    return parts

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from costmodel.errors import InputError
-from costmodel.io import read_table
+from costmodel.io import number_of, read_table
 from costmodel.statistics import Array, Ints
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -170,7 +170,15 @@ def read_trace(path: Path) -> Trace:
     values: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for place, line in read_table(path, COLUMNS, hint=hint)[1]:
         for name in COLUMNS:
-            values[name].append(_number(place, name, line[name]))
+            value, shown = number_of(line[name], place, name), line[name]
+            if name == "arrival_s":
+                if value < 0:
+                    raise InputError(f"{place}: arrival_s must be 0 or later (is {shown})")
+            elif not 1 <= value <= MOST_TOKENS or value != int(value):
+                raise InputError(
+                    f"{place}: {name} must be a whole number from 1 to {MOST_TOKENS} (is {shown})"
+                )
+            values[name].append(value)
         times = values["arrival_s"]
         if len(times) > 1 and times[-1] < times[-2]:
             raise InputError(
@@ -185,20 +193,3 @@ def read_trace(path: Path) -> Trace:
         prompt_tokens=prompt.astype(np.int64),
         output_tokens=output.astype(np.int64),
     )
-
-
-def _number(where: str, name: str, text: str) -> float:
-    if not text:
-        raise InputError(f"{where}: {name} is empty")
-    try:
-        value = float(text)
-    except ValueError:
-        raise InputError(f"{where}: {name} must be a number (is {text.strip()!r})") from None
-    if name == "arrival_s":
-        if not 0 <= value < math.inf:
-            raise InputError(f"{where}: arrival_s must be 0 or later (is {text.strip()})")
-    elif not 1 <= value <= MOST_TOKENS or value != int(value):
-        raise InputError(
-            f"{where}: {name} must be a whole number from 1 to {MOST_TOKENS} (is {text.strip()})"
-        )
-    return value

@@ -56,7 +56,8 @@ def find_profile(
         fitting = [
             profile
             for _, profile in readable_profiles(folder, f"{slug}/*.yaml", architecture_hash)
-            if _weights(profile) == (None, dtype, tensor_parallel)
+            if profile.runtime.quantization is None
+            and (profile.runtime.dtype, profile.runtime.tensor_parallel) == (dtype, tensor_parallel)
             and runtime in (None, profile.runtime.kind)
         ]
         if fitting:
@@ -87,6 +88,7 @@ def named_profile(name: str, store: ProfileStore | None = None) -> tuple[Path, P
     folders = (store or ProfileStore()).directories
     device, slash, target = name.strip().partition("/")
     absent = InputError(f"{name}: there is no such file", hint="Check the path")
+    problem = f"no stored profile is called '{name}', and there is no such file"
     is_path = path.suffix in (".yaml", ".yml")
     if is_path and name.count("/") > 1:
         raise absent
@@ -97,7 +99,13 @@ def named_profile(name: str, store: ProfileStore | None = None) -> tuple[Path, P
             raise absent from None
         if slash:
             raise
-        raise _no_profile(name, folders) from None
+        every = [file for folder in folders for file in sorted(folder.glob("*/*.yaml"))]
+        stored = {file: f"{file.parent.name}/{file.stem.rsplit('.', 3)[0]}" for file in every}
+        near = list(dict.fromkeys(stored[file] for file in every if _is_of(file.stem, name)))[:5]
+        near = near or nearest_names(name.lower(), {label: label for label in stored.values()})
+        makes = "`rooftree calibrate` makes one"
+        hint = f"Name DEVICE/TARGET, as {', '.join(near)}" if near else makes
+        raise InputError(problem, hint=hint) from None
     files: dict[str, Path] = {}
     for folder in folders:
         for file in sorted((folder / device_folder).glob("*.yaml")):
@@ -115,20 +123,9 @@ def named_profile(name: str, store: ProfileStore | None = None) -> tuple[Path, P
         raise InputError(f"'{name}' fits {len(fitting)} profiles: {names}", hint="Name one of them")
     there = ", ".join(file.stem for file in files.values())
     raise InputError(
-        f"no stored profile is called '{name}', and there is no such file",
+        problem,
         hint=f"This device has {there}" if there else "`rooftree profiles list` shows them all",
     )
-
-
-def _no_profile(name: str, folders: Sequence[Path]) -> InputError:
-    """The error of a name without a device, with the stored profiles of the nearest names."""
-    files = [file for folder in folders for file in sorted(folder.glob("*/*.yaml"))]
-    stored = {file: f"{file.parent.name}/{file.stem.rsplit('.', 3)[0]}" for file in files}
-    near = list(dict.fromkeys(stored[file] for file in files if _is_of(file.stem, name)))[:5]
-    near = near or nearest_names(name.lower(), {label: label for label in stored.values()})
-    hint = f"Name DEVICE/TARGET, as {', '.join(near)}" if near else "`rooftree calibrate` makes one"
-    problem = f"no stored profile is called '{name}', and there is no such file"
-    return InputError(problem, hint=hint)
 
 
 def _is_of(stem: str, target: str) -> bool:
@@ -141,11 +138,6 @@ def _is_of(stem: str, target: str) -> bool:
         return slugify(find_target(target).name.rpartition("/")[2]) in names
     except InputError:
         return False
-
-
-def _weights(profile: Profile) -> tuple[str | None, str, int]:
-    runtime = profile.runtime
-    return runtime.quantization, runtime.dtype, runtime.tensor_parallel
 
 
 def _folder_name(device: str, folders: Sequence[Path]) -> str:

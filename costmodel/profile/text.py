@@ -83,24 +83,20 @@ def field_path(location: tuple[int | str, ...]) -> str:
 
 def describe_error(error: Mapping[str, Any]) -> str:
     """One pydantic error as one line of bounded length: 'field: problem'."""
-    return _printable(" ".join(_described(error).split()), MOST_LINE)
-
-
-def _described(error: Mapping[str, Any]) -> str:
-    where = field_path(error["loc"])
-    kind, value = str(error["type"]), error.get("input")
+    kind, value = str(error["type"]), shown(error.get("input"))
     if kind == "missing":
-        return f"{where}: is missing"
-    if kind == "extra_forbidden":
-        return f"{where}: is not a known field"
-    if kind == "value_error":
-        return f"{where}: {error['ctx']['error']}"
-    if kind == "tuple_type":
-        return f"{where}: must be a list (is {shown(value)})"
-    if kind in ("model_type", "model_attributes_type", "is_instance_of", "dict_type"):
-        return f"{where}: must be a mapping (is {shown(value)})"
-    message = re.sub(r"^\w+ should", "must", str(error["msg"]))
-    return f"{where}: {message} (is {shown(value)})"
+        problem = "is missing"
+    elif kind == "extra_forbidden":
+        problem = "is not a known field"
+    elif kind == "value_error":
+        problem = str(error["ctx"]["error"])
+    elif kind == "tuple_type":
+        problem = f"must be a list (is {value})"
+    elif kind in ("model_type", "model_attributes_type", "is_instance_of", "dict_type"):
+        problem = f"must be a mapping (is {value})"
+    else:
+        problem = re.sub(r"^\w+ should", "must", f"{error['msg']} (is {value})")
+    return _printable(" ".join(f"{field_path(error['loc'])}: {problem}".split()), MOST_LINE)
 
 
 def shown(value: Any) -> str:

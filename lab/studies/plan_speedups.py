@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from costmodel.acceptance import published
-from costmodel.catalog import find_device, resolve_target
+from costmodel.catalog import resolve_target
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import Acceptance, chain_curve, tree_curve
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.search import make_server
-from costmodel.planning.sources import find_forward
+from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from lab.studies.common import store
@@ -46,7 +46,8 @@ def planned(target: str, dataset: str, shape: str) -> float:
         engine="rooftree",
     )  # fmt: skip
     profiles = ProfileStore([shipped_directory()])
-    steps = find_forward(find_device(request.gpus[0]), resolve_target(target), profiles)
+    vllm = dataclasses.replace(request, engine="vllm")
+    steps = forward_for(vllm, resolve_target(target), (request.gpus[0], 1), profiles)
     process = published("bastion", dataset, target=target.lower().rpartition("/")[2])
     chain, tree = chain_curve(process), tree_curve(process)
     if shape == "chain":  # a tree of 15 nodes that is this chain

@@ -171,7 +171,7 @@ def coefficients(selection: Selection, name: str) -> dict[str, Any]:
         return {"coefficients": {field: getattr(fitted, field) for field in names}}
     if isinstance(fitted, PhysicalCalibration):
         values = dict(zip(COEFFICIENTS, fitted.coefficients, strict=True))
-        errors = dict(zip(COEFFICIENTS, fitted.standard_errors, strict=True))
+        errors = {name: getattr(fitted, f"{name}_se") for name in COEFFICIENTS}
         shape = dataclasses.asdict(fitted.shape) | {"communication": fitted.communication}
         intervals = {"intervals_95": fitted.intervals(), "standard_errors": errors}
         return {"coefficients": values | shape | intervals}

@@ -11,10 +11,21 @@ from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import EngineRules, ValueBytes
 from costmodel.planning.forwards import DeviceLimits, ForwardSeconds, Origin
-from costmodel.planning.request import ServingPolicy
+from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.simulation.steps import Speculation, StepTime, exact_steps
+from costmodel.planning.sources import forward_for
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.schema import StagesSection
+
+
+def find_forward(device, target, store, *, tensor_parallel=1, **asked):
+    """The forward times of a plan of one device and degree."""
+    request = PlanRequest(
+        target=target.name, gpus=(device.slug,), rate=1, **asked,
+        traffic=Traffic(prompt_tokens=1, output_tokens=1),
+    )  # fmt: skip
+    return forward_for(request, target, (device.slug, tensor_parallel), store)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,10 +14,10 @@ from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.search import make_server
-from costmodel.planning.sources import find_forward
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.roofline import Roofline
+from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])
 QWEN = find_target("Qwen/Qwen3-8B")

@@ -17,10 +17,10 @@ from costmodel.io import shipped_directory
 from costmodel.planning.engines import weight_bytes
 from costmodel.planning.request import PlanRequest, Precision
 from costmodel.planning.search import make_server
-from costmodel.planning.sources import find_forward
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])
 FILE = "qwen3-8b.bfloat16.kernels.tp1.yaml"

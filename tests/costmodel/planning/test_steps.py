@@ -15,11 +15,11 @@ from costmodel.planning.exports import export_plan
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import make_server, plan, plan_profile
-from costmodel.planning.sources import find_forward
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.conftest import measured_forwards
+from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])
 LLAMA = find_target("Llama-3.1-8B-Instruct")

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from costmodel.imports.readers import read_points
+from costmodel.imports.readers import read_csv
 from costmodel.profile.profile import Profile
 from tests.costmodel.imports.files import forward_s, write_points
 
@@ -53,14 +53,15 @@ def test_errors_of_every_calibration_are_reported(table, run):
 ])  # fmt: skip
 def test_units_follow_from_the_column(tmp_path, column, unit):
     rows = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, ""), (8, 128, 9.5)]
-    points = read_points(write(tmp_path / "t.csv", rows, ("new_tokens", "context_tokens", column)))
+    path = write(tmp_path / "t.csv", rows, ("new_tokens", "context_tokens", column))
+    points = read_csv(path).points
     assert points.seconds == pytest.approx(np.array([5.0, 6.0, 7.0, 9.5]) * unit)
 
 
 def test_the_whole_forward_is_preferred_and_repeats_are_averaged(tmp_path):
     rows = [(1, 64, 1, 5), (1, 64, 1, 7), (2, 64, 1, 8), (4, 64, 1, 9), (8, 64, 1, 10)]
     columns = ("new_tokens", "context_tokens", "attention_us", "forward_us")
-    points = read_points(write(tmp_path / "t.csv", rows, columns))
+    points = read_csv(write(tmp_path / "t.csv", rows, columns)).points
     assert points.seconds.tolist() == pytest.approx([6e-6, 8e-6, 9e-6, 10e-6])
 
 
@@ -71,9 +72,9 @@ GOOD = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, 8.0)]
     ([], COLUMNS, "no rows with a time"),
     (GOOD[:2], COLUMNS, "2 shapes"),
     ([(r, c, 5.0) for r, c, _ in GOOD], COLUMNS, "all times"),
-    ([*GOOD, (16, 64, -3.0)], COLUMNS, "line 6: microseconds must be a finite number above 0"),
-    ([*GOOD, (16, 64, "nan")], COLUMNS, "must be a finite number above 0"),
-    ([*GOOD, (16, 64, "soon")], COLUMNS, "must be a number"),
+    ([*GOOD, (16, 64, -3.0)], COLUMNS, "line 6: microseconds must be a number above 0"),
+    ([*GOOD, (16, 64, "nan")], COLUMNS, "must be a finite number"),
+    ([*GOOD, (16, 64, "soon")], COLUMNS, "must be a finite number"),
     ([*GOOD, (0, 64, 5.0)], COLUMNS, "new_tokens must be a whole number of 1 or more"),
     ([*GOOD, (1.5, 64, 5.0)], COLUMNS, "new_tokens must be a whole number"),
     ([*GOOD, (2, -1, 5.0)], COLUMNS, "context_tokens must be a whole number of 0 or more"),

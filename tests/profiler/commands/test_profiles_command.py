@@ -9,9 +9,9 @@ from costmodel.catalog import find_target, load_devices, load_targets
 from costmodel.compose.support import supported
 from costmodel.errors import ProfileError
 from costmodel.io import shipped_directory
-from costmodel.planning.sources import find_forward
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from tests.costmodel.planning.conftest import find_forward
 from tests.profiler.made_profile import TARGET, make_profile
 
 SHIPPED_FILE = "qwen3-8b.bfloat16.kernels.tp1.yaml"
