@@ -79,8 +79,10 @@ class Workload:
         else:
             work = {
                 "prefill": self._prefill,
-                "draft": self._draft,
-                "build": self._build,
+                "draft": lambda task: steady_draft(
+                    self._drafter, self._target, task.context, self._seed
+                ),
+                "build": lambda task: partial(best_first, self._lattice(task.size), task.size),
                 "accept": partial(self._accept, Sampling()),
                 "accept_sampled": partial(self._accept, TIMED_SAMPLING),
                 "commit": self._commit,
@@ -100,10 +102,10 @@ class Workload:
         if task.kind not in (*FORWARDS, "prefill", "commit"):
             return ""
         tokens = task.context + (2 * task.size if task.kind == "commit" else task.size)
-        problem = self._cache_problem(task.batch)
-        if problem:
-            return problem
-        capacity = self._use_cache(task.batch).capacity
+        try:
+            capacity = self._use_cache(task.batch).capacity
+        except InputError as error:
+            return error.problem
         if tokens > capacity:
             return f"{tokens} tokens x batch {task.batch}; memory is left for {capacity}"
         chunk = self._target.prefill_chunk
@@ -143,13 +145,6 @@ class Workload:
 
         return run
 
-    def _draft(self, task: Task) -> Callable[[], object]:
-        return steady_draft(self._drafter, self._target, task.context, self._seed)
-
-    def _build(self, task: Task) -> Callable[[], object]:
-        lattice = self._lattice(task.size)
-        return lambda: best_first(lattice, task.size)
-
     def _accept(self, sampling: Sampling, task: Task) -> Callable[[], object]:
         target, tree = self._target, self._tree(task.size)
         logits = torch.zeros(
@@ -188,20 +183,19 @@ class Workload:
 
         return run
 
-    def _cache_problem(self, batch: int) -> str:
-        """The reason why the cache of this batch size does not fit; empty where it does."""
-        try:
-            self._use_cache(batch)
-        except InputError as error:
-            return error.problem
-        return ""
-
     def _use_cache(self, batch: int) -> KVCache:
         """The cache of this batch size, filled with noise: zeros may run faster."""
         cache = self._caches.get(batch)
         if cache is None:
             self._target.cache = None
-            cache = self._target.new_cache(self._room(batch), batch)
+            # The planned capacity, or fewer tokens where memory is short.
+            each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
+            capture = self._target.runtime.capture
+            graphs_bytes = 0 if capture is None else capture.unused_bytes
+            spare_bytes = int(CACHE_SHARE * (self._free_bytes() - graphs_bytes))
+            planned = self._capacities.get(batch, self._capacity)
+            room = max(min(planned, spare_bytes // each_bytes), 1)
+            cache = self._target.new_cache(room, batch)
             cache.fill_with_noise()
             self._caches[batch] = cache
         self._target.cache = cache
@@ -210,15 +204,6 @@ class Workload:
     @property
     def _element_bytes(self) -> int:
         return self._target.dtype.itemsize
-
-    def _room(self, batch: int) -> int:
-        """Tokens of this batch's cache: the planned capacity, or fewer where memory is short."""
-        planned = self._capacities.get(batch, self._capacity)
-        each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
-        capture = self._target.runtime.capture
-        graphs_bytes = 0 if capture is None else capture.unused_bytes
-        spare_bytes = int(CACHE_SHARE * (self._free_bytes() - graphs_bytes))
-        return max(min(planned, spare_bytes // each_bytes), 1)
 
     def _lattice(self, nodes: int) -> Lattice:
         """Marginals of a typical drafter: 0.7, 0.23, 0.08, ... and 5 % less at each depth."""
