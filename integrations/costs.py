@@ -53,31 +53,27 @@ class StepCosts:
         key = (batch, int(context) // CONTEXT_RANGE, most_drafted)
         if key in self._verify_s:
             return self._verify_s[key]
-        table = self._tables.get(key) or self._verify_table(key)
+        table = self._tables.get(key)
+        if table is None:
+            rows = 1.0 + np.arange(most_drafted + 1) / batch
+            seconds = np.asarray(self._calibration.predict_s(rows, _middle(key), batch), np.float64)
+            table = _kept(self._tables, key, seconds.tolist())
         plain_factor = math.exp(self._log_factor)
         factor = plain_factor * math.exp(self._log_drafted)
-        seconds = [table[0] * plain_factor, *(drafted_s * factor for drafted_s in table[1:])]
-        return _kept(self._verify_s, key, seconds)
+        corrected = [table[0] * plain_factor, *(drafted_s * factor for drafted_s in table[1:])]
+        return _kept(self._verify_s, key, corrected)
 
     def draft_s(self, batch: int, context: float, longest: int) -> Sequence[float]:
         """Seconds of drafting 0 .. `longest` tokens a sequence; [longest + 1]."""
         key = (batch, int(context) // CONTEXT_RANGE, longest)
         if key in self._draft_s:
             return self._draft_s[key]
-        table = self._drafts.get(key) or self._draft_table(key)
+        table = self._drafts.get(key)
+        if table is None:
+            drafted_s = self._drafter.seconds(range(longest + 1), _middle(key), batch)
+            table = _kept(self._drafts, key, drafted_s.tolist())
         factor = math.exp(self._log_factor)
         return _kept(self._draft_s, key, [seconds * factor for seconds in table])
-
-    def _verify_table(self, key: Key) -> list[float]:
-        batch, place, most_drafted = key
-        rows = 1.0 + np.arange(most_drafted + 1) / batch
-        seconds = self._calibration.predict_s(rows, _middle(place), batch)
-        return _kept(self._tables, key, np.asarray(seconds, dtype=np.float64).tolist())
-
-    def _draft_table(self, key: Key) -> list[float]:
-        batch, place, longest = key
-        seconds = self._drafter.seconds(range(longest + 1), _middle(place), batch)
-        return _kept(self._drafts, key, seconds.tolist())
 
     def observe(self, predicted_s: float, measured_s: float, *, drafted: bool) -> None:
         """Learn from one step without a prefill; `predicted_s` is corrected already."""
@@ -137,8 +133,8 @@ class ContextCurves:
         return moved
 
 
-def _middle(place: int) -> float:
-    return CONTEXT_RANGE * (place + 0.5)
+def _middle(key: Key) -> float:
+    return CONTEXT_RANGE * (key[1] + 0.5)
 
 
 def _kept(tables: dict[Key, list[float]], key: Key, table: list[float]) -> list[float]:

@@ -81,9 +81,18 @@ class StepPilot:
     def ended(self, texts: Mapping[str, Sequence[int]]) -> None:
         """The tokens that the oldest open step gave, by sequence."""
         step, now_s = self._steps.popleft(), self._clock_s()
-        self._observe_time(step, texts, now_s)
+        costs, acceptance, start_s = self.policy.costs, self.policy.acceptance, step.start_s
+        if self._ahead and self._ended_s is not None:
+            start_s = max(start_s, self._ended_s)
+        elif self._ended_s is not None:
+            costs.observe_gap(start_s - self._ended_s, now_s - start_s)
         self._ended_s = now_s
-        acceptance = self.policy.acceptance
+        if step.timed:
+            drafted = sum(step.verified.values()) > 0
+            costs.observe(step.predicted_s, now_s - start_s, drafted=drafted)
+            batch, context = len(step.sequences), mean_context(list(step.sequences.values()))
+            tokens = sum(map(len, texts.values()))
+            self.policy.observe_step(batch, context, tokens, step.predicted_s)
         for name, text in texts.items():
             one = step.sequences.get(name)
             if one is None:
@@ -99,24 +108,6 @@ class StepPilot:
         for name in self._known - running:
             self.policy.acceptance.forget(name)
         self._known = set(running)
-
-    def _observe_time(
-        self, step: StepRecord, texts: Mapping[str, Sequence[int]], now_s: float
-    ) -> None:
-        costs = self.policy.costs
-        start_s = step.start_s
-        if self._ahead and self._ended_s is not None:
-            start_s = max(start_s, self._ended_s)
-        elif self._ended_s is not None:
-            costs.observe_gap(start_s - self._ended_s, now_s - start_s)
-        if not step.timed:
-            return
-        drafted = sum(step.verified.values()) > 0
-        costs.observe(step.predicted_s, now_s - start_s, drafted=drafted)
-        tokens = sum(map(len, texts.values()))
-        sequences = list(step.sequences.values())
-        context = mean_context(sequences)
-        self.policy.observe_step(len(sequences), context, tokens, step.predicted_s)
 
 
 class DraftTable:

@@ -71,9 +71,11 @@ class DraftPolicy:
         if not sequences:
             return []
         drafted = [min(len(sequence.draft), self.longest) for sequence in sequences]
-        if self._asked:
-            self._note_available(drafted)
-        total = sum(drafted)
+        batch, total = len(sequences), sum(drafted)
+        if self._asked:  # then a share of the sequences has a draft
+            before = self._available.get(batch, 1.0)
+            share = sum(count > 0 for count in drafted) / batch
+            self._available[batch] = before + 0.02 * (share - before)
         if total == 0:
             return drafted
         chances = [
@@ -81,7 +83,7 @@ class DraftPolicy:
             for one, count in zip(sequences, drafted, strict=True)
         ]
         gains = sorted(chain.from_iterable(chances), reverse=True)
-        batch, context = len(sequences), mean_context(sequences)
+        context = mean_context(sequences)
         rest_s = self.costs.gap_s + self.costs.draft_s(batch, context, self.longest)[0]
         verify_s = self.costs.verify_s(batch, context, batch * self.longest)
         step_s = [seconds + rest_s for seconds in verify_s[: total + 1]]
@@ -109,7 +111,8 @@ class DraftPolicy:
         if self.shortens and draft_s[-1] - min(draft_s) <= FREE_SHARE * verify_s[0]:
             return self.longest  # what it costs is less than a choice is worth
         share = self._available.get(batch, 1.0)
-        gains = self._expected_gains(sequences)
+        chances = (self.acceptance.survival(one.name) for one in sequences)
+        gains = list(accumulate(map(sum, zip(*chances, strict=True)), initial=0.0))  # by length
         step_s = [
             verify_s[round(share * batch * length)] + self.costs.gap_s for length in self._allowed
         ]
@@ -129,11 +132,6 @@ class DraftPolicy:
         self._credit_s -= max(lost_s, 0.0)
         return self._allowed[best + 1]
 
-    def _expected_gains(self, sequences: Sequence[RunningSequence]) -> list[float]:
-        """Tokens that a draft of 0 .. `longest` tokens each is expected to win in all."""
-        chances = (self.acceptance.survival(one.name) for one in sequences)
-        return list(accumulate(map(sum, zip(*chances, strict=True)), initial=0.0))
-
     def predicted_s(self, sequences: Sequence[RunningSequence], rows: int, drafted: int) -> float:
         """Seconds of a step over `rows` draft tokens in all that then drafts `drafted` tokens."""
         batch, context = len(sequences), mean_context(sequences)
@@ -152,13 +150,6 @@ class DraftPolicy:
         """Tokens a second that a step's time is usually worth, of plain steps at least."""
         running = self._gains.get(batch)
         return batch / plain_s * (1.0 if running is None else running.over_plain())
-
-    def _note_available(self, drafted: Sequence[int]) -> None:
-        """Learn which share of the sequences has a draft, where one was asked for."""
-        batch = len(drafted)
-        share = sum(count > 0 for count in drafted) / batch
-        before = self._available.get(batch, 1.0)
-        self._available[batch] = before + 0.02 * (share - before)
 
 
 def mean_context(sequences: Sequence[RunningSequence]) -> float:

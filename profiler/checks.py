@@ -22,7 +22,7 @@ from decoder.model.runtime.linear import packing_refused
 from decoder.model.runtime.trial import kernels_refused
 from decoder.nvml import Gpu
 from decoder.profiling.measured_profile import ATTENTION
-from profiler.measure.machine import Metadata, collect, observe, warnings
+from profiler.measure.machine import collect, observe, warnings
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -41,14 +41,20 @@ def run_checks() -> list[DoctorCheck]:
     """All checks on this machine."""
     device = select_device()
     metadata = collect(0 if device.type == "cuda" else None)
+    names = ("rooftree", "torch", "transformers", "numba", "python")
+    versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
+    installed = ", ".join(f"{name} {version}" for name, version in versions if version)
+    disturbed = "; ".join(warnings(metadata, observe()))
     return [
-        _versions(metadata),
+        DoctorCheck("versions", "ok", installed),
         _device(device),
         _directory(user_directory()),
         DoctorCheck("default target", "ok", default_target(device)),
         _profile(default_target(device), device),
         _demo_model(),
-        _quiet(metadata),
+        DoctorCheck("machine", "warn", disturbed, "Measure when the machine is quiet.")
+        if disturbed
+        else DoctorCheck("machine", "ok", "quiet"),
     ]
 
 
@@ -59,14 +65,6 @@ def next_step(checks: list[DoctorCheck]) -> str:
             if check.name == name and check.status != "ok":
                 return check.advice
     return "Everything is there: `rooftree generate --prompt TEXT`."
-
-
-def _versions(metadata: Metadata) -> DoctorCheck:
-    names = ("rooftree", "torch", "transformers", "numba", "python")
-    versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
-    return DoctorCheck(
-        "versions", "ok", ", ".join(f"{name} {version}" for name, version in versions if version)
-    )
 
 
 def _device(device: torch.device) -> DoctorCheck:
@@ -142,13 +140,6 @@ def _demo_model() -> DoctorCheck:
         return DoctorCheck("demo model", "ok", str(folder))
     advice = "`rooftree demo-model` fetches a small real model (93 MB), if you want one."
     return DoctorCheck("demo model", "missing", f"not in {folder}", advice)
-
-
-def _quiet(metadata: Metadata) -> DoctorCheck:
-    messages = warnings(metadata, observe())
-    if not messages:
-        return DoctorCheck("machine", "ok", "quiet")
-    return DoctorCheck("machine", "warn", "; ".join(messages), "Measure when the machine is quiet.")
 
 
 def _dtype(device: torch.device) -> str:

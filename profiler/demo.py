@@ -109,7 +109,17 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     click.echo()
     rows = [*comparison["prompts"], comparison["pooled"]]
     columns = ("prompt", "plain tokens/s", *POLICIES[1:], "tokens/verification", "same")
-    print_table(columns, [_cells(row) for row in rows])
+    cells = [
+        [
+            row["name"],
+            _shown(row["arms"]["plain"]["tokens_per_s"], ".1f"),
+            *(_shown(row["arms"][policy]["speedup"], ".2f", "x") for policy in POLICIES[1:]),
+            _shown(row["arms"][ADAPTIVE]["tokens_per_verification"], ".2f"),
+            "yes" if row["same_tokens"] else "no",
+        ]
+        for row in rows
+    ]
+    print_table(columns, cells)
     speedups = [row["arms"][ADAPTIVE]["speedup"] for row in rows]
     if None not in speedups:
         low, high = min(speedups[:-1]), max(speedups[:-1])
@@ -123,17 +133,6 @@ def print_comparison(comparison: dict[str, Any]) -> None:
             "Outputs may differ in bfloat16 where two tokens score nearly the same: one row and "
             "several rows round differently. In float32 they are equal."
         )
-
-
-def _cells(row: dict[str, Any]) -> list[str | None]:
-    arms = row["arms"]
-    return [
-        row["name"],
-        _shown(arms["plain"]["tokens_per_s"], ".1f"),
-        *(_shown(arms[policy]["speedup"], ".2f", "x") for policy in POLICIES[1:]),
-        _shown(arms[ADAPTIVE]["tokens_per_verification"], ".2f"),
-        "yes" if row["same_tokens"] else "no",
-    ]
 
 
 def _shown(value: float | None, form: str, unit: str = "") -> str | None:

@@ -75,10 +75,14 @@ class SteppedEngine:
         self._core = self._llm.llm_engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self.config = self._llm.llm_engine.vllm_config
-        self._tokens = self._random_tokens(self.config.model_config.max_model_len)
+        model, generator = self.config.model_config, random.Random(0)
+        vocab = model.get_vocab_size()
+        self._tokens = [generator.randrange(vocab) for _ in range(model.max_model_len)]
         self._call("start_measuring", self._tokens)
         self._requests = self._admit()
-        self._fill_cache()
+        # Let every request have all its blocks, and fill the cache with noise.
+        self.step(rows=1, context=self.longest_context, batch=self.most_requests)
+        self._call("fill_cache_with_noise")
 
     @property
     def device(self) -> Any:
@@ -150,11 +154,6 @@ class SteppedEngine:
         """The first worker's result of a method of MeasuredWorker, or of a function of a worker."""
         return self._core.model_executor.collective_rpc(method, args=args)[0]
 
-    def _random_tokens(self, count: int) -> list[int]:
-        generator = random.Random(0)
-        vocab = self.config.model_config.get_vocab_size()
-        return [generator.randrange(vocab) for _ in range(count)]
-
     def _admit(self) -> list[Any]:
         """As many running requests as the engine takes, each with one output token."""
         from vllm import SamplingParams
@@ -167,11 +166,6 @@ class SteppedEngine:
         while any(not request.num_output_tokens for request in self._scheduler.requests.values()):
             self._core.step_fn()
         return list(self._scheduler.running)
-
-    def _fill_cache(self) -> None:
-        """Let every request have all its blocks, and fill the cache with noise."""
-        self.step(rows=1, context=self.longest_context, batch=self.most_requests)
-        self._call("fill_cache_with_noise")
 
     def _set_context(self, requests: Sequence[Any], context: int) -> None:
         outputs = self._tokens[: context + 1 - PROMPT_TOKENS]

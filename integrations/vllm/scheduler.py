@@ -120,15 +120,13 @@ class _Piloted:
             return ANY_KIND
         text = self._texts.get(request.request_id)
         if text is None:
-            text = self._texts[request.request_id] = self._new_text()
+            speculative = self.vllm_config.speculative_config
+            text = SeenPairs()
+            if speculative.method == "ngram":
+                text = MatchedText(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+            self._texts[request.request_id] = text
         text.extend(request.all_token_ids[len(text) :])
         return text.kind(request.spec_token_ids)
-
-    def _new_text(self) -> MatchedText | SeenPairs:
-        speculative = self.vllm_config.speculative_config
-        if speculative.method != "ngram":
-            return SeenPairs()
-        return MatchedText(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
 
     def _learn(self, scheduler_output: Any, model_runner_output: Any) -> None:
         index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids

@@ -15,7 +15,7 @@ from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import Selection, select_calibration
-from costmodel.catalog import DeviceFingerprint, find_device, resolve_target
+from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device, resolve_target
 from costmodel.imports.profiles import (
     READERS,
     TimedModel,
@@ -66,24 +66,22 @@ def import_file(request: FitRequest) -> Profile:
     return imported_profile(table, subject, path=request.path, source=request.source)
 
 
+def listed_device(spec: DeviceSpec) -> tuple[DeviceFingerprint, PeaksSection]:
+    """A known GPU and the peaks of its datasheet."""
+    device = DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes)
+    flops_per_s, bytes_per_s = spec.peak_flops_per_s, spec.peak_bytes_per_s
+    peaks = PeaksSection(source="datasheet", flops_per_s=flops_per_s, bytes_per_s=bytes_per_s)
+    return device, peaks
+
+
 def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
     architecture = resolve_target(request.target, hub=True).architecture
     known = None if request.device == "cpu" else find_device(request.device)
     table = READERS[request.format](request.path, request.context)
-    if known is None:
-        device, peaks = _this_cpu(table)
-    else:
-        device = DeviceFingerprint(kind="cuda", name=known.name, memory_bytes=known.memory_bytes)
-        peaks = PeaksSection(
-            source="datasheet",
-            flops_per_s=known.peak_flops_per_s,
-            bytes_per_s=known.peak_bytes_per_s,
-        )
+    device, peaks = _this_cpu(table) if known is None else listed_device(known)
+    degree = request.tensor_parallel
     return table, TimedModel(
-        device=device,
-        peaks=peaks,
-        architecture=architecture,
-        tensor_parallel=request.tensor_parallel,
+        device=device, peaks=peaks, architecture=architecture, tensor_parallel=degree
     )
 
 

@@ -19,7 +19,6 @@ from costmodel.calibration.choices import (
 from costmodel.calibration.design import CandidateShapes, PointDesign, quick_fit
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.roofline import Roofline
-from costmodel.statistics import Bools
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.sweep import SweepResult, Task
 
@@ -207,7 +206,12 @@ class AdaptiveGrid:
         """
         points = points_of(swept, "verify")
         if self._held_out is not None:
-            self._most_rows = self._rows_that_pay(points)
+            # Trees have at most the rows that may pay by rough times.
+            c, fitted = _shapes(self._grid), quick_fit(points, self._roofline)
+            if fitted is not None:
+                rough_s = fitted.predict_s(c.rows, c.context, c.batch)
+                shapes = Points(rows=c.rows, context=c.context, batch=c.batch, seconds=rough_s)
+                self._most_rows = max(most_rows_that_pay(shapes, ROUGH), LEAST_ROWS)
             held_out, self._held_out = self._held_out(self._most_rows), None
             return [*held_out, *self._further(points, swept)]
         return [] if self._predicts_well(points, swept) else self._further(points, swept)
@@ -231,7 +235,11 @@ class AdaptiveGrid:
                 continue
             tasks = [task for task in swept.samples if task.kind == kind]
             predicted_s = fitted.predict_s(points.rows, points.context, points.batch)
-            wild += [tasks[number] for number in np.flatnonzero(_contradicted(points, predicted_s))]
+            # Few samples that the other points contradict may all be of one disturbed phase.
+            off = np.abs(np.log(points.seconds / predicted_s))
+            contradicted = off > np.maximum(CONTRADICTS, 4 * points.median_error)
+            few = np.flatnonzero(contradicted & (points.n < SETTLED))
+            wild += [tasks[number] for number in few]
             share = self._shares(points, predicted_s)
             size = min(round(count * part), np.count_nonzero(share))
             numbers = self._random.choice(len(tasks), size, replace=False, p=share)
@@ -249,15 +257,6 @@ class AdaptiveGrid:
         if score.sum() == 0:
             return few / few.sum()
         return (1 - FEW_SHARE) * score / score.sum() + FEW_SHARE * few / few.sum()
-
-    def _rows_that_pay(self, points: Points) -> int:
-        """The most rows of a tree of the grid that may pay by rough times."""
-        c, fitted = _shapes(self._grid), quick_fit(points, self._roofline)
-        if fitted is None:
-            return self._most_rows
-        rough_s = fitted.predict_s(c.rows, c.context, c.batch)
-        shapes = Points(rows=c.rows, context=c.context, batch=c.batch, seconds=rough_s)
-        return max(most_rows_that_pay(shapes, ROUGH), LEAST_ROWS)
 
     def _further(self, points: Points, swept: SweepResult) -> list[Task]:
         """The points of the grid that no tree is too large for, of least expected error."""
@@ -301,10 +300,3 @@ def _shapes(tasks: Sequence[Task]) -> CandidateShapes:
         context=[task.context for task in tasks],
         batch=[task.batch for task in tasks],
     )
-
-
-def _contradicted(points: Points, predicted_s: NDArray[np.float64]) -> Bools:
-    """Points of few samples that the others contradict: all may be of one disturbed phase."""
-    off = np.abs(np.log(points.seconds / predicted_s))
-    wild: Bools = (off > np.maximum(CONTRADICTS, 4 * points.median_error)) & (points.n < SETTLED)
-    return wild

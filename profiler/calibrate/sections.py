@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.calibration.choices import has_choices, likely_regret
 from costmodel.calibration.points import ErrorSummary, Points
@@ -142,20 +141,14 @@ def with_held_out(profile: Profile, points: Points) -> Profile:
         measured_s=points.seconds,
         predicted_s=predicted_s,
     )
-    return profile.model_copy(
-        update={"held_out": held_out, "regret": _regret_section(points, predicted_s)}
-    )
-
-
-def _regret_section(points: Points, predicted_s: NDArray[np.float64]) -> RegretSection | None:
-    included = has_choices(points)
-    if not included.any():
-        return None
-    regret = likely_regret(points.take(included), predicted_s[included])
-    return RegretSection(
-        mean=regret.mean,
-        worst=regret.worst,
-        interval=regret.interval,
-        curves=len(standard_curves()),
-        contexts=np.unique(points.context[included]).astype(int),
-    )
+    section, included = None, has_choices(points)
+    if included.any():
+        regret = likely_regret(points.take(included), predicted_s[included])
+        section = RegretSection(
+            mean=regret.mean,
+            worst=regret.worst,
+            interval=regret.interval,
+            curves=len(standard_curves()),
+            contexts=np.unique(points.context[included]).astype(int),
+        )
+    return profile.model_copy(update={"held_out": held_out, "regret": section})

@@ -247,13 +247,35 @@ class _Sweep:
             self._rejected_in_a_row = self._rejected_in_a_row + 1 if sample.disturbance else 0
             if self._rejected_in_a_row == TOLD_REJECTED:
                 self._control.on_state(sample.disturbance)
-            self._report()
+            self._control.on_progress(
+                SweepProgress(
+                    points=len(self._points),
+                    samples=sum(map(len, self._accepted.values())),
+                    spent_s=self.spent_s,
+                    limit_s=self._limit_s,
+                )
+            )
             if self.spent_s >= self._limit_s:
                 return False
         return True
 
     def result(self) -> SweepResult:
-        samples, unmeasured = _collect(self._points)
+        """The samples so far. Raises MeasurementError when too few points of the grid have any."""
+        samples: dict[Task, PointSamples] = {}
+        unmeasured = []
+        for task, point in self._points.items():
+            try:
+                samples[task] = point.samples
+            except MeasurementError:
+                unmeasured.append(task)
+        planned = sum(task.kind == "verify" for task in self._points)
+        measured = sum(task.kind == "verify" for task in samples)
+        if measured < MIN_GRID_SHARE * planned:
+            raise MeasurementError(
+                f"only {measured} of {planned} verification points could be measured",
+                hint="Stop other work on this machine, and run again with a larger --time-budget; "
+                "the samples taken so far are kept.",
+            )
         samples, pace_spread = _at_typical_pace(samples, self._accepted)
         return SweepResult(
             samples=samples,
@@ -274,16 +296,6 @@ class _Sweep:
         self._skipped[task] = error.problem
         self._points.pop(task)
 
-    def _report(self) -> None:
-        self._control.on_progress(
-            SweepProgress(
-                points=len(self._points),
-                samples=sum(map(len, self._accepted.values())),
-                spent_s=self.spent_s,
-                limit_s=self._limit_s,
-            )
-        )
-
 
 def _recorded(journal: Journal) -> tuple[dict[Task, list[tuple[int, float, bool]]], int]:
     """The journal's samples by task: number, seconds, accepted or not; and how many are none."""
@@ -299,28 +311,6 @@ def _recorded(journal: Journal) -> tuple[dict[Task, list[tuple[int, float, bool]
         except (KeyError, TypeError, ValueError, OverflowError):
             unreadable += 1
     return recorded, unreadable
-
-
-def _collect(
-    points: Mapping[Task, PointAccumulator],
-) -> tuple[dict[Task, PointSamples], list[Task]]:
-    """The samples of each task, and the tasks without any."""
-    samples: dict[Task, PointSamples] = {}
-    unmeasured = []
-    for task, point in points.items():
-        try:
-            samples[task] = point.samples
-        except MeasurementError:
-            unmeasured.append(task)
-    planned = sum(task.kind == "verify" for task in points)
-    measured = sum(task.kind == "verify" for task in samples)
-    if measured < MIN_GRID_SHARE * planned:
-        raise MeasurementError(
-            f"only {measured} of {planned} verification points could be measured",
-            hint="Stop other work on this machine, and run again with a larger --time-budget; "
-            "the samples taken so far are kept.",
-        )
-    return samples, unmeasured
 
 
 def _at_typical_pace(

@@ -278,8 +278,8 @@ def print_result(result: CalibrationResult, as_json: bool) -> int:
     """Print the result; returns the exit code, which is 5 where nobody should use the profile."""
     from costmodel.errors import MeasurementError
     from costmodel.profile.grade import counted
-    from profiler.report.console import print_json
-    from profiler.report.profiles import linear_line, print_surface
+    from profiler.report.console import print_json, print_table
+    from profiler.report.profiles import linear_line, surface_table
 
     profile = result.profile
     record = stored_record(profile, result.path, result.picture, result.aside)
@@ -297,7 +297,7 @@ def print_result(result: CalibrationResult, as_json: bool) -> int:
         return exit_code
     provenance = profile.provenance
     if profile.surface is not None:
-        print_surface(profile.surface)
+        print_table(*surface_table(profile.surface))
     click.echo(
         f"{counted(provenance.points, 'point')} from {counted(provenance.samples, 'sample')} in "
         f"{provenance.duration_s:.0f} s ({provenance.discarded_samples} discarded); "

@@ -27,7 +27,6 @@ from profiler.commands.options import (
 from profiler.report.console import note, note_at_once, print_json, printable
 
 if TYPE_CHECKING:
-    from decoder.engine import Generation, TreeDecoder
     from decoder.generation import DecodeRun
 
 Turns = list[dict[str, Any]]
@@ -79,13 +78,21 @@ def command(**options: Any) -> None:
     for warning in disturbances():
         note(f"warning: {warning}")
     note_at_once("loading the target")
-    decoder = _decoder(options)
+    from decoder.arguments import chat_options
+    from decoder.engine import TreeDecoder
+    from decoder.profiling.startup import ProfileChoice
+
+    places = ("dtype", "device", "runtime", "quantization", "drafter", "policy")
+    decoder = TreeDecoder.from_pretrained(
+        options["target"],
+        stage_times=options["stats"] or options["as_json"],
+        profile=ProfileChoice(path=options["profile"]),
+        **{name: options[name] for name in places},
+    )
     note(decoder.profile_line)
     source = decoder.cost_source
     for warning in (*decoder.target.runtime.warnings, *(source.warnings if source else ())):
         note(f"warning: {warning}")
-    from decoder.arguments import chat_options
-
     generation = {name: options[name] for name in GENERATION_OPTIONS}
     generation |= chat_options(decoder.tokenizer, options["template"])
     for identity, text in texts:
@@ -95,7 +102,9 @@ def command(**options: Any) -> None:
             name = f"{identity}/{number}" if several else identity
             if options["as_json"]:
                 result = decoder.generate(talk.asked, **generation)
-                print_json(to_record(name, result), one_line=True)
+                record = {"text": result.text, "token_ids": result.token_ids}
+                record |= {"id": name, "stats": result.stats.to_dict()}
+                print_json(record, one_line=True)
                 talk.answer(result.text or "")
             else:
                 if several or len(texts) > 1:
@@ -105,30 +114,17 @@ def command(**options: Any) -> None:
             number += 1
 
 
-def _decoder(options: dict[str, Any]) -> TreeDecoder:
-    from decoder.engine import TreeDecoder
-    from decoder.profiling.startup import ProfileChoice
-
-    return TreeDecoder.from_pretrained(
-        options["target"],
-        dtype=options["dtype"],
-        device=options["device"],
-        runtime=options["runtime"],
-        quantization=options["quantization"],
-        drafter=options["drafter"],
-        policy=options["policy"],
-        stage_times=options["stats"] or options["as_json"],
-        profile=ProfileChoice(path=options["profile"]),
-    )
-
-
 def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[tuple[str, str | Turns]]:
     """(id, text or turns) of every prompt. Raises InputError, with file and line of a bad one."""
     texts: list[tuple[str, str | Turns]] = [
         (f"prompt-{index}", utf8_text(text)) for index, text in enumerate(prompts)
     ]
     if file is not None:
-        texts += _read_file(file)
+        hint = 'Write one object a line, as {"id": "a", "prompt": "..."}.'
+        raw = read_bytes(file, InputError, most_bytes=MAX_JSON_BYTES)
+        for number, record in json_lines(file, raw, hint=hint):
+            prompt = parse_prompt(file, number, record, hint)
+            texts.append((str(record.get("id", f"line-{number}")), prompt))
     if not texts:
         where = "" if file is None else f" in {file}"
         raise InputError(
@@ -150,16 +146,6 @@ def utf8_text(argument: str) -> str:
         raise InputError(
             f"{argument[:60]!a} is not UTF-8 text", hint="Give it in a file with --prompts."
         ) from None
-
-
-def _read_file(file: Path) -> list[tuple[str, str | Turns]]:
-    hint = 'Write one object a line, as {"id": "a", "prompt": "..."}.'
-    raw = read_bytes(file, InputError, most_bytes=MAX_JSON_BYTES)
-    texts: list[tuple[str, str | Turns]] = []
-    for number, record in json_lines(file, raw, hint=hint):
-        prompt = parse_prompt(file, number, record, hint)
-        texts.append((str(record.get("id", f"line-{number}")), prompt))
-    return texts
 
 
 def parse_prompt(file: Path, number: int, record: Any, hint: str) -> str | Turns:
@@ -210,16 +196,6 @@ class Conversation:
         pairs = pairwise(turn.get("role") for turn in turns)
         asked = next((n for n, pair in enumerate(pairs, 1) if pair == ("user",) * 2), len(turns))
         self.asked, self._following = before + turns[:asked], turns[asked:]
-
-
-def to_record(identity: str, result: Generation) -> dict[str, Any]:
-    """The stable JSON form of one generation."""
-    return {
-        "id": identity,
-        "text": result.text,
-        "token_ids": result.token_ids,
-        "stats": result.stats.to_dict(),
-    }
 
 
 def _show(run: DecodeRun, *, stats: bool) -> str:

@@ -16,7 +16,7 @@ import torch
 from costmodel.errors import DeviceError
 from decoder.nvml import POWER_CAP, THERMAL_REASONS, Gpu, GpuReading, clock_reasons
 from profiler.measure.machine import stolen_s, throttled_s
-from profiler.measure.samples import NoiseRule, PointAccumulator, PointSamples, StoppingRule
+from profiler.measure.samples import NoiseRule, PointAccumulator, PointSamples
 
 MIN_SAMPLES = 10  # fewer may have a small spread by chance
 MOST_TIME_S = 1.5  # of a point; a long prefill needs no more
@@ -195,7 +195,7 @@ class Instruments:
 
     timer: WallTimer
     guard: Guard
-    rule: StoppingRule
+    rule: NoiseRule
 
 
 def instruments(device: torch.device) -> Instruments:

@@ -101,15 +101,10 @@ class Journal:
         if whole_bytes == 0:
             return 0
         first, *rest = map(_parse, content[:whole_bytes].split(b"\n")[:-1])
-        self._check_header(first or {}, header)
-        self.records = [record for record in rest if record is not None]
-        self.damaged = len(rest) - len(self.records)
-        return whole_bytes
-
-    def _check_header(self, first: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-        if first.get("journal") != VERSION or not isinstance(first.get("header"), dict):
+        first = first or {}
+        earlier = first.get("header")
+        if first.get("journal") != VERSION or not isinstance(earlier, dict):
             raise InputError(f"{self.path} is not a journal of this version", hint="Remove it.")
-        earlier = first["header"]
         differing = [
             f"{key} was {earlier.get(key)!r}, is {header.get(key)!r}"
             for key in sorted(earlier.keys() | header.keys())
@@ -121,6 +116,9 @@ class Journal:
                 + "; ".join(differing),
                 hint="Remove it to start over.",
             )
+        self.records = [record for record in rest if record is not None]
+        self.damaged = len(rest) - len(self.records)
+        return whole_bytes
 
     def _unwritable(self, error: OSError) -> MeasurementError:
         return MeasurementError(

@@ -43,7 +43,12 @@ def device_lock(device: str, say: Callable[[str], None] | None = None) -> Iterat
     path = folder / (re.sub(r"[^A-Za-z0-9._-]+", "-", device)[:150] + ".lock")
     lock = FileLock(path, timeout=0)
     try:
-        _make_private(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "it is not a directory of your own")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise OSError(errno.EPERM, "others may write into it")
         try:
             lock.acquire()
         except Timeout:
@@ -86,25 +91,10 @@ def refuse_if_held(device: str | None) -> None:
 
 
 def _held(device: str, path: Path) -> DeviceError:
-    return DeviceError(
-        f"another measurement of {device} is running{_owner(path)}",
-        hint="Two at once would disturb each other: wait for it or stop it.",
-    )
-
-
-def _make_private(folder: Path) -> None:
-    """Make the folder, or check that nobody else can put anything into it. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, "it is not a directory of your own")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError(errno.EPERM, "others may write into it")
-
-
-def _owner(path: Path) -> str:
-    """The process that holds a lock, in words; empty where its file does not say."""
+    owner = None  # the process that holds the lock, where its file says it
     with contextlib.suppress(OSError, UnicodeDecodeError), path.open() as file:
         owner = OWNER.match(file.read(100))
-        return f" ({owner[0]})" if owner else ""
-    return ""
+    return DeviceError(
+        f"another measurement of {device} is running{f' ({owner[0]})' if owner else ''}",
+        hint="Two at once would disturb each other: wait for it or stop it.",
+    )

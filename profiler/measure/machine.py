@@ -92,10 +92,13 @@ def _packages() -> dict[str, Any]:
 
 
 def _python() -> dict[str, Any]:
+    memory = psutil.virtual_memory()
     return {
         "python_version": platform.python_version(),
         "platform": platform.platform(),
         "cpu_cores": os.cpu_count(),
+        "memory_bytes": memory.total,
+        "memory_free_bytes": memory.available,
     }
 
 
@@ -120,10 +123,6 @@ def _processor() -> dict[str, Any]:
     return fields
 
 
-def _governor() -> dict[str, Any]:
-    return {"cpu_governor": GOVERNOR.read_text().strip()}
-
-
 def _quota() -> dict[str, Any]:
     version_1 = [CGROUP / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period")]
     if version_1[0].exists():
@@ -133,19 +132,13 @@ def _quota() -> dict[str, Any]:
     return {} if allowed in ("max", "-1") else {"cpu_quota_cores": int(allowed) / int(period)}
 
 
-def _memory() -> dict[str, Any]:
-    memory = psutil.virtual_memory()
-    return {"memory_bytes": memory.total, "memory_free_bytes": memory.available}
-
-
 COLLECTORS: dict[str, Collector] = {
     "packages": _packages,
     "python": _python,
     "torch": _torch,
     "processor": _processor,
-    "governor": _governor,
+    "governor": lambda: {"cpu_governor": GOVERNOR.read_text().strip()},
     "quota": _quota,
-    "memory": _memory,
 }
 
 
@@ -215,7 +208,22 @@ def warnings(metadata: Metadata, activity: Activity | None = None) -> tuple[str,
             "the GPU's clocks, temperature and other processes cannot be watched: "
             f"{metadata.absent['gpu']}"
         )
-    return tuple(messages + _gpu_warnings(fields))
+    if others := fields.get("gpu_other_processes"):
+        names = ", ".join(
+            f"process {process['pid']} outside this container, or this one as the host numbers it"
+            if process["name"] is None  # NVML uses the host's process ids
+            else f"{process['name']}, process {process['pid']}"
+            for process in others
+        )
+        messages.append(f"other processes are on this GPU ({names}): stop them")
+    if fields.get("gpu_temperature_c", 0) >= HOT_GPU_C:
+        messages.append(f"the GPU is at {fields['gpu_temperature_c']} C: let it cool down first")
+    if fields.get("gpu_mig"):
+        messages.append("this GPU is cut into MIG slices: others may share its memory bandwidth")
+    slow = [name for name in fields.get("gpu_clock_reasons", ()) if "slowdown" in name]
+    if slow:
+        messages.append(f"the GPU holds its clocks down ({', '.join(slow)}): check its cooling")
+    return tuple(messages)
 
 
 def disturbances(interval_s: float = 0.25) -> list[str]:
@@ -245,26 +253,3 @@ def _activity_warnings(activity: Activity) -> list[str]:
             "measure when it is quieter, or on a machine of your own"
         )
     return messages
-
-
-def _gpu_warnings(fields: dict[str, Any]) -> list[str]:
-    messages = []
-    if others := fields.get("gpu_other_processes"):
-        names = ", ".join(_gpu_process(process) for process in others)
-        messages.append(f"other processes are on this GPU ({names}): stop them")
-    if fields.get("gpu_temperature_c", 0) >= HOT_GPU_C:
-        messages.append(f"the GPU is at {fields['gpu_temperature_c']} C: let it cool down first")
-    if fields.get("gpu_mig"):
-        messages.append("this GPU is cut into MIG slices: others may share its memory bandwidth")
-    slow = [name for name in fields.get("gpu_clock_reasons", ()) if "slowdown" in name]
-    if slow:
-        messages.append(f"the GPU holds its clocks down ({', '.join(slow)}): check its cooling")
-    return messages
-
-
-def _gpu_process(process: dict[str, Any]) -> str:
-    if process["name"] is None:  # NVML uses the host's process ids
-        return (
-            f"process {process['pid']} outside this container, or this one as the host numbers it"
-        )
-    return f"{process['name']}, process {process['pid']}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,6 @@ from costmodel.errors import MeasurementError
 from costmodel.statistics import (
     MAD_TO_SIGMA,
     Array,
-    Ints,
     mad_s,
     relative_error,
     relative_spread,
@@ -33,17 +32,6 @@ WARMUP_SHARE = 0.03
 REACH = 3  # neighbouring samples on each side that estimate the pace
 ITERATIONS = 3  # point medians and paces are estimated in alternation
 LEAST_FOR_PACE = 3  # samples; a point with fewer has no usable median
-
-
-class StoppingRule(Protocol):
-    """Decides from the samples of a point whether to stop timing it."""
-
-    def stops(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> bool:
-        """
-        seconds   accepted samples after the warm-up
-        attempts  all samples taken, including warm-up and rejected ones
-        spent_s   the sum of the times of all samples
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +53,11 @@ class NoiseRule:
     settle_tolerance: float = 0.1
 
     def stops(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> bool:
+        """
+        seconds   accepted samples after the warm-up
+        attempts  all samples taken, including warm-up and rejected ones
+        spent_s   the sum of the times of all samples
+        """
         error = relative_error(seconds)
         if attempts >= self.max_samples or spent_s >= self.max_time_s:
             return True
@@ -111,7 +104,7 @@ class PointSamples:
 class PointAccumulator:
     """The samples of one point under a stopping rule, added one at a time."""
 
-    def __init__(self, rule: StoppingRule) -> None:
+    def __init__(self, rule: NoiseRule) -> None:
         self.rule = rule
         self._accepted: list[float] = []
         self._rejected: list[float] = []
@@ -214,26 +207,17 @@ def paces(seconds: ArrayLike, points: ArrayLike) -> Array:
     if not len(seconds):
         return pace
     usable = np.bincount(points)[points] >= LEAST_FOR_PACE
+    medians = np.ones(int(points.max()) + 1)
+    shifts = [shift for shift in range(2 * REACH + 1) if shift != REACH]
     for _ in range(ITERATIONS):
-        deviation = np.log(seconds / _medians(seconds / pace, points)[points])
-        neighbours = _neighbours(np.where(usable, deviation, np.nan))
+        for point in np.unique(points):
+            medians[point] = np.median((seconds / pace)[points == point])
+        deviation = np.where(usable, np.log(seconds / medians[points]), np.nan)
+        # Up to `REACH` values before and after each one: [2 REACH, samples], NaN past the ends.
+        padded = np.pad(deviation, REACH, constant_values=np.nan)
+        neighbours = np.stack([padded[shift : shift + len(seconds)] for shift in shifts])
         has_neighbour = ~np.all(np.isnan(neighbours), axis=0)
         pace = np.ones_like(seconds)
         pace[has_neighbour] = np.exp(np.nanmedian(neighbours[:, has_neighbour], axis=0))
         pace /= np.median(pace)
     return pace
-
-
-def _medians(seconds: Array, points: Ints) -> Array:
-    """The median of each point: [points]."""
-    medians = np.ones(int(points.max()) + 1)
-    for point in np.unique(points):
-        medians[point] = np.median(seconds[points == point])
-    return medians
-
-
-def _neighbours(values: Array) -> Array:
-    """Up to `REACH` values before and after each one: [2 REACH, samples], NaN past the ends."""
-    padded = np.pad(values, REACH, constant_values=np.nan)
-    shifts = [shift for shift in range(2 * REACH + 1) if shift != REACH]
-    return np.stack([padded[shift : shift + len(values)] for shift in shifts])

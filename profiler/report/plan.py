@@ -11,15 +11,7 @@ import click
 
 from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
-from costmodel.planning.result import (
-    Fleet,
-    Plan,
-    PlanOption,
-    ShapeRange,
-    SimulatedOption,
-    TimeSpread,
-    shape_ranges,
-)
+from costmodel.planning.result import Fleet, Plan, PlanOption, ShapeRange, TimeSpread, shape_ranges
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
 from profiler.report.console import note, paragraph, print_json, print_table
 from profiler.report.drawing import (
@@ -291,10 +283,28 @@ def simulated_table(plan: Plan, details: bool) -> Table:
     """
     rows = []
     for option in plan.simulated:
+        price = plan.request.prices.get(option.gpu)
         fleets = [option.planned, option.enough or option.nearest]
         for fleet in fleets[: 1 if fleets[0] is fleets[1] else 2]:
-            if fleet is not None:
-                rows.append(_fleet_cells(plan, option, fleet))
+            if fleet is None:
+                continue
+            goals = "held" if plan.request.goals else None
+            times = {
+                f"{name} {percent} ms": _cell(getattr(fleet, name), percent, fleet, form)
+                for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
+                for percent in ("p50", "p95", "p99")
+            }
+            rows.append({
+                "GPU": option.gpu,
+                "tp": str(option.tensor_parallel),
+                "GPUs": str(fleet.gpus),
+                "busy": f"{fleet.utilisation:.0%}",
+                "at once": f"{fleet.running:.1f}",
+                "waiting p95 ms": _cell(fleet.waiting, "p95", fleet),
+                **times,
+                "goals": f"missed: {', '.join(fleet.missed)}" if fleet.missed else goals,
+                "per hour": None if price is None else f"{fleet.gpus * price:.2f}",
+            })  # fmt: skip
     return as_table(plan, rows, None if details else SIMULATED)
 
 
@@ -323,23 +333,22 @@ def simulated_lines(plan: Plan) -> list[str]:
                 f"{name}: {option.planned.gpus} GPUs hold the means, but not"
                 f" {', '.join(option.planned.missed)}; {option.enough.gpus} hold all goals"
             )
-    return lines + _first_of_all(plan)
-
-
-def _first_of_all(plan: Plan) -> list[str]:
-    """One line where all goals are held best by another GPU than the plan's best."""
-    holding = [option for option in plan.simulated if option.enough is not None]
-    first = min(holding, key=_rank, default=None)
-    if first is None or first.enough is None or plan.best is None or first.gpu == plan.best.gpu:
-        return []
-    cost = first.cost_per_hour
-    price = "the fewest GPUs" if cost is None else f"the least cost, {cost:.2f} an hour"
-    return [f"all goals are held with {price} by {first.enough.gpus} {first.gpu}"]
-
-
-def _rank(option: SimulatedOption) -> tuple[float, int]:
-    cost = option.cost_per_hour
-    return (math.inf if cost is None else cost, option.enough.gpus if option.enough else 0)
+    # Where all goals are held best by another GPU than the plan's best:
+    holding = [
+        (
+            math.inf if option.cost_per_hour is None else option.cost_per_hour,
+            option.enough.gpus,
+            option,
+        )
+        for option in plan.simulated
+        if option.enough is not None
+    ]
+    if holding and plan.best is not None:
+        cost, gpus, first = min(holding, key=lambda one: one[:2])
+        if first.gpu != plan.best.gpu:
+            price = "the fewest GPUs" if cost == math.inf else f"the least cost, {cost:.2f} an hour"
+            lines.append(f"all goals are held with {price} by {gpus} {first.gpu}")
+    return lines
 
 
 def _reached(fleet: Fleet) -> str:
@@ -352,30 +361,6 @@ def _reached(fleet: Fleet) -> str:
         spread: TimeSpread = getattr(fleet, metric)
         values.append(f"{name} {seconds_text(getattr(spread, percent or 'mean').value)}")
     return ", ".join(values)
-
-
-def _fleet_cells(plan: Plan, option: SimulatedOption, fleet: Fleet) -> dict[str, str | None]:
-    price = plan.request.prices.get(option.gpu)
-    if fleet.missed:
-        goals: str | None = f"missed: {', '.join(fleet.missed)}"
-    else:
-        goals = "held" if plan.request.goals else None
-    times = {
-        f"{name} {percent} ms": _cell(getattr(fleet, name), percent, fleet, form)
-        for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
-        for percent in ("p50", "p95", "p99")
-    }
-    return {
-        "GPU": option.gpu,
-        "tp": str(option.tensor_parallel),
-        "GPUs": str(fleet.gpus),
-        "busy": f"{fleet.utilisation:.0%}",
-        "at once": f"{fleet.running:.1f}",
-        "waiting p95 ms": _cell(fleet.waiting, "p95", fleet),
-        **times,
-        "goals": goals,
-        "per hour": None if price is None else f"{fleet.gpus * price:.2f}",
-    }
 
 
 def _cell(spread: TimeSpread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:

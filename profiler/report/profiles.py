@@ -46,7 +46,10 @@ def verdict(profile: Profile) -> str:
 
 def next_command(profile: Profile, path: Path | str) -> str:
     """The command to type after this profile, by its grade."""
-    again = _calibrate_command(profile)
+    engine = " vllm" if profile.runtime.kind == "vllm" else ""
+    again = f"rooftree calibrate{engine} --target {profile.target.name}"
+    if profile.runtime.kind == "url":
+        again = "rooftree calibrate url http://HOST:PORT"
     if profile.provenance.borrowed:
         return f"`{again}` on {profile.device.name}, which measures it"
     mine = f"rooftree generate --target {profile.target.name} --profile {path} --prompt TEXT"
@@ -56,14 +59,6 @@ def next_command(profile: Profile, path: Path | str) -> str:
         mine = f"rooftree export {path} --engine vllm --acceptance mt_bench"
     better = "" if grade(profile).word == "good" else f"; `{again} --time-budget 3m` improves it"
     return f"`{mine}`{better}"
-
-
-def _calibrate_command(profile: Profile) -> str:
-    runtime = profile.runtime
-    if runtime.kind == "url":
-        return "rooftree calibrate url http://HOST:PORT"
-    command = "rooftree calibrate" + (" vllm" if runtime.kind == "vllm" else "")
-    return f"{command} --target {profile.target.name}"
 
 
 def _benefit(profile: Profile) -> str:
@@ -103,7 +98,7 @@ def print_markdown(profile: Profile, path: Path) -> None:
         f"{counted(made.points, 'point')}, {counted(made.samples, 'sample')} (`{path.name}`)\n"
     )
     if profile.surface is not None:
-        columns, rows = _surface_table(profile.surface)
+        columns, rows = surface_table(profile.surface)
         for cells in (columns, ["---:"] * len(columns), *rows):
             click.echo("| " + " | ".join("-" if one is None else str(one) for one in cells) + " |")
     click.echo(f"\n{linear_line(profile)}\n\n{verdict(profile)}")
@@ -132,12 +127,8 @@ def _trust(profile: Profile) -> str:
     return text + "."
 
 
-def print_surface(surface: SurfaceSection) -> None:
-    """Print the measured points of the smallest batch: milliseconds by row count and context."""
-    print_table(*_surface_table(surface))
-
-
-def _surface_table(surface: SurfaceSection) -> tuple[list[str], list[list[object]]]:
+def surface_table(surface: SurfaceSection) -> tuple[list[str], list[list[object]]]:
+    """The measured points of the smallest batch: milliseconds by row count and context."""
     contexts = sorted(set(surface.context))
     cells = {
         (rows, context): round(seconds * 1e3, 2)

@@ -46,7 +46,9 @@ def ray_cluster(
             "calibrating a fleet needs ray", hint="Install it with `pip install 'rooftree[fleet]'`"
         ) from None
     try:
-        _check_listens(address)
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdecimal():  # Ray itself would try for minutes where nothing listens
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
         raise DeviceError(
@@ -57,13 +59,6 @@ def ray_cluster(
         yield RayCluster(settings, say)
     finally:
         ray.shutdown()
-
-
-def _check_listens(address: str) -> None:
-    """Raise OSError where nothing listens at host:port; Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 class RayCluster:

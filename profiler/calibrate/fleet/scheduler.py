@@ -192,21 +192,21 @@ class _Fleet:
                 continue
             busy = {device.host for _, device in self._running.values()}
             free = [device for device in self._rested(kind) if device.host not in busy]
-            if free:
-                self._start(kind, min(free, key=lambda device: kind.losses[device.node]))
+            if not free:
+                continue
+            device = min(free, key=lambda one: kind.losses[one.node])
+            kind.attempts += 1
+            named = f"{device.device} of {device.host}"
+            self._listener.say(f"{label(kind.fingerprint)}: measuring {named}")
+            try:
+                self._running[self._cluster.start(device)] = (kind, device)
+            except NodeLostError as lost:
+                self._lost(kind, device, lost)
 
     def _rested(self, kind: _Kind) -> list[FleetDevice]:
         """The kind's devices, without those of recently lost nodes."""
         now, lost, rest_s = self._clock(), kind.lost_at_s, self._rules.rest_s
         return [d for d in kind.devices if d.node not in lost or now - lost[d.node] >= rest_s]
-
-    def _start(self, kind: _Kind, device: FleetDevice) -> None:
-        kind.attempts += 1
-        self._listener.say(f"{label(kind.fingerprint)}: measuring {device.device} of {device.host}")
-        try:
-            self._running[self._cluster.start(device)] = (kind, device)
-        except NodeLostError as lost:
-            self._lost(kind, device, lost)
 
     def collect(self) -> None:
         """Wait for a moment, report the progress, and take in the finished jobs."""

@@ -143,7 +143,14 @@ class ServerClient:
             if isinstance(entry.get("id"), str) and not entry.get("parent")
         ]
         owners = {str(entry.get("owned_by")) for entry in entries}
-        return models, self._version(owners.pop() if len(owners) == 1 else "")
+        owner = owners.pop() if len(owners) == 1 else ""
+        name, path, field = VERSIONS.get(owner, ("unknown", "", ""))
+        if path:
+            with contextlib.suppress(InputError, MeasurementError):
+                answer = self._get(path)
+                if isinstance(answer, dict) and isinstance(answer.get(field), str):
+                    name = f"{name}-{answer[field]}"[:80]
+        return models, name
 
     def complete(self, prompt: Sequence[int], tokens: int = 1) -> Completion:
         """So many tokens after a prompt of token ids."""
@@ -229,17 +236,6 @@ class ServerClient:
                 f"the calibration would send {self.address} more than {over}",
                 hint="Give fewer --contexts and --batch; the samples so far are kept.",
             )
-
-    def _version(self, owner: str) -> str:
-        """`vllm-0.32.0` or the like; `unknown` where the server does not tell."""
-        name, path, field = VERSIONS.get(owner, ("", "", ""))
-        if not name:
-            return "unknown"
-        with contextlib.suppress(InputError, MeasurementError):
-            answer = self._get(path)
-            if isinstance(answer, dict) and isinstance(answer.get(field), str):
-                return f"{name}-{answer[field]}"[:80]
-        return name
 
     def _get(self, path: str) -> Any:
         self._count()

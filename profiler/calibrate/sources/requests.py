@@ -294,7 +294,14 @@ def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
     and where most times are below the physical bound: then the device, the weights or the degree
     are not the server's. Single ones may be, as bounds are measured too.
     """
-    floor = _floor(swept)
+    contexts, seconds_there = [], []
+    for task, measured in sorted(swept.samples.items()):
+        longer = swept.samples.get(replace(task, kind="plain"))
+        if task.kind == "verify" and task.size == 1 and longer is not None:
+            step_s = (longer.typical_s - measured.typical_s) / (ANSWER_TOKENS - 1)
+            contexts.append(task.context)
+            seconds_there.append(measured.typical_s - step_s)
+    floor = Floor.fit(contexts, seconds_there)
     physical = roofline.with_count("physical")
     samples: dict[Task, PointSamples] = {}
     shares, over_bound = [0.0], []
@@ -324,17 +331,6 @@ def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
     return ForwardTimes(
         swept=replace(swept, samples=samples), floor=floor, lm_head_share=max(shares)
     )
-
-
-def _floor(swept: SweepResult) -> Floor:
-    contexts, seconds = [], []
-    for task, samples in sorted(swept.samples.items()):
-        longer = swept.samples.get(replace(task, kind="plain"))
-        if task.kind == "verify" and task.size == 1 and longer is not None:
-            step_s = (longer.typical_s - samples.typical_s) / (ANSWER_TOKENS - 1)
-            contexts.append(task.context)
-            seconds.append(samples.typical_s - step_s)
-    return Floor.fit(contexts, seconds)
 
 
 def lm_head_s(roofline: Roofline, rows: int) -> float:

@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import torch
 
-from costmodel.catalog import DeviceFingerprint, TargetEntry, find_device, resolve_target
+from costmodel.catalog import TargetEntry, find_device, resolve_target
 from costmodel.errors import InputError, shown
-from costmodel.profile.schema import PeaksSection, RuntimeSection
+from costmodel.profile.schema import RuntimeSection
 from costmodel.weights import layer_bytes
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
+from profiler.calibrate.imported import listed_device
 from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sources.http_client import Address, ServedModel, ServerClient
 from profiler.calibrate.sources.requests import (
     ArrivalGuard,
-    ForwardTimes,
     ServedPlan,
     ServedWorkload,
     draw_contexts,
@@ -78,7 +78,10 @@ class UrlSource:
         if self._device is not None or settings.dtype is not None:
             dtype = parse_dtype(settings.dtype, self._device or torch.device("cpu"))
         quantization = None if target.weights == "bfloat16" else target.weights
-        device, peaks = self._device_and_peaks(dtype)
+        if self._device is not None:
+            device, peaks = fingerprint(self._device), peaks_of(self._device, dtype)
+        else:
+            device, peaks = listed_device(find_device(str(settings.device)))
         self._subject = MeasuredSubject(
             device=device,
             architecture=architecture,
@@ -130,7 +133,17 @@ class UrlSource:
     def additions(self, swept: SweepResult) -> Additions:
         """What was taken out and added, and the error bar that follows from it."""
         times = forward_times(swept, self._roofline)
-        notes = _notes(times)
+        floor = times.floor
+        notes = (
+            f"taken out of each request: {floor.base_s * 1e3:.2f} ms and {floor.token_s * 1e9:.0f} "
+            f"ns a token of context, known to {floor.error_s * 1e3:.2f} ms",
+            "added from the roofline: the LM head of all rows, where the server computes one, up "
+            f"to {times.lm_head_share:.1%} of a time",
+            "several rows were timed for one sequence, several sequences in plain steps: anything "
+            "beyond is extrapolated",
+            "rows are a prompt's: an engine may run those of a draft by other kernels or graphs",
+            "error bar: that of held-out points, of the floor and all of the LM head's share",
+        )
         for note in notes:
             self._say(note)
         subject = replace(self._subject, note="; ".join(notes))
@@ -149,17 +162,6 @@ class UrlSource:
                 hint="Name it, as --device h100-sxm; `rooftree devices` lists all.",
             )
         return select_device(self._settings.device)
-
-    def _device_and_peaks(self, dtype: torch.dtype) -> tuple[DeviceFingerprint, PeaksSection]:
-        """The device and its peaks: measured here, or a known device's datasheet."""
-        if self._device is not None:
-            return fingerprint(self._device), peaks_of(self._device, dtype)
-        spec = find_device(str(self._settings.device))
-        peaks = PeaksSection(
-            source="datasheet", flops_per_s=spec.peak_flops_per_s, bytes_per_s=spec.peak_bytes_per_s
-        )
-        named = DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes)
-        return named, peaks
 
     def _plan(
         self, workload: ServedWorkload, *, on_cpu: bool
@@ -234,17 +236,3 @@ def _target(target: str | None, model: ServedModel, address: Address) -> TargetE
         f"{address} calls its model {shown(model.name)}, which is no known target",
         hint="Give its folder or hub id with --target.",
     )
-
-
-def _notes(times: ForwardTimes) -> list[str]:
-    floor = times.floor
-    return [
-        f"taken out of each request: {floor.base_s * 1e3:.2f} ms and {floor.token_s * 1e9:.0f} ns "
-        f"a token of context, known to {floor.error_s * 1e3:.2f} ms",
-        "added from the roofline: the LM head of all rows, where the server computes one, up to "
-        f"{times.lm_head_share:.1%} of a time",
-        "several rows were timed for one sequence, several sequences in plain steps: anything "
-        "beyond is extrapolated",
-        "rows are a prompt's: an engine may run those of a draft by other kernels or graphs",
-        "error bar: that of held-out points, of the floor and all of the LM head's share",
-    ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from costmodel.errors import InputError
 from costmodel.profile.schema import EngineDrafterSection, RuntimeSection
@@ -95,17 +96,29 @@ class VllmSource:
                 hint="Install a vLLM for the other.",
             )
         self._engine, self._workload = engine, EngineWorkload(engine)
+        config, label = engine.config, quantization_of(engine.config)
         self._subject = MeasuredSubject(
             device=engine.in_worker(fingerprint, device),
-            architecture=architecture_of(engine.config),
-            runtime=_runtime_section(engine),
+            architecture=architecture_of(config),
+            runtime=RuntimeSection(
+                kind="vllm",
+                dtype=dtype_name(config.model_config.dtype),
+                quantization=label,
+                weight_bytes=None if label is None else label_bytes(label),
+                attention=engine.attention,
+                tensor_parallel=config.parallel_config.tensor_parallel_size,
+                torch=torch.__version__,
+                transformers=transformers.__version__,
+                python=python_version(),
+                engine=engine_section(config),
+            ),
             note=f"vLLM's own steps, drafter {self._settings.drafter}",
         )
         say(f"{self._subject.architecture.name} in vLLM on {self._subject.device.name}")
         guard = CpuGuard() if device.type == "cpu" else gpu_guard(device.index or 0)
         return PreparedSource(
             subject=self._subject,
-            peaks=engine.in_worker(peaks_of, device, engine.config.model_config.dtype),
+            peaks=engine.in_worker(peaks_of, device, config.model_config.dtype),
             grid=plan.grid(),
             fixed=plan.held_out() + plan.draft_tasks() + plan.prefill_tasks(),
             workload=self._workload,
@@ -113,7 +126,7 @@ class VllmSource:
                 timer=ReportTimer(), guard=guard, rule=NoiseRule(min_samples=MIN_SAMPLES)
             ),
             journal={
-                "drafter": drafter_key(engine.config),
+                "drafter": drafter_key(config),
                 "contexts": list(plan.contexts),
                 "batches": list(plan.batches),
                 "most_rows": plan.most_rows,
@@ -152,25 +165,6 @@ class VllmSource:
             n=[sample.n for sample in samples],
         )
         return {drafter_key(self._engine.config): section}
-
-
-def _runtime_section(engine: SteppedEngine) -> RuntimeSection:
-    import transformers
-
-    config = engine.config
-    label = quantization_of(config)
-    return RuntimeSection(
-        kind="vllm",
-        dtype=dtype_name(config.model_config.dtype),
-        quantization=label,
-        weight_bytes=None if label is None else label_bytes(label),
-        attention=engine.attention,
-        tensor_parallel=config.parallel_config.tensor_parallel_size,
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        python=python_version(),
-        engine=engine_section(config),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

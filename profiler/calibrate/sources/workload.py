@@ -80,8 +80,10 @@ class Workload:
         else:
             work = {
                 "prefill": self._prefill,
-                "draft": self._draft,
-                "build": self._build,
+                "draft": lambda task: steady_draft(
+                    self._drafter, self._target, task.context, self._seed
+                ),
+                "build": lambda task: partial(best_first, self._lattice(task.size), task.size),
                 "accept": partial(self._accept, Sampling()),
                 "accept_sampled": partial(self._accept, TIMED_SAMPLING),
                 "commit": self._commit,
@@ -101,10 +103,10 @@ class Workload:
         if task.kind not in (*FORWARDS, "prefill", "commit"):
             return ""
         tokens = task.context + (2 * task.size if task.kind == "commit" else task.size)
-        problem = self._cache_problem(task.batch)
-        if problem:
-            return problem
-        capacity = self._use_cache(task.batch).capacity
+        try:
+            capacity = self._use_cache(task.batch).capacity
+        except InputError as error:
+            return error.problem
         if tokens > capacity:
             return f"{tokens} tokens x batch {task.batch}; memory is left for {capacity}"
         chunk = self._target.prefill_chunk
@@ -144,13 +146,6 @@ class Workload:
 
         return run
 
-    def _draft(self, task: Task) -> Callable[[], object]:
-        return steady_draft(self._drafter, self._target, task.context, self._seed)
-
-    def _build(self, task: Task) -> Callable[[], object]:
-        lattice = self._lattice(task.size)
-        return lambda: best_first(lattice, task.size)
-
     def _accept(self, sampling: Sampling, task: Task) -> Callable[[], object]:
         target, tree = self._target, self._tree(task.size)
         logits = torch.zeros(
@@ -188,14 +183,6 @@ class Workload:
                 target.commit(rows, sequence)
 
         return run
-
-    def _cache_problem(self, batch: int) -> str:
-        """The reason why the cache of this batch size does not fit; empty where it does."""
-        try:
-            self._use_cache(batch)
-        except InputError as error:
-            return error.problem
-        return ""
 
     def _use_cache(self, batch: int) -> KVCache:
         """The cache of this batch size, filled with noise: zeros may run faster.
