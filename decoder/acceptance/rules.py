@@ -17,7 +17,7 @@ from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_latti
 from decoder.acceptance.sampling import RunningEntropy, Sampling, entropy_of, target_distribution
 from decoder.device import to_device
 from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_token, greedy_tokens
+from decoder.model.runtime.eager import greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
@@ -80,8 +80,6 @@ class SeededChoices:
         exponential noise, as in torch.multinomial, which needs two more copies.
         """
         if self.sampling.temperature == 0.0:
-            if logits.device.type == "cpu" and logits.dtype == torch.bfloat16:
-                return greedy_token(logits)
             return int(greedy_tokens(logits))
         probabilities = target_distribution(logits, self.sampling)
         noise = torch.empty_like(probabilities).exponential_(1.0, generator=self.generator)

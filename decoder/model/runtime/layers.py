@@ -1,0 +1,291 @@
+"""The decoder layers of a forward on a CPU as one compiled function, shared by its threads.
+
+Numbers between products are float32; inputs of products are rounded to the weights' dtype where the
+CPU multiplies in it, and keys and values to the cache's. Every row is computed alone and in one
+order, so its result is the same among any other rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder import threads
+from decoder.jit import jit, jit_sums
+from decoder.model.runtime.row_attention import (
+    KEYS,
+    add_mixed,
+    add_scores,
+    at,
+    exponential,
+    keep,
+    put,
+    softmax,
+)
+from decoder.model.runtime.tiles import multiply
+
+PHASES = 9  # of a layer
+
+Numbers = NDArray[np.float32]
+Bits = NDArray[np.uint16]  # bfloat16 numbers, which NumPy does not have
+
+
+class Matrix(NamedTuple):
+    """A joined weight of all layers.
+
+    blocks  [layers, blocks, steps, LANES], see `tiles`
+    scales  [layers, blocks * LANES] of int8 weights, else [layers, 0]
+    bias    [layers, blocks * LANES], or [layers, 0]
+    """
+
+    blocks: NDArray[np.int32] | Numbers | NDArray[np.int8]
+    scales: Numbers
+    bias: Numbers
+
+
+class Weights(NamedTuple):
+    """All layers of a model.
+
+    norms       [2 * layers + 1, hidden]: before attention and FFN of each layer, and the last
+    head_norms  [layers, heads + kv_heads, head_dim], or [layers, 0, 0]
+    windows     [layers]: positions that a row sees, its own included; 0 for all
+    """
+
+    qkv: Matrix
+    output: Matrix
+    gate_up: Matrix
+    down: Matrix
+    norms: Numbers
+    head_norms: Numbers
+    windows: NDArray[np.int64]
+    eps: np.float32
+    scale: np.float32
+
+
+class Rows(NamedTuple):
+    """Numbers of each row, flat and as [rows, width]; pairs of bfloat16 ones are words there."""
+
+    flat: Numbers | Bits
+    table: Numbers | NDArray[np.int32]
+
+
+class Forward(NamedTuple):
+    """The rows of a forward and what is computed of them.
+
+    rows       [rows, hidden], hidden padded to whole units; embeddings at first
+    normed, queries, mixed, gated  in bfloat16 where the CPU multiplies in it
+    factors    cosines and sines [2, rows, head_dim / 2]
+    cache, shape  [layers, 2, sequences, kv_heads, slots, head_dim], flat
+    owners, slots, positions  [rows]: a row's sequence, and the slot and position of its key
+    leading    [rows]: slots that a row sees from the first on
+    first, seen  [rows + 1], [...]: row r sees the slots seen[first[r]:first[r + 1]] too, in order
+    captured   numbers of the states that are features, flat [rows, captured * hidden]
+    """
+
+    rows: Rows
+    normed: Rows
+    qkv: Rows
+    queries: Numbers | Bits
+    mixed: Rows
+    gate_up: Rows
+    gated: Rows
+    factors: Numbers
+    cache: Numbers | Bits
+    shape: tuple[int, ...]
+    owners: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    leading: NDArray[np.int64]
+    first: NDArray[np.int64]
+    seen: NDArray[np.int64]
+    captured: NDArray[np.int64]
+    features: Numbers
+
+
+@jit_sums
+def _factor(numbers, first, count, eps):  # type: ignore[no-untyped-def]
+    """What an RMSNorm multiplies a row by."""
+    total = np.float32(0)
+    for i in range(count):
+        total += at(numbers, first + i) * at(numbers, first + i)
+    return np.float32(1) / np.sqrt(total / np.float32(count) + eps)
+
+
+@jit
+def _start(out, r, bias, layer):  # type: ignore[no-untyped-def]
+    """Let a product add to the bias, or to zeros."""
+    for i in range(out.shape[1]):
+        out[r, i] = bias[layer, i] if bias.shape[1] else np.float32(0)
+
+
+@jit
+def _add(out, r, bias, layer):  # type: ignore[no-untyped-def]
+    for i in range(bias.shape[1]):
+        out[r, i] += bias[layer, i]
+
+
+@jit
+def _norm_rows(layer, number, f, w, start, bias, after, phase, claims):  # type: ignore[no-untyped-def]
+    """Norm `number` of the rows, features, and what the next products add to.
+
+    start, bias  of the product of normed rows
+    after        the bias of the product that is added to the rows next
+    """
+    flat, table, out, weights, eps = f.rows.flat, f.rows.table, f.normed.flat, w.norms, w.eps
+    captured, features = f.captured, f.features
+    (rows, size), width = table.shape, weights.shape[1]
+    work = np.empty(width, np.float32)
+    while True:
+        r = threads.claim(claims, phase, 1)
+        if r >= rows:
+            break
+        factor = _factor(flat, r * size, width, eps)
+        for i in range(width):
+            work[i] = at(flat, r * size + i) * factor * weights[number, i]
+        keep(work, 0, out, r * width, width)
+        for i in range(len(captured)):
+            if 2 * captured[i] == number:
+                place = (r * len(captured) + i) * width
+                keep(flat, r * size, features, place, width)
+        _start(start, r, bias, layer)
+        _add(table, r, after, layer)
+        threads.done(claims, phase, 1)
+    threads.wait(claims, phase, rows)
+
+
+@jit
+def _rotate_rows(layer, w, f, phase, claims):  # type: ignore[no-untyped-def]
+    """Rotate queries and keys, and store keys and values."""
+    _, _, sequences, kv_heads, slots, width = f.shape
+    qkv, queries, cache, factors = f.qkv.flat, f.queries, f.cache, f.factors
+    head_norms, scale, eps = w.head_norms, w.scale, w.eps
+    owners, places = f.owners, f.slots
+    rows, size = f.qkv.table.shape
+    half, all_queries = width // 2, len(queries) // rows
+    heads = all_queries // width
+    work, turned = np.empty(width, np.float32), np.empty(width, np.float32)
+    while True:
+        r = threads.claim(claims, phase, 1)
+        if r >= rows:
+            break
+        key = ((2 * layer * sequences + owners[r]) * kv_heads * slots + places[r]) * width
+        value = key + sequences * kv_heads * slots * width
+        for h in range(heads + kv_heads):
+            first = r * size + h * width
+            for i in range(width):
+                work[i] = at(qkv, first + i)
+            if head_norms.shape[1]:
+                factor = _factor(qkv, first, width, eps)
+                for i in range(width):
+                    work[i] *= factor * head_norms[layer, h, i]
+            factor = scale if h < heads else np.float32(1)
+            for i in range(half):
+                cosine, sine = factors[0, r, i] * factor, factors[1, r, i] * factor
+                turned[i] = work[i] * cosine - work[half + i] * sine
+                turned[half + i] = work[half + i] * cosine + work[i] * sine
+            if h < heads:
+                keep(turned, 0, queries, r * all_queries + h * width, width)
+            else:
+                keep(turned, 0, cache, key + (h - heads) * slots * width, width)
+        for h in range(kv_heads):
+            first = r * size + (heads + kv_heads + h) * width
+            keep(qkv, first, cache, value + h * slots * width, width)
+        threads.done(claims, phase, 1)
+    threads.wait(claims, phase, rows)
+
+
+@jit
+def _attend_rows(layer, window, group, f, scratch, phase, claims, count):  # type: ignore[no-untyped-def]
+    """Attention of every row and KV head."""
+    _, _, sequences, kv_heads, slots, width = f.shape
+    queries, cache, out = f.queries, f.cache, f.mixed.flat
+    owners, positions, leading, firsts, seen = f.owners, f.positions, f.leading, f.first, f.seen
+    scores, more_keys, more_values, mixed, totals = scratch
+    keys, rows = len(scores) // group, len(owners)
+    parts = rows * kv_heads
+    size = max(parts // (8 * count), 1)
+    while True:
+        first_part = threads.claim(claims, phase, size)
+        if first_part >= parts:
+            break
+        last_part = min(first_part + size, parts)
+        for part in range(first_part, last_part):
+            kv, r = part // rows, part % rows
+            hidden = max(positions[r] - window + 1, 0) if window else 0
+            begin = min(hidden, leading[r])
+            ahead, start = leading[r] - begin, firsts[r] + hidden - begin
+            behind = firsts[r + 1] - start
+            key = ((2 * layer * sequences + owners[r]) * kv_heads + kv) * slots * width
+            value = key + sequences * kv_heads * slots * width
+            for i in range(behind):
+                slot = seen[start + i] * width
+                for j in range(width):
+                    put(more_keys, i * width + j, at(cache, key + slot + j))
+                    put(more_values, i * width + j, at(cache, value + slot + j))
+            key, value = key + begin * width, value + begin * width
+            query = (r * kv_heads + kv) * group * width
+            add_scores(queries, query, group, cache, key, ahead, width, scores, keys, 0)
+            add_scores(queries, query, group, more_keys, 0, behind, width, scores, keys, ahead)
+            for i in range(group * width):
+                mixed[i] = np.float32(0)
+            for h in range(group):
+                totals[h] = softmax(scores, h * keys, ahead + behind)
+            add_mixed(scores, keys, 0, group, cache, value, ahead, width, mixed)
+            add_mixed(scores, keys, ahead, group, more_values, 0, behind, width, mixed)
+            for h in range(group):
+                for i in range(h * width, (h + 1) * width):
+                    mixed[i] /= totals[h]
+            keep(mixed, 0, out, query, group * width)
+        threads.done(claims, phase, last_part - first_part)
+    threads.wait(claims, phase, parts)
+
+
+@jit
+def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
+    """silu(gate) * up of every row."""
+    flat, (rows, size) = gate_up.flat, gate_up.table.shape
+    width = len(out) // rows
+    work = np.empty(width, np.float32)
+    while True:
+        r = threads.claim(claims, phase, 1)
+        if r >= rows:
+            break
+        for i in range(width):
+            gate = at(flat, r * size + i)
+            work[i] = gate / (np.float32(1) + exponential(-gate)) * at(flat, r * size + width + i)
+        keep(work, 0, out, r * width, width)
+        threads.done(claims, phase, 1)
+    threads.wait(claims, phase, rows)
+
+
+@jit
+def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
+    """Compute all layers, and the last norm into f.normed; `claims` of PHASES a layer and one."""
+    layers, kv_heads, slots, width = f.shape[0], f.shape[3], f.shape[4], f.shape[5]
+    group, most = len(f.queries) // len(f.owners) // kv_heads // width, 0
+    for r in range(len(f.owners)):
+        most = max(most, f.first[r + 1] - f.first[r])
+    scratch = (
+        np.empty(group * (slots + KEYS), np.float32),
+        np.empty(most * width, f.cache.dtype),
+        np.empty(most * width, f.cache.dtype),
+        np.empty(group * width, np.float32),
+        np.empty(group, np.float32),
+    )
+    q, o, g, d = w.qkv, w.output, w.gate_up, w.down
+    table, normed, qkv, gate_up = f.rows.table, f.normed.table, f.qkv.table, f.gate_up.table
+    mixed, gated = f.mixed.table, f.gated.table
+    for layer in range(layers):
+        p = layer * PHASES
+        _norm_rows(layer, 2 * layer, f, w, qkv, q.bias, o.bias, p, claims)
+        multiply(q.blocks[layer], q.scales[layer], normed, qkv, p + 1, claims, count)
+        _rotate_rows(layer, w, f, p + 2, claims)
+        _attend_rows(layer, w.windows[layer], group, f, scratch, p + 3, claims, count)
+        multiply(o.blocks[layer], o.scales[layer], mixed, table, p + 4, claims, count)
+        _norm_rows(layer, 2 * layer + 1, f, w, gate_up, g.bias, d.bias, p + 5, claims)
+        multiply(g.blocks[layer], g.scales[layer], normed, gate_up, p + 6, claims, count)
+        _gate_rows(f.gate_up, f.gated.flat, p + 7, claims)
+        multiply(d.blocks[layer], d.scales[layer], gated, table, p + 8, claims, count)
+    _norm_rows(np.int64(0), 2 * layers, f, w, qkv, q.bias, o.bias, layers * PHASES, claims)

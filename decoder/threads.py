@@ -1,0 +1,137 @@
+"""Threads that share the work of one compiled function by claims, without waiting for each other.
+
+The work is a row of phases, each of so many parts. Who comes claims the next parts of a phase until
+none is left, and goes on when all are done. The caller never waits for a thread to start: one that
+comes late finds less to do, or nothing. So a busy machine costs a product its share and no more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from decoder.jit import jit
+
+LINE = 8  # counters of a cache line: each is alone in one
+PATIENCE = 2000  # looks at a counter before a waiting thread lets others run
+
+Claims = NDArray[np.int64]
+
+
+def run(function: Callable[..., object], *arguments: Any, phases: int, threads: int) -> None:
+    """Call function(*arguments, claims, threads) here and in so many threads less one.
+
+    claims  int64 [phases, 2, LINE], zeros
+    """
+    claims: Claims = np.zeros((phases, 2, LINE), np.int64)
+    for helper in _helpers(threads - 1):
+        helper.ask(function, (*arguments, claims, threads))
+    function(*arguments, claims, threads)
+
+
+def threads_of(numbers: int) -> int:
+    """The threads for a product of so many numbers of weights and rows: starting them takes time."""
+    return torch.get_num_threads() if numbers >= WORTH else 1
+
+
+WORTH = 1 << 18
+
+
+class _Helper:
+    """A thread that runs the last function it was asked to."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Lock()
+        self._asked.acquire()
+        self._call: tuple[Callable[..., object], tuple[Any, ...]] | None = None
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def ask(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self._call = function, arguments
+        with suppress(RuntimeError):  # it was asked already
+            self._asked.release()
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.acquire()
+            call, self._call = self._call, None
+            if call is not None:
+                call[0](*call[1])
+
+
+_all: list[_Helper] = []
+os.register_at_fork(after_in_child=_all.clear) if hasattr(os, "register_at_fork") else None
+
+
+def _helpers(count: int) -> list[_Helper]:
+    while len(_all) < count:
+        _all.append(_Helper())
+    return _all[:count]
+
+
+def _address(context: Any, builder: Any, kind: Any, claims: Any, place: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, claims).data, [place])
+
+
+@intrinsic
+def _add(typing: Any, claims: Any, place: Any, amount: Any) -> Any:
+    """The counter at a place before the amount is added to it."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *values[:2])
+        return builder.atomic_rmw("add", address, values[2], "seq_cst")
+
+    return numba.types.int64(claims, place, amount), emit
+
+
+@intrinsic
+def _look(typing: Any, claims: Any, place: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *values)
+        return builder.load_atomic(address, "acquire", 8)
+
+    return numba.types.int64(claims, place), emit
+
+
+@intrinsic
+def _let_others_run(typing: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if os.name == "posix":
+            kind = ir.FunctionType(ir.IntType(32), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return numba.types.void(), emit
+
+
+@jit
+def claim(claims, phase, size):  # type: ignore[no-untyped-def]
+    """The first of the next `size` parts of a phase, which the caller does if there are such."""
+    return _add(claims, phase * 2 * LINE, size)
+
+
+@jit
+def done(claims, phase, parts):  # type: ignore[no-untyped-def]
+    """Say that so many parts are done."""
+    _add(claims, (phase * 2 + 1) * LINE, parts)
+
+
+@jit
+def wait(claims, phase, parts):  # type: ignore[no-untyped-def]
+    """Wait until all parts of a phase are done."""
+    looks = 0
+    while _look(claims, (phase * 2 + 1) * LINE) < parts:
+        looks += 1
+        if looks % PATIENCE == 0:
+            _let_others_run()
