@@ -21,9 +21,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from decoder.jit import jit
-
 LINE = 8  # counters of a cache line: each is alone in one
+WORTH = 1 << 18  # weights times rows of a product from which it has several threads
 PATIENCE = 2000  # looks at a counter before a waiting thread lets others run
 
 Claims = NDArray[np.int64]
@@ -41,11 +40,8 @@ def run(function: Callable[..., object], *arguments: Any, phases: int, threads: 
 
 
 def threads_of(numbers: int) -> int:
-    """The threads for a product of so many numbers of weights and rows: starting them takes time."""
+    """The threads for a product of so many numbers: starting them takes time."""
     return torch.get_num_threads() if numbers >= WORTH else 1
-
-
-WORTH = 1 << 18
 
 
 class _Helper:
@@ -71,7 +67,8 @@ class _Helper:
 
 
 _all: list[_Helper] = []
-os.register_at_fork(after_in_child=_all.clear) if hasattr(os, "register_at_fork") else None
+if hasattr(os, "register_at_fork"):  # a child process has none of the threads
+    os.register_at_fork(after_in_child=_all.clear)
 
 
 def _helpers(count: int) -> list[_Helper]:
@@ -80,8 +77,9 @@ def _helpers(count: int) -> list[_Helper]:
     return _all[:count]
 
 
-def _address(context: Any, builder: Any, kind: Any, claims: Any, place: Any) -> Any:
-    return builder.gep(context.make_array(kind)(context, builder, claims).data, [place])
+def _pointer(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, values[0])
+    return builder.gep(array.data, [values[1]])
 
 
 @intrinsic
@@ -89,8 +87,8 @@ def _add(typing: Any, claims: Any, place: Any, amount: Any) -> Any:
     """The counter at a place before the amount is added to it."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *values[:2])
-        return builder.atomic_rmw("add", address, values[2], "seq_cst")
+        pointer = _pointer(context, builder, signature, values)
+        return builder.atomic_rmw("add", pointer, values[2], "seq_cst")
 
     return numba.types.int64(claims, place, amount), emit
 
@@ -98,8 +96,7 @@ def _add(typing: Any, claims: Any, place: Any, amount: Any) -> Any:
 @intrinsic
 def _look(typing: Any, claims: Any, place: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *values)
-        return builder.load_atomic(address, "acquire", 8)
+        return builder.load_atomic(_pointer(context, builder, signature, values), "acquire", 8)
 
     return numba.types.int64(claims, place), emit
 
@@ -115,23 +112,18 @@ def _let_others_run(typing: Any) -> Any:
     return numba.types.void(), emit
 
 
-@jit
-def claim(claims, phase, size):  # type: ignore[no-untyped-def]
-    """The first of the next `size` parts of a phase, which the caller does if there are such."""
-    return _add(claims, phase * 2 * LINE, size)
-
-
-@jit
-def done(claims, phase, parts):  # type: ignore[no-untyped-def]
-    """Say that so many parts are done."""
-    _add(claims, (phase * 2 + 1) * LINE, parts)
-
-
-@jit
-def wait(claims, phase, parts):  # type: ignore[no-untyped-def]
-    """Wait until all parts of a phase are done."""
-    looks = 0
-    while _look(claims, (phase * 2 + 1) * LINE) < parts:
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+def parts_of(claims, phase, parts, size):  # type: ignore[no-untyped-def]
+    """Yield the parts of a phase that the caller has to do, `size` together, until all are done."""
+    claimed, done, looks = 2 * phase * LINE, (2 * phase + 1) * LINE, 0
+    first = _add(claims, claimed, size)
+    while first < parts:
+        last = min(first + size, parts)
+        for part in range(first, last):
+            yield part
+        _add(claims, done, last - first)
+        first = _add(claims, claimed, size)
+    while _look(claims, done) < parts:
         looks += 1
         if looks % PATIENCE == 0:
             _let_others_run()

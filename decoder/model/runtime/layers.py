@@ -127,20 +127,18 @@ def _add(out, r, bias, layer):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _norm_rows(layer, number, f, w, start, bias, after, phase, claims):  # type: ignore[no-untyped-def]
+def _norm_rows(  # type: ignore[no-untyped-def] # noqa: PLR0913 - arrays alone compile faster
+    state, out, weights, number, eps, captured, features, start, bias, after, phase, claims
+):
     """Norm `number` of the rows, features, and what the next products add to.
 
     start, bias  of the product of normed rows
     after        the bias of the product that is added to the rows next
     """
-    flat, table, out, weights, eps = f.rows.flat, f.rows.table, f.normed.flat, w.norms, w.eps
-    captured, features = f.captured, f.features
-    (rows, size), width = table.shape, weights.shape[1]
+    flat, (rows, size), width = state.flat, state.table.shape, weights.shape[1]
+    layer = number // 2 % len(bias)
     work = np.empty(width, np.float32)
-    while True:
-        r = threads.claim(claims, phase, 1)
-        if r >= rows:
-            break
+    for r in threads.parts_of(claims, phase, rows, 1):
         factor = _factor(flat, r * size, width, eps)
         for i in range(width):
             work[i] = at(flat, r * size + i) * factor * weights[number, i]
@@ -150,26 +148,21 @@ def _norm_rows(layer, number, f, w, start, bias, after, phase, claims):  # type:
                 place = (r * len(captured) + i) * width
                 keep(flat, r * size, features, place, width)
         _start(start, r, bias, layer)
-        _add(table, r, after, layer)
-        threads.done(claims, phase, 1)
-    threads.wait(claims, phase, rows)
+        _add(state.table, r, after, layer)
 
 
 @jit
-def _rotate_rows(layer, w, f, phase, claims):  # type: ignore[no-untyped-def]
+def _rotate_rows(  # type: ignore[no-untyped-def] # noqa: PLR0913
+    layer, qkv_rows, queries, factors, cache, shape, owners, places, head_norms, scale, eps, phase,
+    claims,
+):  # fmt: skip
     """Rotate queries and keys, and store keys and values."""
-    _, _, sequences, kv_heads, slots, width = f.shape
-    qkv, queries, cache, factors = f.qkv.flat, f.queries, f.cache, f.factors
-    head_norms, scale, eps = w.head_norms, w.scale, w.eps
-    owners, places = f.owners, f.slots
-    rows, size = f.qkv.table.shape
+    _, _, sequences, kv_heads, slots, width = shape
+    qkv, (rows, size) = qkv_rows.flat, qkv_rows.table.shape
     half, all_queries = width // 2, len(queries) // rows
     heads = all_queries // width
     work, turned = np.empty(width, np.float32), np.empty(width, np.float32)
-    while True:
-        r = threads.claim(claims, phase, 1)
-        if r >= rows:
-            break
+    for r in threads.parts_of(claims, phase, rows, 1):
         key = ((2 * layer * sequences + owners[r]) * kv_heads * slots + places[r]) * width
         value = key + sequences * kv_heads * slots * width
         for h in range(heads + kv_heads):
@@ -192,54 +185,46 @@ def _rotate_rows(layer, w, f, phase, claims):  # type: ignore[no-untyped-def]
         for h in range(kv_heads):
             first = r * size + (heads + kv_heads + h) * width
             keep(qkv, first, cache, value + h * slots * width, width)
-        threads.done(claims, phase, 1)
-    threads.wait(claims, phase, rows)
 
 
 @jit
-def _attend_rows(layer, window, group, f, scratch, phase, claims, count):  # type: ignore[no-untyped-def]
+def _attend_rows(  # type: ignore[no-untyped-def] # noqa: PLR0913
+    layer, window, queries, cache, shape, out, owners, positions, leading, firsts, seen, scratch,
+    phase, claims, count,
+):  # fmt: skip
     """Attention of every row and KV head."""
-    _, _, sequences, kv_heads, slots, width = f.shape
-    queries, cache, out = f.queries, f.cache, f.mixed.flat
-    owners, positions, leading, firsts, seen = f.owners, f.positions, f.leading, f.first, f.seen
-    scores, more_keys, more_values, mixed, totals = scratch
+    _, _, sequences, kv_heads, slots, width = shape
+    one, none, group = np.int64(1), np.int64(0), len(queries) // len(owners) // kv_heads // width
+    scores, mixed, totals = scratch
     keys, rows = len(scores) // group, len(owners)
     parts = rows * kv_heads
-    size = max(parts // (8 * count), 1)
-    while True:
-        first_part = threads.claim(claims, phase, size)
-        if first_part >= parts:
-            break
-        last_part = min(first_part + size, parts)
-        for part in range(first_part, last_part):
-            kv, r = part // rows, part % rows
-            hidden = max(positions[r] - window + 1, 0) if window else 0
-            begin = min(hidden, leading[r])
-            ahead, start = leading[r] - begin, firsts[r] + hidden - begin
-            behind = firsts[r + 1] - start
-            key = ((2 * layer * sequences + owners[r]) * kv_heads + kv) * slots * width
-            value = key + sequences * kv_heads * slots * width
-            for i in range(behind):
-                slot = seen[start + i] * width
-                for j in range(width):
-                    put(more_keys, i * width + j, at(cache, key + slot + j))
-                    put(more_values, i * width + j, at(cache, value + slot + j))
-            key, value = key + begin * width, value + begin * width
-            query = (r * kv_heads + kv) * group * width
-            add_scores(queries, query, group, cache, key, ahead, width, scores, keys, 0)
-            add_scores(queries, query, group, more_keys, 0, behind, width, scores, keys, ahead)
-            for i in range(group * width):
-                mixed[i] = np.float32(0)
-            for h in range(group):
-                totals[h] = softmax(scores, h * keys, ahead + behind)
-            add_mixed(scores, keys, 0, group, cache, value, ahead, width, mixed)
-            add_mixed(scores, keys, ahead, group, more_values, 0, behind, width, mixed)
-            for h in range(group):
-                for i in range(h * width, (h + 1) * width):
-                    mixed[i] /= totals[h]
-            keep(mixed, 0, out, query, group * width)
-        threads.done(claims, phase, last_part - first_part)
-    threads.wait(claims, phase, parts)
+    for part in threads.parts_of(claims, phase, parts, max(parts // (8 * count), 1)):
+        kv, r = part // rows, part % rows
+        hidden = max(positions[r] - window + 1, 0) if window else 0
+        begin = min(hidden, leading[r])
+        ahead, start = leading[r] - begin, firsts[r] + hidden - begin
+        behind = firsts[r + 1] - start
+        key = ((2 * layer * sequences + owners[r]) * kv_heads + kv) * slots * width
+        value = key + sequences * kv_heads * slots * width
+        query = (r * kv_heads + kv) * group * width
+        add_scores(
+            queries, query, group, cache, key + begin * width, ahead, width, scores, keys, none
+        )
+        for i in range(behind):
+            slot = key + seen[start + i] * width
+            add_scores(queries, query, group, cache, slot, one, width, scores, keys, ahead + i)
+        for i in range(group * width):
+            mixed[i] = np.float32(0)
+        for h in range(group):
+            totals[h] = softmax(scores, h * keys, ahead + behind)
+        add_mixed(scores, keys, none, group, cache, value + begin * width, ahead, width, mixed)
+        for i in range(behind):
+            slot = value + seen[start + i] * width
+            add_mixed(scores, keys, ahead + i, group, cache, slot, one, width, mixed)
+        for h in range(group):
+            for i in range(h * width, (h + 1) * width):
+                mixed[i] /= totals[h]
+        keep(mixed, 0, out, query, group * width)
 
 
 @jit
@@ -248,44 +233,48 @@ def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
     flat, (rows, size) = gate_up.flat, gate_up.table.shape
     width = len(out) // rows
     work = np.empty(width, np.float32)
-    while True:
-        r = threads.claim(claims, phase, 1)
-        if r >= rows:
-            break
+    for r in threads.parts_of(claims, phase, rows, 1):
         for i in range(width):
             gate = at(flat, r * size + i)
             work[i] = gate / (np.float32(1) + exponential(-gate)) * at(flat, r * size + width + i)
         keep(work, 0, out, r * width, width)
-        threads.done(claims, phase, 1)
-    threads.wait(claims, phase, rows)
 
 
 @jit
 def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
     """Compute all layers, and the last norm into f.normed; `claims` of PHASES a layer and one."""
     layers, kv_heads, slots, width = f.shape[0], f.shape[3], f.shape[4], f.shape[5]
-    group, most = len(f.queries) // len(f.owners) // kv_heads // width, 0
-    for r in range(len(f.owners)):
-        most = max(most, f.first[r + 1] - f.first[r])
-    scratch = (
+    group = len(f.queries) // len(f.owners) // kv_heads // width
+    scores, mixed = (
         np.empty(group * (slots + KEYS), np.float32),
-        np.empty(most * width, f.cache.dtype),
-        np.empty(most * width, f.cache.dtype),
         np.empty(group * width, np.float32),
-        np.empty(group, np.float32),
     )
-    q, o, g, d = w.qkv, w.output, w.gate_up, w.down
+    scratch = scores, mixed, np.empty(group, np.float32)
+    q, o, g, d, norms, eps = w.qkv, w.output, w.gate_up, w.down, w.norms, w.eps
     table, normed, qkv, gate_up = f.rows.table, f.normed.table, f.qkv.table, f.gate_up.table
-    mixed, gated = f.mixed.table, f.gated.table
-    for layer in range(layers):
-        p = layer * PHASES
-        _norm_rows(layer, 2 * layer, f, w, qkv, q.bias, o.bias, p, claims)
+    attended, gated, out = f.mixed.table, f.gated.table, f.normed.flat
+    captured, features, cache, shape = f.captured, f.features, f.cache, f.shape
+    for layer in range(layers + 1):
+        p, number = layer * PHASES, 2 * layer
+        _norm_rows(
+            f.rows, out, norms, number, eps, captured, features, qkv, q.bias, o.bias, p, claims
+        )
+        if layer == layers:
+            break
         multiply(q.blocks[layer], q.scales[layer], normed, qkv, p + 1, claims, count)
-        _rotate_rows(layer, w, f, p + 2, claims)
-        _attend_rows(layer, w.windows[layer], group, f, scratch, p + 3, claims, count)
-        multiply(o.blocks[layer], o.scales[layer], mixed, table, p + 4, claims, count)
-        _norm_rows(layer, 2 * layer + 1, f, w, gate_up, g.bias, d.bias, p + 5, claims)
-        multiply(g.blocks[layer], g.scales[layer], normed, gate_up, p + 6, claims, count)
-        _gate_rows(f.gate_up, f.gated.flat, p + 7, claims)
-        multiply(d.blocks[layer], d.scales[layer], gated, table, p + 8, claims, count)
-    _norm_rows(np.int64(0), 2 * layers, f, w, qkv, q.bias, o.bias, layers * PHASES, claims)
+        _rotate_rows(
+            layer, f.qkv, f.queries, f.factors, cache, shape, f.owners, f.slots, w.head_norms,
+            w.scale, eps, p + 2, claims,
+        )  # fmt: skip
+        _attend_rows(
+            layer, w.windows[layer], f.queries, cache, shape, f.mixed.flat, f.owners, f.positions,
+            f.leading, f.first, f.seen, scratch, p + 3, claims, count,
+        )  # fmt: skip
+        multiply(o.blocks[layer], o.scales[layer], attended, table, p + 4, claims, count)
+        number, p = number + 1, p + 5
+        _norm_rows(
+            f.rows, out, norms, number, eps, captured, features, gate_up, g.bias, d.bias, p, claims
+        )
+        multiply(g.blocks[layer], g.scales[layer], normed, gate_up, p + 1, claims, count)
+        _gate_rows(f.gate_up, f.gated.flat, p + 2, claims)
+        multiply(d.blocks[layer], d.scales[layer], gated, table, p + 3, claims, count)

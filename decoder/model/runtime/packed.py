@@ -28,7 +28,7 @@ from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.model.runtime.layers import PHASES, Forward, Matrix, Rows, Weights, run_layers
 from decoder.model.runtime.linear import TiledLinear
-from decoder.model.runtime.row_attention import LANES
+from decoder.model.runtime.row_attention import LANES, PAIRED
 from decoder.model.structure import bypassed_linears
 
 MOST_POSITIONS = 2048  # of the first table of rotary factors; it doubles
@@ -60,6 +60,7 @@ class PackedLayers:
         attentions, ffns = [one.self_attn for one in layers], [one.mlp for one in layers]
         self._dtype = last.weight.dtype
         self._pairs = self._dtype == torch.bfloat16 and not int8 and this_cpu().pairs
+        self._paired_heads = self._pairs and attentions[0].head_dim % PAIRED == 0
         self._stored = torch.int8 if int8 else None
         self._rope = RopeFactors(base.rotary_emb)
         self._heads, self._ffn = attentions[0].q_proj.out_features, ffns[0].gate_proj.out_features
@@ -108,7 +109,7 @@ class PackedLayers:
             _rows(state),
             normed,
             _rows(torch.empty(rows, len(w.qkv.blocks[0]) * tiles.LANES)),
-            self._inputs(rows, self._heads)[0].flat,
+            self._inputs(rows, self._heads, self._paired_heads)[0].flat,
             self._inputs(rows, self._heads)[0],
             _rows(torch.empty(rows, len(w.gate_up.blocks[0]) * tiles.LANES)),
             self._inputs(rows, self._ffn)[0],
@@ -123,9 +124,11 @@ class PackedLayers:
         threads.run(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
         return kept, features.to(self._dtype) if captured else None
 
-    def _inputs(self, rows: int, width: int) -> tuple[Rows, torch.Tensor]:
+    def _inputs(
+        self, rows: int, width: int, pairs: bool | None = None
+    ) -> tuple[Rows, torch.Tensor]:
         """Memory for inputs of products, and the same as a tensor."""
-        if not self._pairs:
+        if not (self._pairs if pairs is None else pairs):
             kept = torch.empty(rows, width)
             return _rows(kept), kept
         kept = torch.empty(rows, width, dtype=torch.bfloat16)

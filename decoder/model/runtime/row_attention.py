@@ -1,7 +1,7 @@
 """Attention of one row at a time on a CPU, compiled: the same for a row among any others.
 
-A row's keys are slots that it sees, and copies of those further on, in the order of their
-positions. So its sums have one order wherever its keys lie. Arrays are flat, with places in them.
+A row's keys are taken in the order of their positions, so its sums have one order wherever the keys
+lie. Arrays are flat, of float32 numbers or of bfloat16 ones as uint16, with places in them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
-from decoder.cpu import this_cpu
 from decoder.jit import jit, jit_sums
 from decoder.model.runtime.tiles import (
-    DOTS,
-    INTEGER,
     SINGLE,
     WORD,
-    BFloat16,
+    WORDS,
+    dots,
     loaded,
+    loop,
     multiply_add,
     number,
+    spread,
 )
 
 LANES = 8  # numbers of a head that are summed side by side; a head's width is a multiple
@@ -33,74 +32,67 @@ PAIRED = 32  # numbers of a head that are multiplied in pairs at once
 KEYS = 4  # of which scores are made at once
 BLOCK = 64  # keys that all heads of a group read before the next are read
 
-_UPPER = np.uint32(16)  # a bfloat16 number is the upper half of a float32 one
 _LOG2_E = np.float32(1.4426950408889634)
 _RANGE = np.float32(126)  # of exponents
-_PAIRS = this_cpu().pairs
+INT = numba.types.int64
 
 
-def _cast(kind: Any, to: Any) -> Any:
-    """A function that takes the bits of a number as those of another kind."""
-
-    @intrinsic
-    def cast(typing: Any, value: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return builder.bitcast(values[0], context.get_value_type(to))
-
-        return to(kind), emit
-
-    return cast
+def _data(context: Any, builder: Any, signature: Any, values: Any, *arrays: int) -> list[Any]:
+    return [context.make_array(signature.args[i])(context, builder, values[i]).data for i in arrays]
 
 
-bits_of = _cast(numba.types.float32, numba.types.uint32)
-number_of = _cast(numba.types.uint32, numba.types.float32)
+def _widened(b: Any, pointer: Any, lanes: int) -> Any:
+    """So many numbers at a pointer, in float32."""
+    kind, wide = ir.VectorType(SINGLE, lanes), ir.VectorType(WORD, lanes)
+    if pointer.type.pointee == SINGLE:
+        return loaded(b, pointer, kind)
+    halves = loaded(b, pointer, ir.VectorType(pointer.type.pointee, lanes))
+    return b.bitcast(b.shl(b.zext(halves, wide), ir.Constant(wide, [16] * lanes)), kind)
 
 
 @intrinsic
 def at(typing: Any, numbers: Any, place: Any) -> Any:
-    """numbers[place] of a flat array, by a place that is not negative."""
+    """The number at a place that is not negative, in float32."""
 
     def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, b, values[0])
-        return b.load(b.gep(array.data, [values[1]]))
+        pointer = b.gep(*_data(context, b, signature, values, 0), [values[1]])
+        return b.extract_element(_widened(b, pointer, 1), number(0))
 
-    return numbers.dtype(numbers, numba.types.int64), emit
+    return numba.types.float32(numbers, INT), emit
 
 
 @intrinsic
 def put(typing: Any, numbers: Any, place: Any, value: Any) -> Any:
-    """numbers[place] = value of the same kind."""
+    """Write a float32 number, rounded half to even where numbers are bfloat16."""
 
     def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, b, values[0])
-        b.store(values[2], b.gep(array.data, [values[1]]))
+        pointer, value = b.gep(*_data(context, b, signature, values, 0), [values[1]]), values[2]
+        if pointer.type.pointee != SINGLE:
+            bits = b.bitcast(value, WORD)
+            odd = b.and_(b.lshr(bits, WORD(16)), WORD(1))
+            bits = b.lshr(b.add(b.add(bits, WORD(0x7FFF)), odd), WORD(16))
+            value = b.trunc(bits, pointer.type.pointee)
+        b.store(value, pointer)
         return context.get_dummy_value()
 
-    return numba.types.void(numbers, numba.types.int64, numbers.dtype), emit
+    return numba.types.void(numbers, INT, numba.types.float32), emit
+
+
+@intrinsic
+def _number_of(typing: Any, bits: Any) -> Any:
+    """The float32 number of these bits."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.bitcast(values[0], SINGLE)
+
+    return numba.types.float32(numba.types.int32), emit
 
 
 @jit
-def _rounded(value):  # type: ignore[no-untyped-def]
-    """The bits of a float32 number rounded to bfloat16, half to even."""
-    bits = bits_of(value)
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> _UPPER) & np.uint32(1))) >> _UPPER)
-
-
-def keep(numbers: Any, place: Any, out: Any, out_place: Any, count: Any) -> None:
-    """Write float32 numbers to an array of them, or of bfloat16 ones as bits."""
-
-
-@overload(keep)
-def _keep(numbers: Any, place: Any, out: Any, out_place: Any, count: Any) -> Any:
-    def rounded(numbers: Any, place: Any, out: Any, out_place: Any, count: Any) -> None:
-        for i in range(count):
-            put(out, out_place + i, _rounded(at(numbers, place + i)))
-
-    def same(numbers: Any, place: Any, out: Any, out_place: Any, count: Any) -> None:
-        for i in range(count):
-            put(out, out_place + i, at(numbers, place + i))
-
-    return rounded if out.dtype == numba.types.uint16 else same
+def keep(numbers, place, out, start, count):  # type: ignore[no-untyped-def]
+    """Copy numbers, to an array of any kind."""
+    for i in range(count):
+        put(out, start + i, at(numbers, place + i))
 
 
 @jit
@@ -115,22 +107,13 @@ def exponential(value):  # type: ignore[no-untyped-def]
     total = total * part + np.float32(2.4015361e-1)
     total = total * part + np.float32(6.9315308e-1)
     total = total * part + np.float32(9.9999994e-1)
-    return total * number_of(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
+    return total * _number_of((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
-def _widened(b: Any, pointer: Any, lanes: int) -> Any:
-    """So many numbers of float32 or bfloat16 at a pointer, in float32."""
-    kind, wide = ir.VectorType(SINGLE, lanes), ir.VectorType(WORD, lanes)
-    if pointer.type.pointee == SINGLE:
-        return loaded(b, pointer, kind)
-    halves = loaded(b, pointer, ir.VectorType(pointer.type.pointee, lanes))
-    return b.bitcast(b.shl(b.zext(halves, wide), ir.Constant(wide, [16] * lanes)), kind)
-
-
-def _folded(b: Any, one: Any, other: Any, *lanes: tuple[int, ...]) -> Any:
+def _folded(b: Any, one: Any, other: Any, *lanes: list[int]) -> Any:
     """The sum of two selections of lanes of a pair of vectors."""
     kind = ir.VectorType(WORD, len(lanes[0]))
-    return b.fadd(*(b.shuffle_vector(one, other, ir.Constant(kind, list(some))) for some in lanes))
+    return b.fadd(*(b.shuffle_vector(one, other, ir.Constant(kind, some)) for some in lanes))
 
 
 def _sums(b: Any, vectors: list[Any]) -> Any:
@@ -138,74 +121,46 @@ def _sums(b: Any, vectors: list[Any]) -> Any:
     lanes = vectors[0].type.count
     while lanes > 4:
         lanes //= 2
-        halves = tuple(range(lanes)), tuple(range(lanes, 2 * lanes))
+        halves = list(range(lanes)), list(range(lanes, 2 * lanes))
         vectors = [_folded(b, one, one, *halves) for one in vectors]
-    pairs = [_folded(b, *vectors[i : i + 2], (0, 4, 1, 5), (2, 6, 3, 7)) for i in (0, 2)]
-    return _folded(b, *pairs, (0, 1, 4, 5), (2, 3, 6, 7))
+    pairs = [_folded(b, *vectors[i : i + 2], [0, 4, 1, 5], [2, 6, 3, 7]) for i in (0, 2)]
+    return _folded(b, *pairs, [0, 1, 4, 5], [2, 3, 6, 7])
 
 
-def _scores(paired: bool) -> Any:
-    """A compiled function: products of a query with KEYS keys.
+@intrinsic
+def _score(
+    typing: Any, query: Any, start: Any, keys: Any, first: Any, last: Any, width: Any, out: Any,
+    place: Any,
+) -> Any:  # fmt: skip
+    """Products of a query with KEYS keys to out[place ...]; the last stands for those behind it.
 
-    paired  whether queries and keys are bfloat16 numbers that are multiplied in pairs
+    Bfloat16 queries have bfloat16 keys, and are multiplied in pairs.
     """
+    paired = query.dtype == numba.types.uint16
     lanes = WIDE_LANES if paired else LANES
-    vector = ir.VectorType(SINGLE, lanes)
-    halves = ir.VectorType(BFloat16(), 2 * lanes)
 
-    @intrinsic
-    def scores(
-        typing: Any, query: Any, start: Any, keys: Any, first: Any, last: Any, width: Any,
-        out: Any, place: Any,
-    ) -> Any:  # fmt: skip
-        """To out[place ...]. The last key stands for those behind it."""
+    def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        query, keys, out = _data(context, b, signature, values, 0, 2, 6)
+        _, start, _, first, last, width, _, place = values
+        sources = []
+        for i in range(KEYS):
+            key = b.add(first, b.mul(width, number(i)))
+            sources.append(b.gep(keys, [b.select(b.icmp_signed("<", key, last), key, last)]))
 
-        def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
-            query, keys, out = (
-                context.make_array(signature.args[i])(context, b, values[i]) for i in (0, 2, 6)
-            )
-            _, start, _, first, last, width, _, place = values
-            sources = []
-            for i in range(KEYS):
-                key = b.add(first, b.mul(width, number(i)))
-                key = b.select(b.icmp_signed("<", key, last), key, last)
-                sources.append(b.gep(keys.data, [key]))
-            before, body, after = (
-                b.block,
-                b.append_basic_block("score"),
-                b.append_basic_block("end"),
-            )
-            b.branch(body)
-            b.position_at_end(body)
-            part = b.phi(INTEGER)
-            totals = [b.phi(vector) for _ in sources]
-            given = b.gep(query.data, [b.add(start, part)])
-            for total, source in zip(totals, sources, strict=True):
-                key = b.gep(source, [part])
-                if paired:
-                    kind = ir.FunctionType(vector, [vector, halves, halves])
-                    dots = cgutils.get_or_insert_function(b.module, kind, DOTS)
-                    both = loaded(b, given, halves), loaded(b, key, halves)
-                    more = b.call(dots, [total, *both])
-                else:
-                    both = _widened(b, given, lanes), _widened(b, key, lanes)
-                    more = multiply_add(b, *both, total)
-                total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
-                total.add_incoming(more, body)
-            following = b.add(part, number(2 * lanes if paired else lanes))
-            part.add_incoming(number(0), before)
-            part.add_incoming(following, body)
-            b.cbranch(b.icmp_signed("<", following, width), body, after)
-            b.position_at_end(after)
-            sums = _sums(b, [total.incomings[1][0] for total in totals])
-            b.store(sums, b.bitcast(b.gep(out.data, [place]), sums.type.as_pointer()), align=4)
-            return context.get_dummy_value()
+        def add(part: Any, sums: list[Any]) -> list[Any]:
+            given, read = b.gep(query, [b.add(start, part)]), [b.gep(s, [part]) for s in sources]
+            if paired:
+                left, right = loaded(b, given, WORDS), [loaded(b, key, WORDS) for key in read]
+                return [dots(b, sums[i], left, right[i]) for i in range(KEYS)]
+            left, right = _widened(b, given, lanes), [_widened(b, key, lanes) for key in read]
+            return [multiply_add(b, left, right[i], sums[i]) for i in range(KEYS)]
 
-        integer = numba.types.int64
-        places = integer, keys, integer, integer, integer, out, integer
-        return numba.types.void(query, *places), emit
+        zeros = [ir.Constant(ir.VectorType(SINGLE, lanes), [0.0] * lanes)] * KEYS
+        sums = _sums(b, loop(b, width, PAIRED if paired else lanes, zeros, add))
+        b.store(sums, b.bitcast(b.gep(out, [place]), sums.type.as_pointer()), align=4)
+        return context.get_dummy_value()
 
-    return scores
+    return numba.types.void(query, INT, keys, INT, INT, INT, out, INT), emit
 
 
 def _mix(lanes: int, parts: int) -> Any:
@@ -220,68 +175,29 @@ def _mix(lanes: int, parts: int) -> Any:
         """weights[place ...] times `count` values of which `first` is the place of the first."""
 
         def emit(context: Any, b: Any, signature: Any, given: Any) -> Any:
-            weights, values, out = (
-                context.make_array(signature.args[i])(context, b, given[i]) for i in (0, 2, 6)
-            )
+            weights, values, out = _data(context, b, signature, given, 0, 2, 6)
             _, place, _, first, width, count, _, start = given
-            targets = [
-                b.bitcast(b.gep(out.data, [b.add(start, number(lanes * i))]), vector.as_pointer())
-                for i in range(parts)
-            ]
-            starts = [b.load(target, align=4) for target in targets]
-            before, body, after = b.block, b.append_basic_block("mix"), b.append_basic_block("end")
-            b.branch(body)
-            b.position_at_end(body)
-            key = b.phi(INTEGER)
-            totals = [b.phi(vector) for _ in range(parts)]
-            undefined = ir.Constant(vector, ir.Undefined)
-            weight = b.load(b.gep(weights.data, [b.add(place, key)]))
-            weight = b.insert_element(undefined, weight, number(0))
-            zeros = ir.Constant(ir.VectorType(WORD, lanes), [0] * lanes)
-            weight = b.shuffle_vector(weight, undefined, zeros)
-            source, sums = b.add(first, b.mul(key, width)), []
-            for i, total in enumerate(totals):
-                value = b.gep(values.data, [b.add(source, number(lanes * i))])
-                sums.append(multiply_add(b, weight, _widened(b, value, lanes), total))
-                total.add_incoming(starts[i], before)
-                total.add_incoming(sums[i], body)
-            following = b.add(key, number(1))
-            key.add_incoming(number(0), before)
-            key.add_incoming(following, body)
-            b.cbranch(b.icmp_signed("<", following, count), body, after)
-            b.position_at_end(after)
-            for target, one in zip(targets, sums, strict=True):
-                b.store(one, target, align=4)
+            targets = [b.gep(out, [b.add(start, number(lanes * i))]) for i in range(parts)]
+
+            def add(key: Any, sums: list[Any]) -> list[Any]:
+                weight = spread(b, b.gep(weights, [b.add(place, key)]), lanes)
+                source = b.gep(values, [b.add(first, b.mul(key, width))])
+                read = [
+                    _widened(b, b.gep(source, [number(lanes * i)]), lanes) for i in range(parts)
+                ]
+                return [multiply_add(b, weight, read[i], sums[i]) for i in range(parts)]
+
+            totals = loop(b, count, 1, [loaded(b, target, vector) for target in targets], add)
+            for target, total in zip(targets, totals, strict=True):
+                b.store(total, b.bitcast(target, vector.as_pointer()), align=4)
             return context.get_dummy_value()
 
-        integer = numba.types.int64
-        places = integer, values, integer, integer, integer, out, integer
-        return numba.types.void(weights, *places), emit
+        return numba.types.void(weights, INT, values, INT, INT, INT, out, INT), emit
 
     return mix
 
 
-_scores_alone, _scores_in_pairs = _scores(False), _scores(True)
 _mix_few, _mix_many = _mix(LANES, 1), _mix(WIDE_LANES, PARTS)
-
-
-def _score(query, start, keys, first, last, width, out, place):  # type: ignore[no-untyped-def]
-    """Scores of KEYS keys, in pairs where the arrays are of bfloat16 numbers."""
-
-
-@overload(_score)
-def _score_of(query, start, keys, first, last, width, out, place):  # type: ignore[no-untyped-def]
-    def paired(query, start, keys, first, last, width, out, place):  # type: ignore[no-untyped-def]
-        if width % PAIRED == 0:
-            _scores_in_pairs(query, start, keys, first, last, width, out, place)
-        else:
-            _scores_alone(query, start, keys, first, last, width, out, place)
-
-    def alone(query, start, keys, first, last, width, out, place):  # type: ignore[no-untyped-def]
-        _scores_alone(query, start, keys, first, last, width, out, place)
-
-    both = query.dtype == keys.dtype == numba.types.uint16
-    return paired if both and _PAIRS else alone
 
 
 @jit
@@ -300,14 +216,12 @@ def add_mixed(weights, size, place, group, values, first, count, width, out):  #
     for block in range(0, count, BLOCK):
         some, source = min(count - block, BLOCK), first + block * width
         for h in range(group):
-            weight, part = h * size + place + block, 0
+            weight, part, goal = h * size + place + block, 0, h * width
             while part + WIDE_LANES * PARTS <= width:
-                _mix_many(
-                    weights, weight, values, source + part, width, some, out, h * width + part
-                )
+                _mix_many(weights, weight, values, source + part, width, some, out, goal + part)
                 part += WIDE_LANES * PARTS
             while part < width:
-                _mix_few(weights, weight, values, source + part, width, some, out, h * width + part)
+                _mix_few(weights, weight, values, source + part, width, some, out, goal + part)
                 part += LANES
 
 

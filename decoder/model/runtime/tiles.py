@@ -87,33 +87,7 @@ def inputs_of(inputs: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     return inputs.float().contiguous()
 
 
-def _tile(rows: int) -> Any:
-    """A compiled function: UNIT blocks times `rows` rows, added to `out` in vector registers."""
-    at_once = UNIT if WIDE or rows <= MOST_ROWS // UNIT else 1
-
-    @intrinsic
-    def tile(
-        typing: Any, blocks: Any, scales: Any, block: Any, inputs: Any, row: Any, out: Any
-    ) -> Any:
-        signature = numba.types.void(blocks, scales, block, inputs, row, out)
-        kinds = blocks.dtype, inputs.dtype
-
-        def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            arrays = [
-                context.make_array(signature.args[i])(context, builder, values[i])
-                for i in (0, 1, 3, 5)
-            ]
-            for first in range(0, UNIT, at_once):
-                block = builder.add(values[2], ir.Constant(ir.IntType(64), first))
-                _emit_tile(builder, arrays, (block, values[4]), (rows, at_once), kinds)
-            return context.get_dummy_value()
-
-        return signature, emit
-
-    return tile
-
-
-class BFloat16(ir.Type):  # type: ignore[misc]
+class _BFloat16(ir.Type):  # type: ignore[misc]
     """LLVM's type, which llvmlite does not have."""
 
     def _to_string(self) -> str:
@@ -122,7 +96,7 @@ class BFloat16(ir.Type):  # type: ignore[misc]
 
 INTEGER, SINGLE, WORD = ir.IntType(64), ir.FloatType(), ir.IntType(32)
 VECTOR, WORDS = ir.VectorType(SINGLE, LANES), ir.VectorType(WORD, LANES)
-BYTES, HALVES = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(BFloat16(), 2 * LANES)
+BYTES, HALVES = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_BFloat16(), 2 * LANES)
 CONTRACT = ("contract",)
 DOTS = "llvm.x86.avx512bf16.dpbf16ps.512"
 
@@ -131,11 +105,12 @@ def number(value: int) -> Any:
     return ir.Constant(INTEGER, value)
 
 
-def spread(b: Any, pointer: Any) -> Any:
+def spread(b: Any, pointer: Any, lanes: int = LANES) -> Any:
     """The number at a pointer in all lanes."""
-    kind = ir.VectorType(pointer.type.pointee, LANES)
-    value = b.insert_element(ir.Constant(kind, ir.Undefined), b.load(pointer), number(0))
-    return b.shuffle_vector(value, ir.Constant(kind, ir.Undefined), ir.Constant(WORDS, [0] * LANES))
+    undefined = ir.Constant(ir.VectorType(pointer.type.pointee, lanes), ir.Undefined)
+    value = b.insert_element(undefined, b.load(pointer), number(0))
+    zeros = ir.Constant(ir.VectorType(WORD, lanes), [0] * lanes)
+    return b.shuffle_vector(value, undefined, zeros)
 
 
 def loaded(b: Any, pointer: Any, kind: Any) -> Any:
@@ -147,6 +122,57 @@ def multiply_add(b: Any, left: Any, right: Any, total: Any) -> Any:
     return b.fadd(total, b.fmul(left, right, flags=CONTRACT), flags=CONTRACT)
 
 
+def dots(b: Any, total: Any, left: Any, right: Any) -> Any:
+    """Add the products of pairs of bfloat16 numbers, of which a vector of words holds LANES."""
+    kind = ir.FunctionType(VECTOR, [VECTOR, HALVES, HALVES])
+    function = cgutils.get_or_insert_function(b.module, kind, DOTS)
+    return b.call(function, [total, b.bitcast(left, HALVES), b.bitcast(right, HALVES)])
+
+
+def loop(b: Any, count: Any, step: int, starts: list[Any], body: Any) -> list[Any]:
+    """Write `for i in range(0, count, step): sums = body(i, sums)`, at least once round."""
+    before, inside, after = b.block, b.append_basic_block("loop"), b.append_basic_block("end")
+    b.branch(inside)
+    b.position_at_end(inside)
+    i, sums = b.phi(INTEGER), [b.phi(start.type) for start in starts]
+    totals: list[Any] = body(i, sums)
+    following = b.add(i, number(step))
+    for value, first, later in ((i, number(0), following), *zip(sums, starts, totals, strict=True)):
+        value.add_incoming(first, before)
+        value.add_incoming(later, inside)
+    b.cbranch(b.icmp_signed("<", following, count), inside, after)
+    b.position_at_end(after)
+    return totals
+
+
+@intrinsic
+def _tile(
+    typing: Any, blocks: Any, scales: Any, block: Any, inputs: Any, row: Any, rows: Any, out: Any
+) -> Any:
+    """UNIT blocks times up to MOST_ROWS rows, added to `out` in vector registers."""
+    kinds = blocks.dtype, inputs.dtype
+
+    def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        arrays = [
+            context.make_array(signature.args[i])(context, b, values[i]) for i in (0, 1, 3, 6)
+        ]
+        end = b.append_basic_block("tiled")
+        choice = b.switch(values[5], end)
+        for count in range(1, MOST_ROWS + 1):
+            case = b.append_basic_block("rows")
+            choice.add_case(count, case)
+            b.position_at_end(case)
+            at_once = UNIT if WIDE or count <= MOST_ROWS // UNIT else 1
+            for first in range(0, UNIT, at_once):
+                place = b.add(values[2], number(first)), values[4]
+                _emit_tile(b, arrays, place, (count, at_once), kinds)
+            b.branch(end)
+        b.position_at_end(end)
+        return context.get_dummy_value()
+
+    return numba.types.void(blocks, scales, block, inputs, row, rows, out), emit
+
+
 def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], kinds: Any) -> None:
     """Write a tile in LLVM's language: for each input, load its weights, and multiply and add.
 
@@ -155,69 +181,44 @@ def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], kinds: An
     kinds  of numba, of the weights and the inputs
     """
     weights, scales, inputs, out = arrays
-    pairs = kinds[0] == numba.types.int32
-    stored = {numba.types.int32: WORDS, numba.types.float32: VECTOR, numba.types.int8: BYTES}[
-        kinds[0]
-    ]
-    rows, count = range(size[0]), range(size[1])
+    stored = {numba.types.int32: WORDS, numba.types.float32: VECTOR}.get(kinds[0], BYTES)
     steps, outputs = b.extract_value(weights.shape, 1), b.extract_value(out.shape, 1)
     width, lanes = b.extract_value(inputs.shape, 1), number(LANES)
 
-    def at(pointer: Any, index: Any, row_width: Any, more: Any = None) -> Any:
-        place = b.mul(index, row_width)
-        return b.gep(pointer, [place if more is None else b.add(place, more)])
+    def at(pointer: Any, index: Any, row_width: Any, more: Any) -> Any:
+        return b.gep(pointer, [b.add(b.mul(index, row_width), more)])
 
-    blocks = [b.add(first[0], number(i)) for i in count]
-    sources = [at(weights.data, block, b.mul(steps, lanes)) for block in blocks]
-    given = [at(inputs.data, b.add(first[1], number(r)), width) for r in rows]
-    places = [
-        [at(out.data, b.add(first[1], number(r)), outputs, b.mul(block, lanes)) for block in blocks]
-        for r in rows
-    ]
+    rows = [b.add(first[1], number(r)) for r in range(size[0])]
+    blocks = [b.add(first[0], number(i)) for i in range(size[1])]
+    sources = [at(weights.data, block, b.mul(steps, lanes), number(0)) for block in blocks]
+    given = [at(inputs.data, row, width, number(0)) for row in rows]
+    places = [at(out.data, row, outputs, b.mul(block, lanes)) for row in rows for block in blocks]
+    ahead = b.mul(steps, number(UNIT))
     if stored is BYTES:
-        factors = [loaded(b, at(scales.data, block, lanes), VECTOR) for block in blocks]
-    starts = [[loaded(b, place, VECTOR) for place in row] for row in places]
-    before, body = b.block, b.append_basic_block("tile")
-    after = b.append_basic_block("tile_end")
-    b.branch(body)
-    b.position_at_end(body)
-    step = b.phi(INTEGER)
-    step.add_incoming(number(0), before)
-    sums = [[b.phi(VECTOR) for _ in count] for _ in rows]
-    totals = [list(row) for row in sums]
-    read = []
-    for source in sources:
-        _prefetch(b, at(source, b.add(step, b.mul(steps, number(UNIT))), lanes))
-        read.append(loaded(b, at(source, step, lanes), stored))
-    if pairs and kinds[1] == numba.types.int32:
-        dots = ir.FunctionType(VECTOR, [VECTOR, HALVES, HALVES])
-        function = cgutils.get_or_insert_function(b.module, dots, DOTS)
-        for r in rows:
-            value = b.bitcast(spread(b, b.gep(given[r], [step])), HALVES)
-            for i in count:
-                halves = b.bitcast(read[i], HALVES)
-                totals[r][i] = b.call(function, [totals[r][i], value, halves])
-    else:
-        for half in range(2 if pairs else 1):
-            place = b.add(b.mul(step, number(2)), number(half)) if pairs else step
+        factors = [loaded(b, at(scales.data, block, lanes, number(0)), VECTOR) for block in blocks]
+
+    def add(step: Any, sums: list[Any]) -> list[Any]:
+        read = []
+        for source in sources:
+            _prefetch(b, at(source, b.add(step, ahead), lanes, number(0)))
+            read.append(loaded(b, at(source, step, lanes, number(0)), stored))
+        if stored is WORDS and kinds[1] == numba.types.int32:
+            one_row = [spread(b, b.gep(one, [step])) for one in given]
+            terms = [(one, weight) for one in one_row for weight in read]
+            return [dots(b, total, *both) for total, both in zip(sums, terms, strict=True)]
+        for half in range(2 if stored is WORDS else 1):
+            place = b.add(b.mul(step, number(2)), number(half)) if stored is WORDS else step
             wide = [_widened(b, one, half) for one in read]
             if stored is BYTES:
                 wide = [b.fmul(one, factor) for one, factor in zip(wide, factors, strict=True)]
-            for r in rows:
-                value = spread(b, b.gep(given[r], [place]))
-                for i in count:
-                    totals[r][i] = multiply_add(b, value, wide[i], totals[r][i])
-    for r in rows:
-        for i in count:
-            sums[r][i].add_incoming(starts[r][i], before)
-            sums[r][i].add_incoming(totals[r][i], body)
-    following = b.add(step, number(1))
-    step.add_incoming(following, body)
-    b.cbranch(b.icmp_signed("<", following, steps), body, after)
-    b.position_at_end(after)
-    for r in rows:
-        for i in count:
-            b.store(totals[r][i], b.bitcast(places[r][i], VECTOR.as_pointer()), align=4)
+            one_row = [spread(b, b.gep(one, [place])) for one in given]
+            terms = [(one, weight) for one in one_row for weight in wide]
+            sums = [multiply_add(b, *both, total) for total, both in zip(sums, terms, strict=True)]
+        return sums
+
+    totals = loop(b, steps, 1, [loaded(b, place, VECTOR) for place in places], add)
+    for total, place in zip(totals, places, strict=True):
+        b.store(total, b.bitcast(place, VECTOR.as_pointer()), align=4)
 
 
 def _widened(b: Any, stored: Any, half: int) -> Any:
@@ -239,42 +240,14 @@ def _prefetch(b: Any, pointer: Any) -> None:
     b.call(function, [b.bitcast(pointer, byte), *(ir.Constant(WORD, n) for n in (0, 2, 1))])
 
 
-_one, _two, _three, _four = _tile(1), _tile(2), _tile(3), _tile(4)
-_five, _six, _seven, _eight = _tile(5), _tile(6), _tile(7), _tile(8)
-
-
 @jit
 def multiply(blocks, scales, inputs, out, phase, claims, count):  # type: ignore[no-untyped-def]
     """`add_product` as a phase of `count` threads' work."""
     units, rows = len(blocks) // UNIT, len(inputs)
-    size = max(units // (CLAIMS * count), 1)
     groups = (rows + MOST_ROWS - 1) // MOST_ROWS
-    while True:
-        first = threads.claim(claims, phase, size)
-        if first >= units:
-            break
-        last = min(first + size, units)
-        for block in range(first * UNIT, last * UNIT, UNIT):
-            row = 0
-            for group in range(groups):
-                left = groups - group
-                some = (rows - row + left - 1) // left
-                if some == 1:
-                    _one(blocks, scales, block, inputs, row, out)
-                elif some == 2:
-                    _two(blocks, scales, block, inputs, row, out)
-                elif some == 3:
-                    _three(blocks, scales, block, inputs, row, out)
-                elif some == 4:
-                    _four(blocks, scales, block, inputs, row, out)
-                elif some == 5:
-                    _five(blocks, scales, block, inputs, row, out)
-                elif some == 6:
-                    _six(blocks, scales, block, inputs, row, out)
-                elif some == 7:
-                    _seven(blocks, scales, block, inputs, row, out)
-                else:
-                    _eight(blocks, scales, block, inputs, row, out)
-                row += some
-        threads.done(claims, phase, last - first)
-    threads.wait(claims, phase, units)
+    for unit in threads.parts_of(claims, phase, units, max(units // (CLAIMS * count), 1)):
+        row = 0
+        for left in range(groups, 0, -1):
+            some = (rows - row + left - 1) // left
+            _tile(blocks, scales, unit * UNIT, inputs, row, some, out)
+            row += some
