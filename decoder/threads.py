@@ -119,7 +119,7 @@ def parts_of(claims, phase, parts, size):  # type: ignore[no-untyped-def]
     first = _add(claims, claimed, size)
     while first < parts:
         last = min(first + size, parts)
-        for part in range(first, last):
+        for part in range(first, last):  # noqa: UP028 - numba has no `yield from`
             yield part
         _add(claims, done, last - first)
         first = _add(claims, claimed, size)

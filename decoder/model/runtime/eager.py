@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from costmodel.hf_config import positions_of, text_fields

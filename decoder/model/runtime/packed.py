@@ -114,11 +114,11 @@ class PackedLayers:
             _rows(torch.empty(rows, len(w.gate_up.blocks[0]) * tiles.LANES)),
             self._inputs(rows, self._ffn)[0],
             self._rope(places[2]),
-            data.flatten().numpy(),
+            data.view(-1).numpy(),
             tuple(data.shape),
             *places,
             np.array(captured, np.int64),
-            features.flatten().numpy(),
+            features.view(-1).numpy(),
         )
         phases = PHASES * len(w.windows) + 1
         threads.run(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
@@ -132,11 +132,11 @@ class PackedLayers:
             kept = torch.empty(rows, width)
             return _rows(kept), kept
         kept = torch.empty(rows, width, dtype=torch.bfloat16)
-        return Rows(kept.flatten().view(torch.uint16).numpy(), kept.view(torch.int32).numpy()), kept
+        return Rows(kept.view(-1).view(torch.uint16).numpy(), kept.view(torch.int32).numpy()), kept
 
 
 def _rows(numbers: torch.Tensor) -> Rows:
-    return Rows(numbers.flatten().numpy(), numbers.numpy())
+    return Rows(numbers.view(-1).numpy(), numbers.numpy())
 
 
 def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
@@ -228,9 +228,6 @@ class PackedStep(ModelStep):
         return (
             super().logits(hidden) if head is None or not self.plain_head else head.numbers(hidden)
         )
-
-    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(self.logits(hidden))
 
     def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
         head = self._packed.head

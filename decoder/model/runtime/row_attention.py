@@ -4,6 +4,7 @@ A row's keys are taken in the order of their positions, so its sums have one ord
 lie. Arrays are flat, of float32 numbers or of bfloat16 ones as uint16, with places in them.
 """
 
+# ruff: noqa: PLR0913 - compiled functions take arrays and places one by one
 from __future__ import annotations
 
 from typing import Any
@@ -201,8 +202,10 @@ _mix_few, _mix_many = _mix(LANES, 1), _mix(WIDE_LANES, PARTS)
 
 
 @jit
-def add_scores(query, start, group, keys, first, count, width, scores, size, place):  # type: ignore[no-untyped-def]
-    """Scores of `group` queries from `start` on with `count` keys to scores[h * size + place ...]."""
+def add_scores(  # type: ignore[no-untyped-def]
+    query, start, group, keys, first, count, width, scores, size, place
+):
+    """Scores of `group` queries from `start` on with `count` keys: scores[h * size + place ...]."""
     last = first + (count - 1) * width
     for key in range(0, count, KEYS):
         for h in range(group):

@@ -6,6 +6,7 @@ summed in float32 in the order of the inputs, so a row's result does not depend 
 rows. Inputs in bfloat16 are multiplied in pairs where the CPU has an instruction for that.
 """
 
+# ruff: noqa: PLR0913 - compiled functions take arrays and places one by one
 from __future__ import annotations
 
 from typing import Any
@@ -29,7 +30,7 @@ CLAIMS = 8  # of each thread in a product
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """The weight [out, in] as blocks [blocks, in, LANES]; of bfloat16 pairs [blocks, in / 2, LANES].
+    """The weight [out, in] as blocks [blocks, in, LANES], of bfloat16 [blocks, in / 2, LANES].
 
     A pair of inputs' weights is an int32, the first in its lower half. Outputs are padded with
     zeros to whole units of blocks, inputs to whole pairs.
