@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -28,13 +27,12 @@ from decoder.engine import TreeDecoder
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.runtime import tiles
 from decoder.model.runtime.linear import rounded_to_int8
-from decoder.profiling.measured_profile import measure_peaks
 from lab.studies.common import environment, read_prompts, store
 
 SHAPES = ((576, 576), (3072, 576), (576, 1536), (49152, 576))  # outputs, inputs
 ROWS = (1, 2, 4, 8, 16, 32, 128)
 REPEATS = 15
-PEAK_TRIES = 4
+PEAK_SIZE = 2048
 COLD_BYTES = 96 << 20  # of all copies of a weight in bfloat16, more than the caches hold
 SETS = ("gsm8k", "humaneval", "mt_bench")
 WARM_TOKENS = 8
@@ -66,20 +64,40 @@ def ways(weight: torch.Tensor) -> dict[str, tuple[float, Product]]:
     }
 
 
+def clock_s() -> float:
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def shortest_s(function: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        start_s = clock_s()
+        function()
+        times.append(clock_s() - start_s)
+    return min(times)
+
+
+def peak_rates(dtype: torch.dtype) -> dict[str, float]:
+    """Bytes/s of a sum over memory, and FLOPs/s of torch's product of square matrices."""
+    buffer, square = torch.ones(COLD_BYTES // 4), torch.randn(PEAK_SIZE, PEAK_SIZE).to(dtype)
+    product_s = shortest_s(lambda: square @ square)
+    read_s = shortest_s(buffer.sum)
+    return {"bytes_per_s": buffer.nbytes / read_s, "flops_per_s": 2 * PEAK_SIZE**3 / product_s}
+
+
 def timed_products(outputs: int, inputs: int, peaks: dict[str, float]) -> list[dict[str, Any]]:
     """Shortest milliseconds of each way, and its shares of bandwidth and peak, by rows."""
     copies = min(max(1, COLD_BYTES // (outputs * inputs * 2)), 60)
     kept = [ways(torch.randn(outputs, inputs)) for _ in range(copies)]
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     table = []
     for rows in ROWS:
         x, seconds = torch.randn(rows, inputs), dict.fromkeys(kept[0], float("inf"))
         for _ in range(REPEATS):
             for name in seconds:
-                start_s = clock()
+                start_s = clock_s()
                 for one in kept:
                     one[name][1](x)
-                seconds[name] = min(seconds[name], (clock() - start_s) / copies)
+                seconds[name] = min(seconds[name], (clock_s() - start_s) / copies)
         for name, taken_s in seconds.items():
             row = {"way": name, "shape": [outputs, inputs], "rows": rows}
             row |= {"ms": round(taken_s * 1e3, 4)}
@@ -160,9 +178,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if this_cpu().bfloat16 else torch.float32
-    tries = [asdict(measure_peaks(torch.device("cpu"), dtype)) for _ in range(PEAK_TRIES)]
-    peaks = {name: max(one[name] for one in tries) for name in tries[0]}
+    peaks = peak_rates(torch.bfloat16 if this_cpu().bfloat16 else torch.float32)
     with torch.inference_mode():
         table = [row for shape in SHAPES for row in timed_products(*shape, peaks)]
     result = {"environment": environment("cpu"), "peaks": peaks, "products": table}
