@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder import threads
-from decoder.jit import jit, jit_sums
+from decoder.jit import jit, jit_sums, parts_of
 from decoder.model.runtime.row_attention import (
     KEYS,
     add_mixed,
@@ -138,7 +137,7 @@ def _norm_rows(  # type: ignore[no-untyped-def]
     flat, (rows, size), width = state.flat, state.table.shape, weights.shape[1]
     layer = number // 2 % len(bias)
     work = np.empty(width, np.float32)
-    for r in threads.parts_of(claims, phase, rows, 1):
+    for r in parts_of(claims, phase, rows, 1):
         factor = _factor(flat, r * size, width, eps)
         for i in range(width):
             work[i] = at(flat, r * size + i) * factor * weights[number, i]
@@ -162,7 +161,7 @@ def _rotate_rows(  # type: ignore[no-untyped-def]
     half, all_queries = width // 2, len(queries) // rows
     heads = all_queries // width
     work, turned = np.empty(width, np.float32), np.empty(width, np.float32)
-    for r in threads.parts_of(claims, phase, rows, 1):
+    for r in parts_of(claims, phase, rows, 1):
         key = ((2 * layer * sequences + owners[r]) * kv_heads * slots + places[r]) * width
         value = key + sequences * kv_heads * slots * width
         for h in range(heads + kv_heads):
@@ -198,7 +197,7 @@ def _attend_rows(  # type: ignore[no-untyped-def]
     scores, mixed, totals = scratch
     keys, rows = len(scores) // group, len(owners)
     parts = rows * kv_heads
-    for part in threads.parts_of(claims, phase, parts, max(parts // (8 * count), 1)):
+    for part in parts_of(claims, phase, parts, max(parts // (8 * count), 1)):
         kv, r = part // rows, part % rows
         hidden = max(positions[r] - window + 1, 0) if window else 0
         begin = min(hidden, leading[r])
@@ -233,7 +232,7 @@ def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
     flat, (rows, size) = gate_up.flat, gate_up.table.shape
     width = len(out) // rows
     work = np.empty(width, np.float32)
-    for r in threads.parts_of(claims, phase, rows, 1):
+    for r in parts_of(claims, phase, rows, 1):
         for i in range(width):
             gate = at(flat, r * size + i)
             work[i] = gate / (np.float32(1) + exponential(-gate)) * at(flat, r * size + width + i)

@@ -17,9 +17,9 @@ from transformers.activations import SiLUActivation
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
 from costmodel.statistics import Ints
-from decoder import threads
 from decoder.configs import base_of
 from decoder.cpu import this_cpu
+from decoder.jit import run_shared
 from decoder.model.attention import CausalVisible, RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime import tiles
@@ -121,7 +121,7 @@ class PackedLayers:
             features.view(-1).numpy(),
         )
         phases = PHASES * len(w.windows) + 1
-        threads.run(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
+        run_shared(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
         return kept, features.to(self._dtype) if captured else None
 
     def _inputs(

@@ -18,15 +18,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch.nn import functional
 
-from decoder import threads
 from decoder.cpu import this_cpu
-from decoder.jit import jit
+from decoder.jit import jit, parts_of, run_shared
 
 LANES = 16  # outputs of a block
 UNIT = 2  # blocks that one thread takes at once
 WIDE = this_cpu().instruction_set.startswith("avx512")  # 32 registers of a block's sums, or 8
 MOST_ROWS = 8 if WIDE else 6  # of a tile: its sums stay in registers
 CLAIMS = 8  # of each thread in a product
+WORTH = 1 << 18  # weights times rows from which threads are worth their start
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -74,9 +74,9 @@ def add_product(
     scales  float32 [blocks * LANES] of int8 weights
     """
     given = inputs_of(inputs.detach(), blocks)
-    count = threads.threads_of(blocks.numel() * len(inputs))
+    count = torch.get_num_threads() if blocks.numel() * len(inputs) >= WORTH else 1
     arrays = blocks.numpy(), scales.numpy(), given.numpy(), out.numpy()
-    threads.run(multiply, *arrays, 0, phases=1, threads=count)
+    run_shared(multiply, *arrays, 0, phases=1, threads=count)
 
 
 def inputs_of(inputs: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
@@ -246,7 +246,7 @@ def multiply(blocks, scales, inputs, out, phase, claims, count):  # type: ignore
     """`add_product` as a phase of `count` threads' work."""
     units, rows = len(blocks) // UNIT, len(inputs)
     groups = (rows + MOST_ROWS - 1) // MOST_ROWS
-    for unit in threads.parts_of(claims, phase, units, max(units // (CLAIMS * count), 1)):
+    for unit in parts_of(claims, phase, units, max(units // (CLAIMS * count), 1)):
         row = 0
         for left in range(groups, 0, -1):
             some = (rows - row + left - 1) // left

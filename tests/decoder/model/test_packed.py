@@ -79,7 +79,7 @@ def assert_same_outputs(target, other, dtype=None, sequences=1):
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_rows_product_is_the_same_among_any_others(stored, given, threads, monkeypatch):
-    monkeypatch.setattr("decoder.threads.WORTH", 0)
+    monkeypatch.setattr(tiles, "WORTH", 0)
     torch.manual_seed(0)
     weight, scales = (torch.randn(101, 77) * 30).to(stored), torch.rand(101) + 0.5
     inputs, blocks = torch.randn(40, 77).to(given), tiles.pack(weight)
