@@ -44,7 +44,7 @@ class Matrix(NamedTuple):
     bias: Numbers
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """All layers of a model.
 
     norms       [2 * layers + 1, hidden]: before attention and FFN of each layer, and the last

@@ -26,7 +26,7 @@ from decoder.model.runtime import tiles
 from decoder.model.runtime.base import RuntimeKind
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
-from decoder.model.runtime.layers import PHASES, Forward, Matrix, Rows, Weights, run_layers
+from decoder.model.runtime.layers import PHASES, Forward, Matrix, Rows, LayerWeights, run_layers
 from decoder.model.runtime.linear import TiledLinear
 from decoder.model.runtime.row_attention import LANES, PAIRED
 from decoder.model.structure import bypassed_linears
@@ -67,7 +67,7 @@ class PackedLayers:
         pairs = [(one.input_layernorm, one.post_attention_layernorm) for one in layers]
         norms = [norm.weight.detach().float() for norm in (*chain(*pairs), last)]
         heads = self._heads // attentions[0].head_dim
-        self._weights = Weights(
+        self._weights = LayerWeights(
             self._stacked([[one.q_proj, one.k_proj, one.v_proj] for one in attentions]),
             self._stacked([[one.o_proj] for one in attentions]),
             self._stacked([[one.gate_proj, one.up_proj] for one in ffns]),
@@ -256,7 +256,7 @@ def packed_of(model: nn.Module) -> PackedModel | None:
 
 
 def _head_norms(attention: Any, heads: int) -> torch.Tensor:
-    """Weights of the queries' and keys' norms [heads + kv_heads, head_dim]; empty without."""
+    """LayerWeights of the queries' and keys' norms [heads + kv_heads, head_dim]; empty without."""
     if not hasattr(attention, "q_norm"):
         return torch.empty(0, 0)
     query, key = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
