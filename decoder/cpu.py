@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import llvmlite.binding as llvm
+import numba
 import torch
 
 VARIABLE = "ROOFTREE_CPU"
@@ -24,11 +26,13 @@ class Cpu:
     instruction_set  torch's name for the vectors in use: avx512, avx2, sve256, default, ...
     bfloat16         products in bfloat16 are faster than in float32
     amx              there are tiles for matrix products
+    pairs            compiled functions may multiply bfloat16 numbers in pairs (AVX-512)
     """
 
     instruction_set: str
     bfloat16: bool = False
     amx: bool = False
+    pairs: bool = False
 
     @property
     def label(self) -> str:
@@ -50,7 +54,9 @@ def _detected() -> Cpu:
     supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # on x86 also where it is emulated
     if platform.machine().lower() in ("x86_64", "amd64"):
         supported = supported and (amx or torch.cpu._is_avx512_bf16_supported())
-    return Cpu(vectors, bfloat16=supported, amx=amx)
+    features = llvm.get_host_cpu_features()
+    pairs = supported and features.get("avx512bf16", False) and not numba.config.CPU_NAME
+    return Cpu(vectors, bfloat16=supported, amx=amx, pairs=pairs)
 
 
 @cache

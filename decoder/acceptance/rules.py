@@ -17,7 +17,7 @@ from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_latti
 from decoder.acceptance.sampling import RunningEntropy, Sampling, TokenDraws, target_distribution
 from decoder.device import to_device
 from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_token, greedy_tokens
+from decoder.model.runtime.eager import greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
@@ -77,8 +77,6 @@ class SeededChoices:
     def __call__(self, logits: torch.Tensor) -> int:
         """The target's own token of a visited row, logits [vocab], in one copy to the host."""
         if self.sampling.temperature == 0.0:
-            if logits.device.type == "cpu" and logits.dtype == torch.bfloat16:
-                return greedy_token(logits)
             return int(greedy_tokens(logits))
         return self.draws.of_row(logits)
 

@@ -144,11 +144,6 @@ class Segment:
     tail_mask: torch.Tensor | None
     blocked: bool
 
-    @property
-    def masked(self) -> bool:
-        """Whether there are masks by layer, see `decoder.model.masks`."""
-        return False
-
     @cached_property
     def written(self) -> LayerViews:
         """Each layer's cache slots of these rows."""
@@ -199,11 +194,6 @@ class ForwardPlan:
 
     segments: tuple[Segment, ...]
     states: AttentionCounter | None = None
-
-    @property
-    def masked(self) -> bool:
-        """Whether some rows have masks by layer."""
-        return any(part.masked for part in self.segments)
 
     def attend(
         self,

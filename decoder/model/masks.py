@@ -25,10 +25,6 @@ class MaskedSegment(Segment):
 
     spans: Sequence[tuple[int, torch.Tensor] | None]
 
-    @property
-    def masked(self) -> bool:
-        return True
-
     def attend(
         self, layer: int, query: torch.Tensor, scale: float, extras: Extras | None = None
     ) -> torch.Tensor:

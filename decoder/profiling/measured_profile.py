@@ -30,7 +30,7 @@ from costmodel.profile.schema import (
 )
 from costmodel.roofline import Roofline
 from decoder.device import dtype_name, fingerprint, synchronise
-from decoder.model.runtime.linear import pack, packing_refused
+from decoder.model.runtime.linear import TiledLinear, packing_refused
 from decoder.model.target import Target
 from decoder.nvml import free_gpu_bytes
 
@@ -220,7 +220,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
         if packing_refused(device, dtype) is None:
             layer = nn.Linear(size, size, bias=False, dtype=dtype)
             layer.weight.data = right.to(torch.bfloat16).to(dtype)  # such are published weights
-            packed = pack([layer])
+            packed = TiledLinear([layer])
             product_s = min(product_s, _best_s(lambda: packed(left), device))
     return Peaks(flops_per_s=2.0 * size**3 / product_s, bytes_per_s=buffer.nbytes / read_s)
 

@@ -1,11 +1,13 @@
-"""Products and decoding on a CPU without bfloat16 and AVX-512: every way to keep the weights.
+"""Products and decoding on a CPU: every way to keep the weights, by rows.
 
+    python -m lab.studies.cpu_ways [--prompts 3] [--new-tokens 48] [--part products] [--threads 1]
     ROOFTREE_CPU=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell \
-      NUMBA_CPU_FEATURES= python -m lab.studies.cpu_ways [--prompts 3] [--new-tokens 48]
+      NUMBA_CPU_FEATURES= python -m lab.studies.cpu_ways
 
 `products` times one product of SmolLM2-135M's shapes by every way, in turn, over copies of the
-weight that no cache holds. `decoding` times transformers and this decoder, each prompt with every
-arm in turn, and compares the texts with those of transformers in float32.
+weight that no cache holds, and keeps the shortest time: other work only adds to it. One thread is
+timed by its own seconds, which tell more beside other work. `decoding` times transformers and this
+decoder, each prompt with every arm in turn, and compares the texts with transformers' in float32.
 """
 
 from __future__ import annotations
@@ -14,75 +16,98 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
+from decoder.cpu import this_cpu
 from decoder.engine import TreeDecoder
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.runtime import tiles
+from decoder.model.runtime.linear import rounded_to_int8
 from lab.studies.common import environment, read_prompts, store
 
-SHAPES = ((576, 576), (576, 1536), (49152, 576))  # outputs, inputs
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-REPEATS = 5
-COLD_BYTES = 48 << 20  # of all copies of a weight in float32, more than the caches hold
+SHAPES = ((576, 576), (3072, 576), (576, 1536), (49152, 576))  # outputs, inputs
+ROWS = (1, 2, 4, 8, 16, 32, 128)
+REPEATS = 15
+PEAK_SIZE = 2048
+COLD_BYTES = 96 << 20  # of all copies of a weight in bfloat16, more than the caches hold
 SETS = ("gsm8k", "humaneval", "mt_bench")
 WARM_TOKENS = 8
-SLOW, MOST_SLOW_ROWS = "int8 torch", 4  # seconds a product without AVX-512
 
 Product = Callable[[torch.Tensor], object]
 
 
 def ways(weight: torch.Tensor) -> dict[str, tuple[float, Product]]:
     """Bytes of a weight's number and its product, by the way to keep it."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-    onednn = torch.ops.mkldnn._linear_pointwise.default
-    scales = weight.abs().amax(1) / 127
-    whole = (weight / scales[:, None]).round().to(torch.int8)
-    small, half = weight.bfloat16(), weight.half()
-    blocks, wide_blocks, whole_blocks = map(tiles.pack, (small, weight, whole))
+    small, whole, scales = weight.bfloat16(), *rounded_to_int8(weight)
+    onednn, reorder = (
+        torch.ops.mkldnn._linear_pointwise.default,
+        torch.ops.mkldnn._reorder_linear_weight,
+    )
+    wide_packed, packed, plain = reorder(weight, 1), reorder(small, 1), weight.numpy()
+    blocks, whole_blocks = tiles.pack(small), tiles.pack(whole)
+    out = torch.zeros(max(ROWS), len(weight))
+
+    def tiled(x: torch.Tensor, blocks: torch.Tensor) -> None:
+        tiles.add_product(out[: len(x)], x, blocks, tiles.padded(scales))
+
     return {
-        "float32 torch": (4, lambda x: functional.linear(x, weight)),
-        "float32 oneDNN packed": (4, lambda x: onednn(x, packed, None, "none", [], "")),
-        "float32 tiles": (4, lambda x: tiles.product(x, wide_blocks)),
-        "bfloat16 widened, tiles": (2, lambda x: tiles.product(x, blocks)),
-        "int8 tiles": (1, lambda x: tiles.product(x, whole_blocks).mul_(scales)),
-        "int8 torch": (1, lambda x: torch._weight_int8pack_mm(x, whole, scales)),
-        "bfloat16 torch": (2, lambda x: functional.linear(x.bfloat16(), small)),
-        "float16 torch": (2, lambda x: functional.linear(x.half(), half)),
+        "float32 OpenBLAS": (4, lambda x: x.numpy() @ plain.T),
+        "float32 oneDNN packed": (4, lambda x: onednn(x, wide_packed, None, "none", [], "")),
+        "bfloat16 oneDNN packed": (2, lambda x: onednn(x.bfloat16(), packed, None, "none", [], "")),
+        "bfloat16 tiles": (2, lambda x: tiled(x.bfloat16(), blocks)),
+        "bfloat16 tiles, float32 inputs": (2, lambda x: tiled(x, blocks)),
+        "int8 tiles, float32 inputs": (1, lambda x: tiled(x, whole_blocks)),
     }
 
 
-def timed_products(outputs: int, inputs: int) -> list[dict[str, Any]]:
-    """Median milliseconds and gigabytes a second of each way, by rows."""
-    copies = max(1, COLD_BYTES // (outputs * inputs * 4))
-    kept = [ways(torch.randn(outputs, inputs).bfloat16().float()) for _ in range(copies)]
+def clock_s() -> float:
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def shortest_s(function: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        start_s = clock_s()
+        function()
+        times.append(clock_s() - start_s)
+    return min(times)
+
+
+def peak_rates(dtype: torch.dtype) -> dict[str, float]:
+    """Bytes/s of a sum over memory, and FLOPs/s of torch's product of square matrices."""
+    buffer, square = torch.ones(COLD_BYTES // 4), torch.randn(PEAK_SIZE, PEAK_SIZE).to(dtype)
+    product_s = shortest_s(lambda: square @ square)
+    read_s = shortest_s(buffer.sum)
+    return {"bytes_per_s": buffer.nbytes / read_s, "flops_per_s": 2 * PEAK_SIZE**3 / product_s}
+
+
+def timed_products(outputs: int, inputs: int, peaks: dict[str, float]) -> list[dict[str, Any]]:
+    """Shortest milliseconds of each way, and its shares of bandwidth and peak, by rows."""
+    copies = min(max(1, COLD_BYTES // (outputs * inputs * 2)), 60)
+    kept = [ways(torch.randn(outputs, inputs)) for _ in range(copies)]
     table = []
     for rows in ROWS:
-        x = torch.randn(rows, inputs)
-        seconds: dict[str, list[float]] = {
-            name: [] for name in kept[0] if name != SLOW or rows <= MOST_SLOW_ROWS
-        }
-        for repeat in range(REPEATS + 1):
-            for name, times in seconds.items():
-                start_s = time.perf_counter()
+        x, seconds = torch.randn(rows, inputs), dict.fromkeys(kept[0], float("inf"))
+        for _ in range(REPEATS):
+            for name in seconds:
+                start_s = clock_s()
                 for one in kept:
                     one[name][1](x)
-                if repeat:  # the first compiles
-                    times.append((time.perf_counter() - start_s) / copies)
-        for name, times in seconds.items():
-            taken_s, size = median(times), kept[0][name][0]
+                seconds[name] = min(seconds[name], (clock_s() - start_s) / copies)
+        for name, taken_s in seconds.items():
             row = {"way": name, "shape": [outputs, inputs], "rows": rows}
             row |= {"ms": round(taken_s * 1e3, 4)}
-            row |= {"gb_per_s": round(outputs * inputs * size / taken_s / 1e9, 2)}
-            row |= {"gflop_per_s": round(2e-9 * rows * outputs * inputs / taken_s, 1)}
+            read = outputs * inputs * kept[0][name][0] / taken_s
+            row |= {"bandwidth_share": round(read / peaks["bytes_per_s"], 3)}
+            row |= {
+                "peak_share": round(2 * rows * outputs * inputs / taken_s / peaks["flops_per_s"], 3)
+            }
             table.append(row)
-        print(outputs, inputs, rows, {n: f"{median(t) * 1e3:.3f}" for n, t in seconds.items()})
+        print(outputs, inputs, rows, {n: f"{t * 1e3:.3f}" for n, t in seconds.items()}, flush=True)
     return table
 
 
@@ -148,12 +173,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=3, help="of each set")
     parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--part", choices=("products", "all"), default="all")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    texts = [p["prompt"] for name in SETS for p in read_prompts(name, options.prompts)]
+    peaks = peak_rates(torch.bfloat16 if this_cpu().bfloat16 else torch.float32)
     with torch.inference_mode():
-        table = [row for shape in SHAPES for row in timed_products(*shape)]
-    result = {"environment": environment("cpu"), "products": table}
+        table = [row for shape in SHAPES for row in timed_products(*shape, peaks)]
+    result = {"environment": environment("cpu"), "peaks": peaks, "products": table}
+    if options.part == "products":
+        return store("cpu_products", result)
+    texts = [p["prompt"] for name in SETS for p in read_prompts(name, options.prompts)]
     store("cpu_ways", result | {"decoding": decoding(texts, options.new_tokens)})
 
 

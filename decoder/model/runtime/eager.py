@@ -7,12 +7,10 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from costmodel.hf_config import positions_of, text_fields
 from decoder.configs import base_of, text_of
-from decoder.jit import jit
 from decoder.model.attention import (
     ATTENTION_NAME,
     AttentionPlan,
@@ -33,38 +31,6 @@ from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import Structure, device_of
-
-_INFINITY = 0x7F80  # the bits of it in bfloat16, which NumPy does not have
-_BLOCK = 512  # numbers of which the largest is found at once
-
-
-def greedy_token(logits: torch.Tensor) -> int:
-    """The first argmax of logits [vocab] in bfloat16; `NO_TOKEN` where the largest is no number."""
-    return int(_greedy(logits.view(torch.uint16).numpy()))
-
-
-@jit
-def _order(bits):  # type: ignore[no-untyped-def]
-    """An integer that orders bfloat16 numbers given as bits; NaN is above infinity."""
-    size = np.int32(bits) & 0x7FFF
-    return np.int32(_INFINITY + 1) if size > _INFINITY else (-size if bits >> 15 else size)
-
-
-@jit
-def _greedy(row):  # type: ignore[no-untyped-def]
-    largest, block = np.int32(-_INFINITY - 1), 0
-    for first in range(0, len(row), _BLOCK):
-        here = np.int32(-_INFINITY - 1)
-        for i in range(first, min(first + _BLOCK, len(row))):
-            here = max(here, _order(row[i]))
-        if here > largest:
-            largest, block = here, first
-    if abs(largest) >= _INFINITY:
-        return NO_TOKEN
-    for i in range(block, len(row)):
-        if _order(row[i]) == largest:
-            return i
-    return NO_TOKEN
 
 
 def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,6 @@
 """Linear layers joined by their outputs, with plain weights or with weights packed for a CPU.
 
-A packed weight is reordered once and replaces the original: in float32 for our own products
-(`tiles`), in bfloat16 for oneDNN's. `torch.nn.functional.linear` brings a bfloat16 weight into
-oneDNN's blocks at every call, which takes longer than a product of few rows.
+A packed weight is reordered once for our own products (`tiles`) and replaces the original.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from decoder.cpu import this_cpu
 from decoder.model.runtime import tiles
 from decoder.model.runtime.fused import join_linears
 
-ROWS = 1  # that weights are reordered for
-OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
+LARGEST = 127  # of an int8 weight
 
 
 class JoinedLinear(Protocol):
@@ -74,74 +71,68 @@ class PlainLinear(JoinedLinear):
         return self._weight[numbers]
 
 
-class PackedLinear(JoinedLinear):
-    """Layers in bfloat16 with a weight packed by oneDNN: bit for bit `functional.linear`, `addmm`.
+class TiledLinear(JoinedLinear):
+    """Layers with a weight in blocks: bfloat16 where its numbers are such, float32, or int8.
 
     The modules compute by it from now on, and their weights keep only shape and dtype; see
     `plain_state`.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        weight, self._bias = joined_weights(linears)
-        self.weight_bytes = weight.itemsize
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        self._product = torch.ops.mkldnn._linear_pointwise.default
-        self._product_and_sum = torch.ops.mkldnn._linear_pointwise.binary
-        release(linears, self)
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self._product(inputs, self._packed, self._bias, "none", [], "")
-        return outputs
-
-    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
-        return self(inputs)[..., first:]  # a part of a packed weight cannot be read alone
-
-    def added_to(
-        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
-    ) -> torch.Tensor:
-        total: torch.Tensor = self._product_and_sum(inputs, rows, self._packed, self._bias, "add")
-        return total
-
-    def weight(self) -> torch.Tensor:
-        return self._packed.to_dense()
-
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        return self.weight()[numbers]
-
-
-class TiledLinear(JoinedLinear):
-    """Layers in float32 with a weight in blocks, in bfloat16 where its numbers are such."""
-
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        weight, self._bias = joined_weights(linears)
-        self._outputs, self._blocks = len(weight), tiles.pack(tiles.smallest(weight))
-        self.weight_bytes = self._blocks.itemsize
+    def __init__(self, linears: Sequence[nn.Linear], stored: torch.dtype | None = None) -> None:
+        """stored: the dtype of the weights in blocks; int8 rounds them to a scale an output."""
+        weight, bias = joined_weights(linears)
+        self._size, self.dtype = weight.shape, weight.dtype
+        self.scales = torch.empty(0)
+        if stored is None:
+            stored = torch.bfloat16 if tiles.is_bfloat16(weight) else weight.dtype
+        if stored == torch.int8:
+            weight, scales = rounded_to_int8(weight)
+            self.scales = tiles.padded(scales)
+        self.blocks = tiles.pack(weight.to(stored))
+        self.bias = torch.empty(0) if bias is None else tiles.padded(bias.float())
+        self.weight_bytes = (
+            stored.itemsize + self.scales.itemsize * len(self.scales[:1]) / weight.shape[1]
+        )
         release(linears, self)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.outputs_from(0, inputs)
 
     def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        return self.numbers(inputs, first).to(self.dtype)
+
+    def numbers(self, inputs: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """The outputs from number `first` on as they are summed, in float32."""
         unit = first // (tiles.UNIT * tiles.LANES) * tiles.UNIT
         start = unit * tiles.LANES
         rows = inputs.reshape(-1, inputs.shape[-1])
-        outputs = tiles.product(rows, self._blocks[unit:])
-        if outputs.shape[1] != self._outputs - first:  # whole units hold more
-            outputs = outputs[:, first - start : self._outputs - start].contiguous()
-        if self._bias is not None:
-            outputs += self._bias[first:]
-        return outputs.view(*inputs.shape[:-1], -1)
+        out = torch.zeros(len(rows), (len(self.blocks) - unit) * tiles.LANES)
+        if len(self.bias):
+            out += self.bias[start:]
+        tiles.add_product(out, rows, self.blocks[unit:], self.scales[start:])
+        return out[:, first - start : self._size[0] - start].view(*inputs.shape[:-1], -1)
 
     def added_to(
         self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
     ) -> torch.Tensor:
-        return self(inputs).add_(rows)
+        return self.numbers(inputs).add_(rows).to(self.dtype)
 
     def weight(self) -> torch.Tensor:
-        return tiles.unpacked(self._blocks, self._outputs)
+        weight = tiles.unpacked(self.blocks, *self._size).to(self.dtype)
+        scales = self.scales[: len(weight), None]
+        return weight * scales.to(self.dtype) if len(scales) else weight
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        return tiles.rows_of(self._blocks, numbers)
+        rows = tiles.rows_of(self.blocks, numbers, self._size[1]).to(self.dtype)
+        return rows * self.scales[numbers][..., None].to(self.dtype) if len(self.scales) else rows
+
+
+def rounded_to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers of the weight [out, in], symmetric and to the nearest, and scales [out]."""
+    largest = weight.abs().amax(1).float().clamp_min(torch.finfo(torch.float32).tiny)
+    scales = (largest / LARGEST).to(weight.dtype).float()
+    steps = (weight.float() / scales[:, None]).round()
+    return steps.clamp(-LARGEST, LARGEST).to(torch.int8), scales
 
 
 def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -170,17 +161,11 @@ def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
         first += linear.out_features
 
 
-def pack(linears: Sequence[nn.Linear]) -> JoinedLinear:
-    """The layers joined and packed, in a dtype that `packing_refused` allows."""
-    bfloat16 = linears[0].weight.dtype == torch.bfloat16
-    return PackedLinear(linears) if bfloat16 else TiledLinear(linears)
-
-
 def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
     """The layers joined: packed where their device and dtype allow it. They end as they are."""
     weight = linears[0].weight
     if packing_refused(weight.device, weight.dtype) is None:
-        return pack(linears)
+        return TiledLinear(linears)
     return PlainLinear(linears)
 
 
@@ -189,7 +174,7 @@ def pack_layers(module: nn.Module) -> None:
     for layer in module.modules():
         plain = type(layer) is nn.Linear and "forward" not in layer.__dict__
         if plain and packing_refused(layer.weight.device, layer.weight.dtype) is None:
-            pack([layer])
+            TiledLinear([layer])
 
 
 def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -200,8 +185,6 @@ def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"weights are packed in bfloat16 and float32, not in {dtype}"
     if dtype == torch.bfloat16 and not this_cpu().bfloat16:
         return "this CPU has no bfloat16 products"
-    if dtype == torch.bfloat16 and not all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS):
-        return "this build of torch has no oneDNN operators"
     return None
 
 

@@ -1,158 +1,172 @@
-"""The packed runtime: a CPU's forwards by weights packed once, and by few calls a layer.
+"""The packed runtime: a CPU's forwards by weights packed once, all layers in one compiled call.
 
-The layers of the common families run without transformers' modules. The query, key and value
-products are joined, as are gate and up, and residual additions are part of the products; all
-other operations round as in transformers. A step of few rows reads the weights and does little
-else, so each call that it saves counts.
+The layers of the common families run without transformers' modules (`layers`). Other families keep
+their modules, which call packed products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.activations import SiLUActivation
+from transformers.models.mistral.modeling_mistral import MistralAttention
 
+from costmodel.statistics import Ints
 from decoder.configs import base_of
-from decoder.model.attention import AttentionPlan, ForwardPlan
+from decoder.cpu import this_cpu
+from decoder.jit import run_shared
+from decoder.model.attention import CausalVisible, RowBlock
+from decoder.model.kv_cache import KVCache
+from decoder.model.runtime import tiles
 from decoder.model.runtime.base import RuntimeKind
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.few_rows import NO_NORM, FewNorm, FewRows, are_few
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
-from decoder.model.runtime.int8 import Int8Linear, fits_int8
-from decoder.model.runtime.linear import JoinedLinear, PackedLinear, pack
+from decoder.model.runtime.layers import PHASES, Forward, Matrix, Rows, LayerWeights, run_layers
+from decoder.model.runtime.linear import TiledLinear
+from decoder.model.runtime.row_attention import LANES, PAIRED
 from decoder.model.structure import bypassed_linears
 
-Join = Callable[[Sequence[nn.Linear]], JoinedLinear]
-
-
-class RmsNorm:
-    """An RMSNorm of transformers in two calls; it rounds before it scales."""
-
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight, self._eps = weight.detach(), eps
-
-    @cached_property
-    def few(self) -> FewNorm:
-        """The norm of few rows, made at its first use: it loads compiled functions."""
-        weight = self._weight
-        return FewNorm.of(weight[:, 0] if weight.ndim == 3 else weight, self._eps)
-
-    @classmethod
-    def of(cls, norm: Any) -> RmsNorm:
-        return cls(norm.weight, norm.variance_epsilon)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(rows, rows.shape[-1:], None, self._eps).mul_(self._weight)
-
-
-class PackedLayer:
-    """One layer of a family in `FUSIBLE`, over rows [rows, hidden]."""
-
-    def __init__(self, layer: Any, join: Join) -> None:
-        """join: makes a `JoinedLinear`"""
-        attention, mlp = layer.self_attn, layer.mlp
-        self._attention_norm = RmsNorm.of(layer.input_layernorm)
-        self._ffn_norm = RmsNorm.of(layer.post_attention_layernorm)
-        self._index, self._scale = attention.layer_idx, attention.scaling
-        self._head_dim = width = attention.head_dim
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._heads = [projection.out_features // width for projection in projections]
-        self._head_norms = _head_norms(attention, *self._heads[:2])
-        self._qkv = join(projections)
-        self._output = join([attention.o_proj])
-        self._gate_up = join([mlp.gate_proj, mlp.up_proj])
-        self._down = join([mlp.down_proj])
-        is_silu = isinstance(mlp.act_fn, (nn.SiLU, SiLUActivation))
-        self._activation = functional.silu if is_silu else mlp.act_fn
-
-    def norms(self) -> list[RmsNorm]:
-        norms = (self._attention_norm, self._ffn_norm, self._head_norms)
-        return [norm for norm in norms if norm is not None]
-
-    def few(self, rows: torch.Tensor, few: FewRows) -> torch.Tensor:
-        """The layer's output, for few rows."""
-        qkv = self._qkv(few.norm(rows, self._attention_norm.few))
-        qkv = qkv.view(len(rows), -1, self._head_dim)
-        norms = NO_NORM if self._head_norms is None else self._head_norms.few
-        mixed = few.attend(self._index, qkv, norms, self._scale)
-        rows = self._output.added_to(rows, mixed)
-        return self._with_ffn(rows, few.norm(rows, self._ffn_norm.few))
-
-    def many(
-        self, rows: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
-        """The layer's output; cosine and sine are [rows, head_dim], see `RopeFactors`."""
-        qkv = self._qkv(self._attention_norm(rows))
-        qkv = qkv.view(len(rows), -1, self._head_dim).transpose(0, 1)
-        queries, keys, values = self._heads
-        turned, value = qkv.split((queries + keys, values))
-        if self._head_norms is not None:
-            turned = self._head_norms(turned)
-        turned = (turned * cosine).add_(turned.roll(self._head_dim // 2, -1).mul_(sine))
-        query, key = turned.split((queries, keys))
-        mixed = plan.attend(self._index, query[None], key[None], value[None], self._scale)
-        rows = self._output.added_to(rows, mixed.reshape(len(rows), -1))
-        return self._with_ffn(rows, self._ffn_norm(rows))
-
-    def _with_ffn(self, rows: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(normed).chunk(2, -1)
-        return self._down.added_to(rows, self._activation(gate).mul_(up), overwrite=True)
+MOST_POSITIONS = 2048  # of the first table of rotary factors; it doubles
 
 
 class RopeFactors:
-    """Rotary factors of positions, by the arithmetic of transformers' rotary modules.
+    """Rotary factors of positions, by the arithmetic of transformers' rotary modules."""
 
-    The first half of the sines is negated: with it, heads are rotated by their halves swapped.
-    """
-
-    def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
+    def __init__(self, rotary: Any) -> None:
         self._frequencies, self._scaling = rotary.inv_freq.float(), rotary.attention_scaling
-        self._dtype = dtype
+        self._table = np.empty((2, 0, len(self._frequencies)), np.float32)
 
-    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [rows, head_dim] of positions [rows]."""
-        angles = positions.float()[:, None] * self._frequencies
-        cosine, sine = angles.cos() * self._scaling, angles.sin() * self._scaling
-        factors = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
-        return factors[0].to(self._dtype), factors[1].to(self._dtype)
+    def __call__(self, positions: Ints) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Cosines and sines [2, rows, head_dim / 2] of positions [rows]."""
+        largest, size = int(positions.max()), max(self._table.shape[1], MOST_POSITIONS)
+        while size <= largest:
+            size *= 2
+        if size > self._table.shape[1]:
+            angles = torch.arange(size).float()[:, None] * self._frequencies
+            self._table = (torch.stack((angles.cos(), angles.sin())) * self._scaling).numpy()
+        return self._table[:, positions]
 
 
 class PackedLayers:
-    """All layers of a model, and its final norm."""
+    """All layers of a model of a family in `FUSIBLE`, and its final norm."""
 
-    def __init__(self, base: Any, join: Join) -> None:
-        self._layers = [PackedLayer(layer, join) for layer in base.layers]
-        self._norm = RmsNorm.of(base.norm)
-        self._rope = RopeFactors(base.rotary_emb, base.norm.weight.dtype)
+    def __init__(self, base: Any, *, int8: bool) -> None:
+        layers, last = list(base.layers), base.norm
+        attentions, ffns = [one.self_attn for one in layers], [one.mlp for one in layers]
+        self._dtype = last.weight.dtype
+        self._pairs = self._dtype == torch.bfloat16 and not int8 and this_cpu().pairs
+        self._paired_heads = self._pairs and attentions[0].head_dim % PAIRED == 0
+        self._stored = torch.int8 if int8 else None
+        self._rope = RopeFactors(base.rotary_emb)
+        self._heads, self._ffn = attentions[0].q_proj.out_features, ffns[0].gate_proj.out_features
+        pairs = [(one.input_layernorm, one.post_attention_layernorm) for one in layers]
+        norms = [norm.weight.detach().float() for norm in (*chain(*pairs), last)]
+        heads = self._heads // attentions[0].head_dim
+        self._weights = LayerWeights(
+            self._stacked([[one.q_proj, one.k_proj, one.v_proj] for one in attentions]),
+            self._stacked([[one.o_proj] for one in attentions]),
+            self._stacked([[one.gate_proj, one.up_proj] for one in ffns]),
+            self._stacked([[one.down_proj] for one in ffns]),
+            torch.stack(norms).numpy(),
+            torch.stack([_head_norms(one, heads) for one in attentions]).numpy(),
+            np.array([_window(one) for one in attentions]),
+            np.float32(last.variance_epsilon),
+            np.float32(attentions[0].scaling),
+        )
 
-    @cached_property
-    def _sums_known(self) -> bool:
-        """Whether compiled norms sum as torch does on this CPU."""
-        return all(norm.few.lanes for layer in self._layers for norm in layer.norms())
+    def _stacked(self, groups: Sequence[Sequence[nn.Linear]]) -> Matrix:
+        """The joined weights of all layers side by side, of which each layer's are a view."""
+        exact = all(tiles.is_bfloat16(one.weight) for group in groups for one in group)
+        stored = self._stored or (torch.bfloat16 if exact else self._dtype)
+        joined = [TiledLinear(groups[0], stored)]
+        blocks = joined[0].blocks.new_empty(len(groups), *joined[0].blocks.shape)
+        for i in range(len(groups)):
+            joined += [TiledLinear(groups[i], stored)] if i else []
+            blocks[i] = joined[i].blocks
+            joined[i].blocks = blocks[i]
+        scales = torch.stack([one.scales for one in joined])
+        bias = torch.stack([one.bias for one in joined])
+        return Matrix(blocks.numpy(), scales.numpy(), bias.numpy())
 
     def run(
-        self,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        plan: AttentionPlan,
+        self, embedded: torch.Tensor, cache: KVCache, blocks: Sequence[RowBlock],
         captured: Sequence[int],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `ModelStep.run`; rows [rows, hidden] are embeddings."""
-        cosine, sine = self._rope(positions)
-        few = None
-        if are_few(rows) and isinstance(plan, ForwardPlan) and not plan.masked and self._sums_known:
-            few = FewRows(rows, cosine, sine, plan)
-        states = [rows]
-        for layer in self._layers:
-            rows = layer.few(rows, few) if few else layer.many(rows, cosine, sine, plan)
-            states.append(rows)
-        features = torch.cat([states[i] for i in captured], -1) if captured else None
-        return self._norm(rows), features
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """Hidden states after the final norm, and features, of embedded rows [rows, hidden]."""
+        w, (rows, hidden) = self._weights, embedded.shape
+        places = row_places(cache, blocks)
+        data = cache.data.view(torch.uint16) if cache.dtype == torch.bfloat16 else cache.data
+        state = torch.zeros(rows, len(w.output.blocks[0]) * tiles.LANES)
+        state[:, :hidden] = embedded
+        features = torch.empty(rows, len(captured) * hidden)
+        normed, kept = self._inputs(rows, hidden)
+        forward = Forward(
+            _rows(state),
+            normed,
+            _rows(torch.empty(rows, len(w.qkv.blocks[0]) * tiles.LANES)),
+            self._inputs(rows, self._heads, self._paired_heads)[0].flat,
+            self._inputs(rows, self._heads)[0],
+            _rows(torch.empty(rows, len(w.gate_up.blocks[0]) * tiles.LANES)),
+            self._inputs(rows, self._ffn)[0],
+            self._rope(places[2]),
+            data.view(-1).numpy(),
+            tuple(data.shape),
+            *places,
+            np.array(captured, np.int64),
+            features.view(-1).numpy(),
+        )
+        phases = PHASES * len(w.windows) + 1
+        run_shared(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
+        return kept, features.to(self._dtype) if captured else None
+
+    def _inputs(
+        self, rows: int, width: int, pairs: bool | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """Memory for inputs of products, and the same as a tensor."""
+        if not (self._pairs if pairs is None else pairs):
+            kept = torch.empty(rows, width)
+            return _rows(kept), kept
+        kept = torch.empty(rows, width, dtype=torch.bfloat16)
+        return Rows(kept.view(-1).view(torch.uint16).numpy(), kept.view(torch.int32).numpy()), kept
+
+
+def _rows(numbers: torch.Tensor) -> Rows:
+    return Rows(numbers.view(-1).numpy(), numbers.numpy())
+
+
+def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
+    """Owners, slots, positions, leading slots and others that rows see; see `Forward`."""
+    parts: list[tuple[Ints, ...]] = []
+    for block in blocks:
+        sequence, end = block.sequence, cache.end(block.sequence)
+        prefix, rows = cache.lengths[sequence], np.arange(block.rows)
+        if block.visible is None or isinstance(block.visible, CausalVisible):
+            leading, counts, seen = end + rows + 1, 0 * rows, rows[:0]
+        else:
+            visible = block.visible.dense()
+            run = np.minimum.accumulate(visible, axis=1)
+            leading, visible = prefix + run.sum(1), visible & ~run
+            counts, seen = visible.sum(1), prefix + visible.nonzero()[1]
+        owners = np.full(block.rows, sequence)
+        parts.append((owners, end + rows, block.offsets + prefix, leading, counts, seen))
+    *places, counts, seen = (np.concatenate(kind) for kind in zip(*parts, strict=True))
+    return *places, np.append(0, counts.cumsum()), seen
+
+
+def runs_compiled(step: ModelStep, layers: Sequence[Any]) -> bool:
+    """Whether all layers are such as `layers` computes."""
+    return bool(layers) and step.rope is None and all(
+        type(layer) in FUSIBLE
+        and plain_linears(layer)
+        and isinstance(layer.mlp.act_fn, (nn.SiLU, SiLUActivation))
+        and layer.self_attn.head_dim % LANES == 0
+        for layer in layers
+    )  # fmt: skip
 
 
 class PackedModel:
@@ -165,33 +179,24 @@ class PackedModel:
     def __init__(self, step: ModelStep, *, int8: bool) -> None:
         model = step.model
         unfuse(model)
-        join = _int8 if int8 else pack
-        self.head = _pack_head(step, join)
+        self.head = _pack_head(step, torch.int8 if int8 else None)
         base = base_of(model)
-        layers = list(getattr(base, "layers", ()))
-        known = all(type(layer) in FUSIBLE and plain_linears(layer) for layer in layers)
-        self.layers = PackedLayers(base, join) if layers and known and not step.rope else None
-        keep = {id(step.head)} if self.layers else {id(step.head), *bypassed_linears(model)}
+        known = runs_compiled(step, list(getattr(base, "layers", ())))
+        self.layers = PackedLayers(base, int8=int8) if known else None
+        keep = {id(step.head)} if known else {id(step.head), *bypassed_linears(model)}
         for module in model.modules():
             if type(module) is nn.Linear and id(module) not in keep and is_plain(module):
-                join([module])
+                TiledLinear([module], torch.int8 if int8 else None)
 
 
-def _int8(linears: Sequence[nn.Linear]) -> JoinedLinear:
-    return Int8Linear(linears) if fits_int8(linears[0]) else pack(linears)
-
-
-def _pack_head(step: ModelStep, join: Join) -> JoinedLinear | None:
-    """Pack the LM head. A tied embedding takes its rows from it, or keeps a copy from oneDNN's."""
+def _pack_head(step: ModelStep, stored: torch.dtype | None) -> TiledLinear | None:
+    """Pack the LM head. A tied embedding takes its rows from it."""
     head, embedding = step.head, step.embedding
-    weight = head.weight
-    tied = weight is embedding.weight
+    tied = head.weight is embedding.weight
     if type(head) is not nn.Linear or (tied and type(embedding) is not nn.Embedding):
         return None
-    packed = join([head])
-    if tied and isinstance(packed, PackedLinear):
-        embedding.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    elif tied:
+    packed = TiledLinear([head], stored)
+    if tied:
         embedding.forward, embedding.weight = packed.rows, head.weight
     return packed
 
@@ -208,16 +213,21 @@ class PackedStep(ModelStep):
                 self.model.packed_weights = PackedModel(step, int8=int8)
         self._packed: PackedModel = self.model.packed_weights
 
-    def run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run_rows(
+        self, cache: KVCache, blocks: Sequence[RowBlock]
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """See `EagerRuntime.hidden`; None for a model whose modules compute."""
         layers = self._packed.layers
         if layers is None:
-            return super().run(tokens, positions, plan)
-        return layers.run(self.embedding(tokens), positions, plan, self.captured)
+            return None
+        tokens = torch.from_numpy(np.concatenate([block.tokens for block in blocks]))
+        return layers.run(self.embedding(tokens), cache, blocks, self.captured)
 
-    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(self.logits(hidden))
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        head = self._packed.head
+        return (
+            super().logits(hidden) if head is None or not self.plain_head else head.numbers(hidden)
+        )
 
     def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
         head = self._packed.head
@@ -232,6 +242,12 @@ class PackedRuntime(EagerRuntime):
     """Runs a model by packed weights on a CPU."""
 
     kind: RuntimeKind = "packed"
+    _step: PackedStep
+
+    def hidden(
+        self, cache: KVCache, blocks: Sequence[RowBlock]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._step.run_rows(cache, blocks) or super().hidden(cache, blocks)
 
 
 def packed_of(model: nn.Module) -> PackedModel | None:
@@ -239,10 +255,17 @@ def packed_of(model: nn.Module) -> PackedModel | None:
     return getattr(model, "packed_weights", None)
 
 
-def _head_norms(attention: Any, queries: int, keys: int) -> RmsNorm | None:
-    """One norm of all queries and keys [heads, rows, head_dim]; None in families without."""
+def _head_norms(attention: Any, heads: int) -> torch.Tensor:
+    """LayerWeights of the queries' and keys' norms [heads + kv_heads, head_dim]; empty without."""
     if not hasattr(attention, "q_norm"):
-        return None
-    query, key = attention.q_norm, attention.k_norm
-    heads = query.weight.expand(queries, 1, -1), key.weight.expand(keys, 1, -1)
-    return RmsNorm(torch.cat(heads), query.variance_epsilon)
+        return torch.empty(0, 0)
+    query, key = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+    kv_heads = attention.k_proj.out_features // attention.head_dim
+    return torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))).float()
+
+
+def _window(attention: Any) -> int:
+    """Positions that a row sees in a layer; 0 for all."""
+    common = getattr(attention.config, "sliding_window", None)
+    of_model = common if isinstance(attention, MistralAttention) else None
+    return getattr(attention, "sliding_window", of_model) or 0

@@ -1,198 +1,254 @@
-"""Float32 products of a CPU by weights in blocks: float32, bfloat16 or int8 numbers.
+"""Products of a CPU by weights in blocks: bfloat16 in pairs, float32, or int8 with scales.
 
-A step of few rows takes the time of reading the weights. Weights that are bfloat16 numbers, as
-published ones mostly are, are kept so and widened, which is exact, as they are read. One pass over
-the weights serves up to six rows. Each output is summed in the order of the inputs, so that a row's
-result does not depend on the number of rows.
+A step of few rows takes the time of reading the weights, so they are kept as small as they are
+given, and widened in registers. One pass over a block serves up to MOST_ROWS rows. Each output is
+summed in float32 in the order of the inputs, so a row's result does not depend on the number of
+rows. Inputs in bfloat16 are multiplied in pairs where the CPU has an instruction for that.
 """
 
+# ruff: noqa: PLR0913 - compiled functions take arrays and places one by one
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any
 
 import numba
 import torch
 from llvmlite import ir
+from numba.core import cgutils
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 from torch.nn import functional
 
-from decoder.jit import jit
+from decoder.cpu import this_cpu
+from decoder.jit import jit, parts_of, run_shared
 
 LANES = 16  # outputs of a block
 UNIT = 2  # blocks that one thread takes at once
-MOST_ROWS = 6  # of a tile: its sums stay in the 16 registers of AVX2
-_LOCK = Lock()  # numba's simplest threads serve one caller
-
-
-def smallest(weight: torch.Tensor) -> torch.Tensor:
-    """The float32 weight, in bfloat16 where that is exact."""
-    small = weight.to(torch.bfloat16)
-    return small if torch.equal(small.to(weight.dtype), weight) else weight
+WIDE = this_cpu().instruction_set.startswith("avx512")  # 32 registers of a block's sums, or 8
+MOST_ROWS = 8 if WIDE else 6  # of a tile: its sums stay in registers
+CLAIMS = 8  # of each thread in a product
+WORTH = 1 << 18  # weights times rows from which threads are worth their start
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """The weight [out, in] as blocks [blocks, in, LANES] of its dtype.
+    """The weight [out, in] as blocks [blocks, in, LANES], of bfloat16 [blocks, in / 2, LANES].
 
-    Outputs are padded with zeros to whole units of blocks.
+    A pair of inputs' weights is an int32, the first in its lower half. Outputs are padded with
+    zeros to whole units of blocks, inputs to whole pairs.
     """
-    padded = functional.pad(weight, (0, 0, 0, -len(weight) % (UNIT * LANES)))
-    return padded.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
+    pairs = weight.dtype == torch.bfloat16
+    odd = weight.shape[1] % 2 if pairs else 0
+    padded = functional.pad(weight, (0, odd, 0, -len(weight) % (UNIT * LANES)))
+    if pairs:
+        padded = padded.view(torch.int32)
+    return padded.view(-1, LANES, padded.shape[1]).transpose(1, 2).contiguous()
 
 
-def unpacked(blocks: torch.Tensor, outputs: int) -> torch.Tensor:
-    """The weight [out, in] in float32."""
-    return blocks.transpose(1, 2).flatten(0, 1)[:outputs].float()
+def is_bfloat16(weight: torch.Tensor) -> bool:
+    """Whether all weights are bfloat16 numbers."""
+    return torch.equal(weight.to(torch.bfloat16).to(weight.dtype), weight)
 
 
-def rows_of(blocks: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Rows [..., in] of the weight in float32, by their numbers [...]."""
-    return blocks[numbers // LANES, :, numbers % LANES].float()
+def padded(numbers: torch.Tensor) -> torch.Tensor:
+    """A number of each output, with zeros for whole units of blocks."""
+    return functional.pad(numbers, (0, -len(numbers) % (UNIT * LANES)))
 
 
-def product(inputs: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Outputs [rows, blocks * LANES] of inputs [rows, in] in float32."""
-    out = torch.empty(len(inputs), len(blocks) * LANES)
-    bits = blocks.view(torch.uint16) if blocks.dtype == torch.bfloat16 else blocks
-    stored: NDArray[Any] = bits.numpy()
-    arrays = stored, inputs.detach().contiguous().numpy(), out.numpy()
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    if threads == 1:
-        _units(*arrays, 0, len(blocks) // UNIT)
-        return out
-    with _LOCK:
-        numba.set_num_threads(threads)
-        _parallel_units(*arrays, threads)
-    return out
+def unpacked(blocks: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
+    """The weight [out, in]."""
+    weight = blocks.transpose(1, 2).flatten(0, 1)[:outputs].contiguous()
+    return (weight.view(torch.bfloat16) if blocks.dtype == torch.int32 else weight)[:, :inputs]
 
 
-def _tile(rows: int, count: int) -> Any:
-    """A compiled function: `count` blocks times `rows` rows, summed in vector registers."""
-
-    @intrinsic
-    def tile(typing: Any, blocks: Any, block: Any, inputs: Any, row: Any, out: Any) -> Any:
-        signature = numba.types.void(blocks, block, inputs, row, out)
-        bits = {numba.types.float32: 32, numba.types.uint16: 16, numba.types.int8: 8}[blocks.dtype]
-
-        def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            arrays = [
-                context.make_array(signature.args[i])(context, builder, values[i])
-                for i in (0, 2, 4)
-            ]
-            _emit_tile(builder, arrays, (values[1], values[3]), (rows, count), bits)
-            return context.get_dummy_value()
-
-        return signature, emit
-
-    return tile
+def rows_of(blocks: torch.Tensor, numbers: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Rows [..., in] of the weight by their numbers [...]."""
+    rows = blocks[numbers // LANES, :, numbers % LANES]
+    return (rows.view(torch.bfloat16) if blocks.dtype == torch.int32 else rows)[..., :inputs]
 
 
-def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], bits: int) -> None:
+def add_product(
+    out: torch.Tensor, inputs: torch.Tensor, blocks: torch.Tensor, scales: torch.Tensor
+) -> None:
+    """Add inputs [rows, in], in float32 or bfloat16, times the weight to out, float32.
+
+    out     [rows, blocks * LANES]
+    scales  float32 [blocks * LANES] of int8 weights
+    """
+    given = inputs_of(inputs.detach(), blocks)
+    count = torch.get_num_threads() if blocks.numel() * len(inputs) >= WORTH else 1
+    arrays = blocks.numpy(), scales.numpy(), given.numpy(), out.numpy()
+    run_shared(multiply, *arrays, 0, phases=1, threads=count)
+
+
+def inputs_of(inputs: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Inputs [rows, in] as tiles take them: float32, or bfloat16 in pairs as int32."""
+    if blocks.dtype == torch.int32:
+        inputs = functional.pad(inputs, (0, inputs.shape[1] % 2))
+        if inputs.dtype == torch.bfloat16 and this_cpu().pairs:
+            return inputs.contiguous().view(torch.int32)
+    return inputs.float().contiguous()
+
+
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's type, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+INTEGER, SINGLE, WORD = ir.IntType(64), ir.FloatType(), ir.IntType(32)
+VECTOR, WORDS = ir.VectorType(SINGLE, LANES), ir.VectorType(WORD, LANES)
+BYTES, HALVES = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_BFloat16(), 2 * LANES)
+CONTRACT = ("contract",)
+DOTS = "llvm.x86.avx512bf16.dpbf16ps.512"
+
+
+def number(value: int) -> Any:
+    return ir.Constant(INTEGER, value)
+
+
+def spread(b: Any, pointer: Any, lanes: int = LANES) -> Any:
+    """The number at a pointer in all lanes."""
+    undefined = ir.Constant(ir.VectorType(pointer.type.pointee, lanes), ir.Undefined)
+    value = b.insert_element(undefined, b.load(pointer), number(0))
+    zeros = ir.Constant(ir.VectorType(WORD, lanes), [0] * lanes)
+    return b.shuffle_vector(value, undefined, zeros)
+
+
+def loaded(b: Any, pointer: Any, kind: Any) -> Any:
+    """The vector at a pointer, which need not be aligned."""
+    return b.load(b.bitcast(pointer, kind.as_pointer()), align=1)
+
+
+def multiply_add(b: Any, left: Any, right: Any, total: Any) -> Any:
+    return b.fadd(total, b.fmul(left, right, flags=CONTRACT), flags=CONTRACT)
+
+
+def dots(b: Any, total: Any, left: Any, right: Any) -> Any:
+    """Add the products of pairs of bfloat16 numbers, of which a vector of words holds LANES."""
+    kind = ir.FunctionType(VECTOR, [VECTOR, HALVES, HALVES])
+    function = cgutils.get_or_insert_function(b.module, kind, DOTS)
+    return b.call(function, [total, b.bitcast(left, HALVES), b.bitcast(right, HALVES)])
+
+
+def loop(b: Any, count: Any, step: int, starts: list[Any], body: Any) -> list[Any]:
+    """Write `for i in range(0, count, step): sums = body(i, sums)`, at least once round."""
+    before, inside, after = b.block, b.append_basic_block("loop"), b.append_basic_block("end")
+    b.branch(inside)
+    b.position_at_end(inside)
+    i, sums = b.phi(INTEGER), [b.phi(start.type) for start in starts]
+    totals: list[Any] = body(i, sums)
+    following = b.add(i, number(step))
+    for value, first, later in ((i, number(0), following), *zip(sums, starts, totals, strict=True)):
+        value.add_incoming(first, before)
+        value.add_incoming(later, inside)
+    b.cbranch(b.icmp_signed("<", following, count), inside, after)
+    b.position_at_end(after)
+    return totals
+
+
+@intrinsic
+def _tile(
+    typing: Any, blocks: Any, scales: Any, block: Any, inputs: Any, row: Any, rows: Any, out: Any
+) -> Any:
+    """UNIT blocks times up to MOST_ROWS rows, added to `out` in vector registers."""
+    kinds = blocks.dtype, inputs.dtype
+
+    def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        arrays = [
+            context.make_array(signature.args[i])(context, b, values[i]) for i in (0, 1, 3, 6)
+        ]
+        end = b.append_basic_block("tiled")
+        choice = b.switch(values[5], end)
+        for count in range(1, MOST_ROWS + 1):
+            case = b.append_basic_block("rows")
+            choice.add_case(count, case)
+            b.position_at_end(case)
+            at_once = UNIT if WIDE or count <= MOST_ROWS // UNIT else 1
+            for first in range(0, UNIT, at_once):
+                place = b.add(values[2], number(first)), values[4]
+                _emit_tile(b, arrays, place, (count, at_once), kinds)
+            b.branch(end)
+        b.position_at_end(end)
+        return context.get_dummy_value()
+
+    return numba.types.void(blocks, scales, block, inputs, row, rows, out), emit
+
+
+def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], kinds: Any) -> None:
     """Write a tile in LLVM's language: for each input, load its weights, and multiply and add.
 
-    bits  of a stored number
+    first  the number of the first block, and of the first row
+    size   the number of rows, and of blocks
+    kinds  of numba, of the weights and the inputs
     """
-    weights, inputs, out = arrays
-    integer, single = ir.IntType(64), ir.FloatType()
-    vector = ir.VectorType(single, LANES)
-    wide = ir.VectorType(ir.IntType(32), LANES)
-    stored = vector if bits == 32 else ir.VectorType(ir.IntType(bits), LANES)
-    undefined, zero = ir.Constant(vector, ir.Undefined), ir.Constant(vector, [0.0] * LANES)
-    rows, count = range(size[0]), range(size[1])
-    width, outputs = b.extract_value(inputs.shape, 1), b.extract_value(out.shape, 1)
+    weights, scales, inputs, out = arrays
+    stored = {numba.types.int32: WORDS, numba.types.float32: VECTOR}.get(kinds[0], BYTES)
+    steps, outputs = b.extract_value(weights.shape, 1), b.extract_value(out.shape, 1)
+    width, lanes = b.extract_value(inputs.shape, 1), number(LANES)
 
-    def at(pointer: Any, index: Any, row_width: Any, more: Any = None) -> Any:
-        place = b.mul(index, row_width)
-        return b.gep(pointer, [place if more is None else b.add(place, more)])
+    def at(pointer: Any, index: Any, row_width: Any, more: Any) -> Any:
+        return b.gep(pointer, [b.add(b.mul(index, row_width), more)])
 
-    def number(value: int) -> Any:
-        return ir.Constant(integer, value)
+    rows = [b.add(first[1], number(r)) for r in range(size[0])]
+    blocks = [b.add(first[0], number(i)) for i in range(size[1])]
+    sources = [at(weights.data, block, b.mul(steps, lanes), number(0)) for block in blocks]
+    given = [at(inputs.data, row, width, number(0)) for row in rows]
+    places = [at(out.data, row, outputs, b.mul(block, lanes)) for row in rows for block in blocks]
+    ahead = b.mul(steps, number(UNIT))
+    if stored is BYTES:
+        factors = [loaded(b, at(scales.data, block, lanes, number(0)), VECTOR) for block in blocks]
 
-    lanes = number(LANES)
-    block_size = b.mul(width, lanes)
-    sources = [at(weights.data, b.add(first[0], number(i)), block_size) for i in count]
-    numbers = [at(inputs.data, b.add(first[1], number(r)), width) for r in rows]
-    before, body = b.block, b.append_basic_block("tile")
-    after = b.append_basic_block("tile_end")
-    b.branch(body)
-    b.position_at_end(body)
-    step = b.phi(integer)
-    step.add_incoming(number(0), before)
-    sums = [[b.phi(vector) for _ in count] for _ in rows]
-    loaded = []
-    for source in sources:
-        _prefetch(b, at(source, b.add(step, b.mul(width, number(UNIT))), lanes))
-        value = b.load(b.bitcast(at(source, step, lanes), stored.as_pointer()), align=bits // 8)
-        if bits == 16:
-            shift = ir.Constant(wide, [16] * LANES)
-            value = b.bitcast(b.shl(b.zext(value, wide), shift), vector)
-        elif bits == 8:
-            value = b.sitofp(value, vector)
-        loaded.append(value)
-    for r in rows:
-        value = b.insert_element(undefined, b.load(b.gep(numbers[r], [step])), number(0))
-        value = b.shuffle_vector(value, undefined, ir.Constant(wide, [0] * LANES))
-        for i in count:
-            term = b.fmul(value, loaded[i], flags=("contract",))
-            total = b.fadd(sums[r][i], term, flags=("contract",))
-            sums[r][i].add_incoming(zero, before)
-            sums[r][i].add_incoming(total, body)
-            sums[r][i] = total
-    following = b.add(step, number(1))
-    step.add_incoming(following, body)
-    b.cbranch(b.icmp_signed("<", following, width), body, after)
-    b.position_at_end(after)
-    for r in rows:
-        for i in count:
-            column = b.mul(b.add(first[0], number(i)), lanes)
-            place = at(out.data, b.add(first[1], number(r)), outputs, column)
-            b.store(sums[r][i], b.bitcast(place, vector.as_pointer()), align=4)
+    def add(step: Any, sums: list[Any]) -> list[Any]:
+        read = []
+        for source in sources:
+            _prefetch(b, at(source, b.add(step, ahead), lanes, number(0)))
+            read.append(loaded(b, at(source, step, lanes, number(0)), stored))
+        if stored is WORDS and kinds[1] == numba.types.int32:
+            one_row = [spread(b, b.gep(one, [step])) for one in given]
+            terms = [(one, weight) for one in one_row for weight in read]
+            return [dots(b, total, *both) for total, both in zip(sums, terms, strict=True)]
+        for half in range(2 if stored is WORDS else 1):
+            place = b.add(b.mul(step, number(2)), number(half)) if stored is WORDS else step
+            wide = [_widened(b, one, half) for one in read]
+            if stored is BYTES:
+                wide = [b.fmul(one, factor) for one, factor in zip(wide, factors, strict=True)]
+            one_row = [spread(b, b.gep(one, [place])) for one in given]
+            terms = [(one, weight) for one in one_row for weight in wide]
+            sums = [multiply_add(b, *both, total) for total, both in zip(sums, terms, strict=True)]
+        return sums
+
+    totals = loop(b, steps, 1, [loaded(b, place, VECTOR) for place in places], add)
+    for total, place in zip(totals, places, strict=True):
+        b.store(total, b.bitcast(place, VECTOR.as_pointer()), align=4)
+
+
+def _widened(b: Any, stored: Any, half: int) -> Any:
+    """Weights in float32: int8 or float32 ones, or one half of each pair of bfloat16 ones."""
+    if stored.type == VECTOR:
+        return stored
+    if stored.type == BYTES:
+        return b.sitofp(stored, VECTOR)
+    if half:
+        return b.bitcast(b.and_(stored, ir.Constant(WORDS, [0xFFFF0000] * LANES)), VECTOR)
+    return b.bitcast(b.shl(stored, ir.Constant(WORDS, [16] * LANES)), VECTOR)
 
 
 def _prefetch(b: Any, pointer: Any) -> None:
     """Ask for memory that is read soon; the end of the weights may lie before it."""
-    byte, switch = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, switch, switch, switch])
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, WORD, WORD, WORD])
     function = b.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
-    b.call(function, [b.bitcast(pointer, byte), *(ir.Constant(switch, n) for n in (0, 2, 1))])
-
-
-_one, _two, _three = _tile(1, 2), _tile(2, 2), _tile(3, 2)
-_four, _five, _six = _tile(4, 1), _tile(5, 1), _tile(6, 1)
+    b.call(function, [b.bitcast(pointer, byte), *(ir.Constant(WORD, n) for n in (0, 2, 1))])
 
 
 @jit
-def _units(blocks, inputs, out, first, last):  # type: ignore[no-untyped-def]
-    """The outputs of the units from `first` to before `last`."""
-    rows = len(inputs)
+def multiply(blocks, scales, inputs, out, phase, claims, count):  # type: ignore[no-untyped-def]
+    """`add_product` as a phase of `count` threads' work."""
+    units, rows = len(blocks) // UNIT, len(inputs)
     groups = (rows + MOST_ROWS - 1) // MOST_ROWS
-    for block in range(first * UNIT, last * UNIT, UNIT):
+    for unit in parts_of(claims, phase, units, max(units // (CLAIMS * count), 1)):
         row = 0
-        for group in range(groups):
-            left = groups - group
-            size = (rows - row + left - 1) // left
-            if size == 1:
-                _one(blocks, block, inputs, row, out)
-            elif size == 2:
-                _two(blocks, block, inputs, row, out)
-            elif size == 3:
-                _three(blocks, block, inputs, row, out)
-            else:
-                for one in range(block, block + UNIT):
-                    if size == 4:
-                        _four(blocks, one, inputs, row, out)
-                    elif size == 5:
-                        _five(blocks, one, inputs, row, out)
-                    else:
-                        _six(blocks, one, inputs, row, out)
-            row += size
-
-
-def _in_parts(blocks, inputs, out, parts):  # type: ignore[no-untyped-def]
-    units = len(blocks) // UNIT
-    for part in numba.prange(parts):
-        _units(blocks, inputs, out, part * units // parts, (part + 1) * units // parts)
-
-
-_parallel_units = jit(_in_parts, parallel=True)
+        for left in range(groups, 0, -1):
+            some = (rows - row + left - 1) // left
+            _tile(blocks, scales, unit * UNIT, inputs, row, some, out)
+            row += some

@@ -14,10 +14,8 @@ from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target, quantised
-from decoder.model.runtime import linear as linear_module
 from decoder.model.runtime import tiles
-from decoder.model.runtime.int8 import Int8Linear
-from decoder.model.runtime.linear import PackedLinear, PlainLinear, TiledLinear, join, plain_state
+from decoder.model.runtime.linear import PlainLinear, TiledLinear, join, plain_state
 from decoder.model.runtime.packed import packed_of
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import profile_key
@@ -37,7 +35,7 @@ BFLOAT16 = pytest.param(
 )
 DTYPES = [pytest.param(torch.float32, id="float32"), BFLOAT16]
 # In bfloat16 each of some thirty operations may round to the other side.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.15}
 
 
 def target_of(model, runtime="auto"):
@@ -69,33 +67,82 @@ def assert_same_outputs(target, other, dtype=None, sequences=1):
     """Equal within the dtype's rounding; bit for bit without a dtype."""
     for ours, theirs in zip(outputs(target, sequences), outputs(other, sequences), strict=True):
         bound = TOLERANCE[dtype] * max(float(theirs.abs().max()), 1.0) if dtype else 0.0
-        torch.testing.assert_close(ours, theirs, atol=bound, rtol=0)
+        torch.testing.assert_close(ours.float(), theirs.float(), atol=bound, rtol=0)
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_rows_product_is_the_same_among_any_others(stored, threads):
+def test_a_rows_product_is_the_same_among_any_others(stored, given, threads, monkeypatch):
+    monkeypatch.setattr(tiles, "WORTH", 0)
     torch.manual_seed(0)
-    weight = (torch.randn(101, 77) * 30).to(stored)
-    inputs, blocks = torch.randn(40, 77), tiles.pack(weight)
+    weight, scales = (torch.randn(101, 77) * 30).to(stored), torch.rand(101) + 0.5
+    inputs, blocks = torch.randn(40, 77).to(given), tiles.pack(weight)
+    factors = tiles.padded(scales) if stored == torch.int8 else torch.empty(0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+
+    def products(rows):
+        out = torch.ones(rows, blocks.shape[0] * tiles.LANES)
+        tiles.add_product(out, inputs[-rows:], blocks, factors)
+        return out
+
     try:
-        all_rows = tiles.product(inputs, blocks)
+        all_rows = products(40)
         for rows in range(1, 40):
-            assert torch.equal(tiles.product(inputs[-rows:], blocks), all_rows[-rows:])
+            assert torch.equal(products(rows), all_rows[-rows:])
     finally:
         torch.set_num_threads(before)
-    wanted = inputs.double() @ weight.double().t()
+    scaled = weight.double() * (scales[:, None] if stored == torch.int8 else 1)
+    wanted = 1 + inputs.double() @ scaled.t()
     torch.testing.assert_close(all_rows[:, :101].double(), wanted, atol=5e-3, rtol=0)
-    assert torch.equal(tiles.unpacked(blocks, 101), weight.float())
-    assert torch.equal(tiles.rows_of(blocks, torch.tensor([100, 3])), weight[[100, 3]].float())
+    assert torch.equal(tiles.unpacked(blocks, 101, 77), weight)
+    assert torch.equal(tiles.rows_of(blocks, torch.tensor([100, 3]), 77), weight[[100, 3]])
 
 
 def test_weights_that_are_bfloat16_numbers_are_kept_so():
     weight = torch.randn(32, 16)
-    assert tiles.smallest(weight) is weight
-    assert tiles.smallest(weight.bfloat16().float()).dtype == torch.bfloat16
+    assert not tiles.is_bfloat16(weight) and tiles.is_bfloat16(weight.bfloat16().float())
+
+
+def rows_of(target, steps):
+    """Logits and features of each row of these steps, which are then dropped."""
+    parts = target.verify(steps)
+    features = [target.features(s).clone() for s in range(len(steps))]
+    for s in range(len(steps)):
+        target.commit([], s)
+    return list(zip(parts, features, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("family", FUSIBLE)
+def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, window, dtype):
+    """Behind a prompt and the row's ancestors, each decoded alone; beside another sequence."""
+    sizes = {"sliding_window": window} if family == "mistral" else {}
+    if window and not sizes:
+        pytest.skip("no windows")
+    target = target_of(random_model(family, dtype=dtype, **sizes))
+    target.capture((0, 1, 2))
+    target.reserve(80, 2)
+    for s in range(2):
+        target.prefill(torch.tensor(PROMPT[s:]), s)
+    trees = [random_tree(30, s) for s in range(2)]
+    wanted = rows_of(target, [Step(5, tree, s) for s, tree in enumerate(trees)])
+    lengths = list(target.cache.lengths)
+    for s, tree in enumerate(trees):
+        for row in range(tree.rows):
+            path = [row]
+            while path[0]:
+                path.insert(0, int(tree.parents[path[0] - 1]))
+            for one in path:
+                token = int(tree.row_tokens(5)[one])
+                logits = target.verify([Step(token, EMPTY, s)])[0]
+                features = target.features(s)
+                target.commit([0], s)
+            assert torch.equal(logits[0], wanted[s][0][row])
+            assert torch.equal(features[0], wanted[s][1][row])
+            target.cache.lengths[:] = lengths
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,14 +157,6 @@ def test_packed_forwards_give_what_eager_ones_give(family, biased, dtype):
     assert (packed.runtime.kind, eager.runtime.kind) == ("packed", "eager")
     assert (packed_of(models[0]).layers is not None) == (family in FUSIBLE)
     assert_same_outputs(packed, eager, dtype)
-
-
-@pytest.mark.parametrize("dtype", [BFLOAT16])
-@pytest.mark.parametrize("family", ["llama-mha-tied", "qwen3"])
-def test_without_biases_bfloat16_outputs_are_equal_bit_for_bit(family, dtype):
-    for sequences in (1, 2):
-        models = [random_model(family, dtype=dtype) for _ in range(2)]
-        assert_same_outputs(target_of(models[0]), target_of(models[1], "eager"), None, sequences)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -153,9 +192,9 @@ def test_rows_and_state_of_packed_weights_are_the_plain_ones(family, dtype, publ
     assert all(torch.equal(whole[name], state[name]) for name in state)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.6), (torch.bfloat16, 1.5)])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.6), (torch.bfloat16, 1.1)])
 def test_packed_weights_replace_the_plain_ones(dtype, most):
-    """Half the bytes of float32 for published weights; a tied embedding stays beside oneDNN's."""
+    """Half the bytes of float32 for published weights."""
     if dtype == torch.bfloat16 and not this_cpu().bfloat16:
         pytest.skip("this CPU packs no bfloat16")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
@@ -165,10 +204,7 @@ def test_packed_weights_replace_the_plain_ones(dtype, most):
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     assert len(linears) == 15 and all(one.weight.is_meta for one in linears)
     joined = {layer.__dict__["forward"].joined for layer in linears}
-    packed_bytes = sum(
-        torch.ops.mkldnn._nbytes(one._packed) if isinstance(one, PackedLinear)
-        else one._blocks.nbytes for one in joined
-    )  # fmt: skip
+    packed_bytes = sum(one.blocks.nbytes for one in joined)
     plain_bytes = sum(one.nbytes for one in model.parameters() if not one.is_meta)
     assert packed_bytes + plain_bytes <= most * weights_bytes
 
@@ -180,19 +216,18 @@ def test_targets_share_the_packed_weights_of_a_model_and_refuse_others():
         target_of(model, "eager")
 
 
-@pytest.mark.parametrize(("dtype", "owned", "cpu", "operators", "reason"), [
-    (torch.float64, True, "", (), "not in torch.float64"),
-    (torch.float16, True, "", (), "not in torch.float16"),
-    (torch.float32, False, "", (), "borrowed"),
-    (torch.bfloat16, True, "avx2", (), "no bfloat16 products"),
-    pytest.param(torch.bfloat16, True, "", ("none",), "no oneDNN", marks=BFLOAT16.marks),
-])  # fmt: skip
-def test_what_cannot_be_packed_runs_eagerly_and_says_so(
-    dtype, owned, cpu, operators, reason, monkeypatch
-):
+@pytest.mark.parametrize(
+    ("dtype", "owned", "cpu", "reason"),
+    [
+        (torch.float64, True, "", "not in torch.float64"),
+        (torch.float16, True, "", "not in torch.float16"),
+        (torch.float32, False, "", "borrowed"),
+        (torch.bfloat16, True, "avx2", "no bfloat16 products"),
+    ],
+)
+def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, cpu, reason, monkeypatch):
     if cpu:
         monkeypatch.setenv(VARIABLE, cpu)
-    monkeypatch.setattr(linear_module, "OPERATORS", operators)
     for runtime in ("auto", "packed"):
         loaded = borrow_model(random_model("qwen3", dtype=dtype))
         target = make_target(loaded, owned=owned, runtime=runtime)
@@ -215,7 +250,7 @@ def test_joined_layers_packed_and_plain(rows, biased, dtype):
         plain = PlainLinear(linears)
         torch.testing.assert_close(plain(inputs), wanted)
         packed = join(linears)
-        assert isinstance(packed, TiledLinear if dtype == torch.float32 else PackedLinear)
+        assert isinstance(packed, TiledLinear)
         for joined in (plain, packed):
             torch.testing.assert_close(joined(inputs), wanted)
             torch.testing.assert_close(joined.outputs_from(10, inputs), wanted[:, 10:])
@@ -250,7 +285,7 @@ def test_int8_forwards_are_those_of_the_rounded_weights(family, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_int8_products_do_not_depend_on_the_number_of_rows(dtype):
     torch.manual_seed(0)
-    layer = Int8Linear([nn.Linear(64, 101, dtype=dtype)])
+    layer = TiledLinear([nn.Linear(64, 101, dtype=dtype)], torch.int8)
     inputs = torch.randn(64, 64, dtype=dtype)
     with torch.inference_mode():
         alone = torch.cat([layer(inputs[i : i + 1]) for i in range(64)])

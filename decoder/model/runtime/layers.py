@@ -1,0 +1,279 @@
+"""The decoder layers of a forward on a CPU as one compiled function, shared by its threads.
+
+Numbers between products are float32; inputs of products are rounded to the weights' dtype where the
+CPU multiplies in it, and keys and values to the cache's. Every row is computed alone and in one
+order, so its result is the same among any other rows.
+"""
+
+# ruff: noqa: PLR0913 - arrays one by one compile in half the time of tuples of all
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.jit import jit, jit_sums, parts_of
+from decoder.model.runtime.row_attention import (
+    KEYS,
+    add_mixed,
+    add_scores,
+    at,
+    exponential,
+    keep,
+    softmax,
+)
+from decoder.model.runtime.tiles import multiply
+
+PHASES = 9  # of a layer
+
+Numbers = NDArray[np.float32]
+Bits = NDArray[np.uint16]  # bfloat16 numbers, which NumPy does not have
+
+
+class Matrix(NamedTuple):
+    """A joined weight of all layers.
+
+    blocks  [layers, blocks, steps, LANES], see `tiles`
+    scales  [layers, blocks * LANES] of int8 weights, else [layers, 0]
+    bias    [layers, blocks * LANES], or [layers, 0]
+    """
+
+    blocks: NDArray[np.int32] | Numbers | NDArray[np.int8]
+    scales: Numbers
+    bias: Numbers
+
+
+class LayerWeights(NamedTuple):
+    """All layers of a model.
+
+    norms       [2 * layers + 1, hidden]: before attention and FFN of each layer, and the last
+    head_norms  [layers, heads + kv_heads, head_dim], or [layers, 0, 0]
+    windows     [layers]: positions that a row sees, its own included; 0 for all
+    """
+
+    qkv: Matrix
+    output: Matrix
+    gate_up: Matrix
+    down: Matrix
+    norms: Numbers
+    head_norms: Numbers
+    windows: NDArray[np.int64]
+    eps: np.float32
+    scale: np.float32
+
+
+class Rows(NamedTuple):
+    """Numbers of each row, flat and as [rows, width]; pairs of bfloat16 ones are words there."""
+
+    flat: Numbers | Bits
+    table: Numbers | NDArray[np.int32]
+
+
+class Forward(NamedTuple):
+    """The rows of a forward and what is computed of them.
+
+    rows       [rows, hidden], hidden padded to whole units; embeddings at first
+    normed, queries, mixed, gated  in bfloat16 where the CPU multiplies in it
+    factors    cosines and sines [2, rows, head_dim / 2]
+    cache, shape  [layers, 2, sequences, kv_heads, slots, head_dim], flat
+    owners, slots, positions  [rows]: a row's sequence, and the slot and position of its key
+    leading    [rows]: slots that a row sees from the first on
+    first, seen  [rows + 1], [...]: row r sees the slots seen[first[r]:first[r + 1]] too, in order
+    captured   numbers of the states that are features, flat [rows, captured * hidden]
+    """
+
+    rows: Rows
+    normed: Rows
+    qkv: Rows
+    queries: Numbers | Bits
+    mixed: Rows
+    gate_up: Rows
+    gated: Rows
+    factors: Numbers
+    cache: Numbers | Bits
+    shape: tuple[int, ...]
+    owners: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    leading: NDArray[np.int64]
+    first: NDArray[np.int64]
+    seen: NDArray[np.int64]
+    captured: NDArray[np.int64]
+    features: Numbers
+
+
+@jit_sums
+def _factor(numbers, first, count, eps):  # type: ignore[no-untyped-def]
+    """What an RMSNorm multiplies a row by."""
+    total = np.float32(0)
+    for i in range(count):
+        total += at(numbers, first + i) * at(numbers, first + i)
+    return np.float32(1) / np.sqrt(total / np.float32(count) + eps)
+
+
+@jit
+def _start(out, r, bias, layer):  # type: ignore[no-untyped-def]
+    """Let a product add to the bias, or to zeros."""
+    for i in range(out.shape[1]):
+        out[r, i] = bias[layer, i] if bias.shape[1] else np.float32(0)
+
+
+@jit
+def _add(out, r, bias, layer):  # type: ignore[no-untyped-def]
+    for i in range(bias.shape[1]):
+        out[r, i] += bias[layer, i]
+
+
+@jit
+def _norm_rows(  # type: ignore[no-untyped-def]
+    state, out, weights, number, eps, captured, features, start, bias, after, phase, claims
+):
+    """Norm `number` of the rows, features, and what the next products add to.
+
+    start, bias  of the product of normed rows
+    after        the bias of the product that is added to the rows next
+    """
+    flat, (rows, size), width = state.flat, state.table.shape, weights.shape[1]
+    layer = number // 2 % len(bias)
+    work = np.empty(width, np.float32)
+    for r in parts_of(claims, phase, rows, 1):
+        factor = _factor(flat, r * size, width, eps)
+        for i in range(width):
+            work[i] = at(flat, r * size + i) * factor * weights[number, i]
+        keep(work, 0, out, r * width, width)
+        for i in range(len(captured)):
+            if 2 * captured[i] == number:
+                place = (r * len(captured) + i) * width
+                keep(flat, r * size, features, place, width)
+        _start(start, r, bias, layer)
+        _add(state.table, r, after, layer)
+
+
+@jit
+def _rotate_rows(  # type: ignore[no-untyped-def]
+    layer, qkv_rows, queries, factors, cache, shape, owners, places, head_norms, scale, eps, phase,
+    claims,
+):  # fmt: skip
+    """Rotate queries and keys, and store keys and values."""
+    _, _, sequences, kv_heads, slots, width = shape
+    qkv, (rows, size) = qkv_rows.flat, qkv_rows.table.shape
+    half, all_queries = width // 2, len(queries) // rows
+    heads = all_queries // width
+    work, turned = np.empty(width, np.float32), np.empty(width, np.float32)
+    for r in parts_of(claims, phase, rows, 1):
+        key = ((2 * layer * sequences + owners[r]) * kv_heads * slots + places[r]) * width
+        value = key + sequences * kv_heads * slots * width
+        for h in range(heads + kv_heads):
+            first = r * size + h * width
+            for i in range(width):
+                work[i] = at(qkv, first + i)
+            if head_norms.shape[1]:
+                factor = _factor(qkv, first, width, eps)
+                for i in range(width):
+                    work[i] *= factor * head_norms[layer, h, i]
+            factor = scale if h < heads else np.float32(1)
+            for i in range(half):
+                cosine, sine = factors[0, r, i] * factor, factors[1, r, i] * factor
+                turned[i] = work[i] * cosine - work[half + i] * sine
+                turned[half + i] = work[half + i] * cosine + work[i] * sine
+            if h < heads:
+                keep(turned, 0, queries, r * all_queries + h * width, width)
+            else:
+                keep(turned, 0, cache, key + (h - heads) * slots * width, width)
+        for h in range(kv_heads):
+            first = r * size + (heads + kv_heads + h) * width
+            keep(qkv, first, cache, value + h * slots * width, width)
+
+
+@jit
+def _attend_rows(  # type: ignore[no-untyped-def]
+    layer, window, queries, cache, shape, out, owners, positions, leading, firsts, seen, scratch,
+    phase, claims, count,
+):  # fmt: skip
+    """Attention of every row and KV head."""
+    _, _, sequences, kv_heads, slots, width = shape
+    one, none, group = np.int64(1), np.int64(0), len(queries) // len(owners) // kv_heads // width
+    scores, mixed, totals = scratch
+    keys, rows = len(scores) // group, len(owners)
+    parts = rows * kv_heads
+    for part in parts_of(claims, phase, parts, max(parts // (8 * count), 1)):
+        kv, r = part // rows, part % rows
+        hidden = max(positions[r] - window + 1, 0) if window else 0
+        begin = min(hidden, leading[r])
+        ahead, start = leading[r] - begin, firsts[r] + hidden - begin
+        behind = firsts[r + 1] - start
+        key = ((2 * layer * sequences + owners[r]) * kv_heads + kv) * slots * width
+        value = key + sequences * kv_heads * slots * width
+        query = (r * kv_heads + kv) * group * width
+        add_scores(
+            queries, query, group, cache, key + begin * width, ahead, width, scores, keys, none
+        )
+        for i in range(behind):
+            slot = key + seen[start + i] * width
+            add_scores(queries, query, group, cache, slot, one, width, scores, keys, ahead + i)
+        for i in range(group * width):
+            mixed[i] = np.float32(0)
+        for h in range(group):
+            totals[h] = softmax(scores, h * keys, ahead + behind)
+        add_mixed(scores, keys, none, group, cache, value + begin * width, ahead, width, mixed)
+        for i in range(behind):
+            slot = value + seen[start + i] * width
+            add_mixed(scores, keys, ahead + i, group, cache, slot, one, width, mixed)
+        for h in range(group):
+            for i in range(h * width, (h + 1) * width):
+                mixed[i] /= totals[h]
+        keep(mixed, 0, out, query, group * width)
+
+
+@jit
+def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
+    """silu(gate) * up of every row."""
+    flat, (rows, size) = gate_up.flat, gate_up.table.shape
+    width = len(out) // rows
+    work = np.empty(width, np.float32)
+    for r in parts_of(claims, phase, rows, 1):
+        for i in range(width):
+            gate = at(flat, r * size + i)
+            work[i] = gate / (np.float32(1) + exponential(-gate)) * at(flat, r * size + width + i)
+        keep(work, 0, out, r * width, width)
+
+
+@jit
+def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
+    """Compute all layers, and the last norm into f.normed; `claims` of PHASES a layer and one."""
+    layers, kv_heads, slots, width = f.shape[0], f.shape[3], f.shape[4], f.shape[5]
+    group = len(f.queries) // len(f.owners) // kv_heads // width
+    scores, mixed = (
+        np.empty(group * (slots + KEYS), np.float32),
+        np.empty(group * width, np.float32),
+    )
+    scratch = scores, mixed, np.empty(group, np.float32)
+    q, o, g, d, norms, eps = w.qkv, w.output, w.gate_up, w.down, w.norms, w.eps
+    table, normed, qkv, gate_up = f.rows.table, f.normed.table, f.qkv.table, f.gate_up.table
+    attended, gated, out = f.mixed.table, f.gated.table, f.normed.flat
+    captured, features, cache, shape = f.captured, f.features, f.cache, f.shape
+    for layer in range(layers + 1):
+        p, number = layer * PHASES, 2 * layer
+        _norm_rows(
+            f.rows, out, norms, number, eps, captured, features, qkv, q.bias, o.bias, p, claims
+        )
+        if layer == layers:
+            break
+        multiply(q.blocks[layer], q.scales[layer], normed, qkv, p + 1, claims, count)
+        _rotate_rows(
+            layer, f.qkv, f.queries, f.factors, cache, shape, f.owners, f.slots, w.head_norms,
+            w.scale, eps, p + 2, claims,
+        )  # fmt: skip
+        _attend_rows(
+            layer, w.windows[layer], f.queries, cache, shape, f.mixed.flat, f.owners, f.positions,
+            f.leading, f.first, f.seen, scratch, p + 3, claims, count,
+        )  # fmt: skip
+        multiply(o.blocks[layer], o.scales[layer], attended, table, p + 4, claims, count)
+        number, p = number + 1, p + 5
+        _norm_rows(
+            f.rows, out, norms, number, eps, captured, features, gate_up, g.bias, d.bias, p, claims
+        )
+        multiply(g.blocks[layer], g.scales[layer], normed, gate_up, p + 1, claims, count)
+        _gate_rows(f.gate_up, f.gated.flat, p + 2, claims)
+        multiply(d.blocks[layer], d.scales[layer], gated, table, p + 3, claims, count)
