@@ -103,7 +103,7 @@ class ComposedForward:
     @property
     def experts_balanced(self) -> bool:
         """Whether the experts' times are those of the expected number of distinct ones."""
-        return self._experts().balanced
+        return self._experts().balanced and self._experts().skewed is None
 
     @property
     def experts_form(self) -> str:
