@@ -51,7 +51,6 @@ _EXPERT_TYPES: dict[Weights, tuple[str, ...]] = {
     "fp8_dynamic": ("fp8",),
     "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
 }
-
 # The other forms of a type whose tables may take its place.
 _OTHER_FORMS: dict[Weights, tuple[Weights, ...]] = {
     "fp8": ("fp8_block",), "fp8_dynamic": ("fp8_block",), "fp8_block": ("fp8",),
@@ -85,6 +84,7 @@ KERNELS = {
 _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
 UNKNOWN_KERNEL = TileForm(tile_rows=128)
 _BF16 = "bfloat16"
+_SKEWED = "power_law_1.01"
 _PHASES = ("generation", "context")  # of one row, of several
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
@@ -383,9 +383,7 @@ def _sound(
     least_s = np.where(moved > 3 * device.l2_bytes, moved / device.peak_bytes_per_s, 0.0)
     if table.balanced and np.any(table.seconds_measured < least_s):
         return False
-    if wider is None:
-        return True
-    ratio = table.seconds_measured / wider.measured_at(table.tokens)
+    ratio = table.seconds_measured / (wider or table).measured_at(table.tokens)
     return float(np.mean(np.log(ratio))) <= 0.0
 
 
@@ -393,7 +391,10 @@ def _sound(
 def _experts(
     data: Path, system: str, engine: str, weights: Weights = "bfloat16"
 ) -> dict[tuple[int, ...], ExpertTable]:
-    """The newest table of each shape and split on one device, a balanced one where it exists."""
+    """The newest table of each shape and split on one device, with the skewed one where it exists.
+
+    Routers spread tokens by a power law: few reach fewer experts, of many the fullest one decides.
+    """
     experts: dict[tuple[int, ...], ExpertTable] = {}
     folders = [path for path in (data / "moe" / engine).glob("*") if path.is_dir()]
     folders = [path for path in folders if (system, engine, path.name) not in UNSOUND]
@@ -404,9 +405,14 @@ def _experts(
             continue
         table = read_table(folder / "moe_perf.parquet", names + sizes)
         for dtype in reversed(_EXPERT_TYPES.get(weights, (weights,))):
-            for skew in ("power_law_1.01", "balanced"):
-                usable = (table["moe_dtype"] == dtype) & (table["distribution"] == skew)
-                experts |= _expert_tables(table, usable, sizes, balanced=skew == "balanced")
+            even, skewed = (
+                _expert_tables(table, (table["moe_dtype"] == dtype) & chosen, sizes, balanced=even)
+                for even in (True, False)
+                for chosen in [table["distribution"] == ("balanced" if even else _SKEWED)]
+            )
+            experts |= skewed
+            for place, one in even.items():
+                experts[place] = dataclasses.replace(one, skewed=skewed.get(place))
     return experts
 
 
@@ -425,7 +431,9 @@ def _expert_tables(
     parts = zip(np.split(places, edges), np.split(seconds, edges), strict=True)
     return {
         tuple(part[0, :-1].tolist()): ExpertTable(
-            tokens=part[:, -1].astype(float), seconds_measured=measured_s, balanced=balanced
+            tokens=part[:, -1].astype(float),
+            seconds_measured=_rising(measured_s),
+            balanced=balanced,
         )
         for part, measured_s in parts
         if len(part) > 1  # one number of tokens tells nothing of others

@@ -20,6 +20,7 @@ Array = NDArray[np.float64]
 # triangular system, under the ancestors' mask or the causal one. Behind it a chain carries its
 # state from tile to tile, which branches cannot share.
 CHUNK_ROWS = 64
+BLOCK_COLUMNS = 128  # that share a scale in fp8_block
 # One layer's latent attention and recurrence, where no table is read: seconds of launches, and
 # shares of the bandwidth and of the FLOPs' time that come to it. The first fit operator tables of
 # SGLang's decoding kernel for 16 to 128 heads, up to 128 sequences of 8191 tokens, on H100 and B200
@@ -64,6 +65,13 @@ class ComposedForward:
             )
         if a.shared_ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
+        part = a.expert_ffn // self.devices if not self.expert_parallel else 0
+        if self.tables.weights == "fp8_block" and part % BLOCK_COLUMNS:
+            raise InputError(
+                f"blocks of {BLOCK_COLUMNS} do not divide the {part} columns of an expert that a"
+                " device has",
+                hint="Give whole experts: --enable-expert-parallel",
+            )
         if self.tables.head_dim != a.head_dim and not a.latent_rank:
             raise InputError(
                 f"the attention tables are for heads of size {self.tables.head_dim},"
@@ -95,7 +103,7 @@ class ComposedForward:
     @property
     def experts_balanced(self) -> bool:
         """Whether the experts' times are those of the expected number of distinct ones."""
-        return self._experts().balanced
+        return self._experts().balanced and self._experts().skewed is None
 
     @property
     def experts_form(self) -> str:

@@ -79,7 +79,9 @@ class ExpertTable:
     table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
     `estimated`: nothing was measured. `form`: the type of weights whose times these are, where the
     experts' own were measured slower than in bfloat16, or faster than the memory. `wider`: the
-    table of 16-bit weights, whose times none of these exceeds.
+    table of 16-bit weights, whose times none of these exceeds. `skewed`: of tokens that are spread
+    by a power law, as by routers, where even spreading was measured too: its times are taken, for
+    few tokens at most those of the expected distinct experts.
     """
 
     tokens: Array
@@ -88,6 +90,7 @@ class ExpertTable:
     estimated: bool = False
     form: str = ""
     wider: ExpertTable | None = None
+    skewed: ExpertTable | None = None
 
     def measured_at(self, tokens: Array) -> Array:
         """Seconds [tokens] between the measured ones, and as the outermost beyond them."""
@@ -108,6 +111,9 @@ class ExpertTable:
         equivalent = distinct_experts(architecture, tokens) / architecture.active_experts
         few = self.measured_at(equivalent)
         full = self.measured_at(np.array(all_used))
+        if self.skewed is not None:
+            routed = self.skewed._own_s(architecture, tokens)
+            return np.where(tokens < all_used, np.minimum(few, routed), routed)
         scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
         return np.asarray(scaled, dtype=np.float64)
 

@@ -176,6 +176,11 @@ def test_what_cannot_be_split_so_is_refused(package):
     tables = load_published(H100, experts=True)
     with pytest.raises(InputError, match="data_parallel 3 does not divide 128 experts"):
         forward_of(tables, MOE, data_parallel=3)
+    blocks = dataclasses.replace(tables, weights="fp8_block")
+    with pytest.raises(InputError, match="do not divide the 192 columns of an expert") as refused:
+        forward_of(blocks, MOE, tensor_parallel=4)
+    assert "--enable-expert-parallel" in refused.value.hint
+    forward_of(blocks, MOE, tensor_parallel=4, expert_parallel=True)
     with pytest.raises(InputError, match="has no experts to share"):
         forward_of(tables, data_parallel=2)
 

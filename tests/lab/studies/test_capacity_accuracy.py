@@ -1,6 +1,7 @@
 """The benchmark's left-out pairs and real figures, and the overheads that are fitted to it."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.batching import Overheads, TokenWork, engine_overheads
 from costmodel.planning.engines import engine_rules
 from lab.studies import capacity_accuracy as bench
+from lab.studies import plans_scored
 from lab.studies.fit_overheads import MeasuredServer, fit_overheads
 
 
@@ -163,3 +165,21 @@ def test_served_rows_hold_what_the_plans_state():
 
 def test_an_unknown_engine_gets_the_shared_ones():
     assert engine_overheads("lmdeploy") == engine_overheads("shared")
+
+
+def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):
+    """Bars of 10 % reach to 17 % above: of 10 and 20 % too fast the first is inside."""
+    header = "simulator,experiment_folder,model,workload,stage_index,metric_name,predicted,actual"
+    line = "blis,a/9-no-model-tp2-roleplay,no/model,roleplay,{},{},12,{},H100,2,FP16\n"
+    text = f"{header},hardware,tp,precision\n" + line.format(-1, "itl_mean", 10)
+    (tmp_path / "rows.csv").write_text(text + line.format(-1, "e2e_mean", 3000))
+    (row,) = plans_scored.by_load(tmp_path / "rows.csv")
+    assert row.refusal.startswith("no known target") and row.rivals_s == {"blis": 0.012}
+    rows = [row] + [
+        dataclasses.replace(row, refusal="", planned_s=planned_s, errors=(0.1, 0.1))
+        for planned_s in (0.009, 0.008)
+    ]
+    score = plans_scored.scores(rows)["all"]
+    assert (score["rows"], score["planned"], score["inside"]) == (3, 2, 0.5)
+    assert score["planned_error"] == pytest.approx({"mean": 0.15, "bias": -0.15})
+    assert score["blis"] == pytest.approx({"rows": 2, "mean": 0.2, "ours": 0.15})
