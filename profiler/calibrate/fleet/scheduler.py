@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, RooftreeError
@@ -135,7 +135,7 @@ def calibrate_fleet(
     fleet = _Fleet(cluster, listener, rules, clock)
     if not fleet.kinds:
         raise DeviceError("no node of the cluster listed its devices")
-    while fleet.unfinished:
+    while any(kind.outcome is None for kind in fleet.kinds):
         fleet.start_waiting()
         fleet.collect()
     return tuple(kind.outcome for kind in fleet.kinds if kind.outcome is not None)
@@ -177,10 +177,6 @@ class _Fleet:
                 self.kinds.append(
                     _Kind(number=len(self.kinds), fingerprint=device.fingerprint, devices=[device])
                 )
-
-    @property
-    def unfinished(self) -> bool:
-        return any(kind.outcome is None for kind in self.kinds)
 
     def start_waiting(self) -> None:
         """Start every waiting kind that has a device on an idle host."""
@@ -257,19 +253,10 @@ class _Fleet:
             self._end(kind, problem=problem)
         return False
 
-    def _end(
-        self,
-        kind: _Kind,
-        device: FleetDevice | None = None,
-        gathered: NodeResult | None = None,
-        problem: str = "",
-    ) -> None:
+    def _end(self, kind: _Kind, *, problem: str = "", **found: Any) -> None:
+        """found: the device and what was gathered on it"""
         kind.outcome = FleetOutcome(
-            fingerprint=kind.fingerprint,
-            attempts=kind.attempts,
-            device=device,
-            gathered=gathered,
-            problem=problem,
+            fingerprint=kind.fingerprint, attempts=kind.attempts, problem=problem, **found
         )
         if problem:
             self._listener.say(f"{label(kind.fingerprint)}: {problem}")

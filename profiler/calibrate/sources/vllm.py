@@ -31,7 +31,12 @@ from integrations.vllm.configuration import (
 from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
 from profiler.calibrate.files import device_label
 from profiler.calibrate.points import draw_rows, verify_grid
-from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
+from profiler.calibrate.source import (
+    Additions,
+    CalibrationSettings,
+    CalibrationSource,
+    PreparedSource,
+)
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import MIN_SAMPLES, CpuGuard, Instruments, ReportTimer, gpu_guard
@@ -47,7 +52,7 @@ HELD_OUT_SHAPES = 4  # (context, batch) pairs
 HELD_OUT_ROWS = 6
 
 
-class VllmSource:
+class VllmSource(CalibrationSource):
     """vLLM with one target, its scheduler in this process.
 
     Of the settings, `drafter` is none, ngram, mtp, demo or a folder. Weights, runtime and
@@ -136,35 +141,29 @@ class VllmSource:
             loaded_s=loaded_s,
         )
 
-    def forwards(self, swept: SweepResult) -> SweepResult:
-        return swept
-
     def additions(self, swept: SweepResult) -> Additions:
         subject = self._subject
         if subject.device.kind == "cuda":
             engine = engine_section(self._engine.config)
             timed = engine.model_copy(update={"host_s": median(self._workload.host_s)})
             subject = replace(subject, runtime=subject.runtime.model_copy(update={"engine": timed}))
-        return Additions(subject=subject, sections={"engine_drafters": self._drafters(swept)})
-
-    def _drafters(self, swept: SweepResult) -> dict[str, EngineDrafterSection]:
-        """The drafter's cost, where one was named and all its points were measured."""
+        # The drafter's cost, where one was named and all its points were measured.
         tasks = sorted(
             self._plan.draft_tasks(), key=lambda task: (task.batch, task.size, task.context)
         )
         samples = [swept.samples[task] for task in tasks if task in swept.samples]
-        if not tasks or len(samples) < len(tasks):
-            return {}
-        section = EngineDrafterSection(
-            name=self._settings.drafter,
-            batch=[task.batch for task in tasks],
-            tokens=[task.size for task in tasks],
-            context=[task.context for task in tasks],
-            median_s=np.array([sample.typical_s for sample in samples]),
-            mad_s=[sample.mad_s for sample in samples],
-            n=[sample.n for sample in samples],
-        )
-        return {drafter_key(self._engine.config): section}
+        drafters = {}
+        if tasks and len(samples) == len(tasks):
+            drafters[drafter_key(self._engine.config)] = EngineDrafterSection(
+                name=self._settings.drafter,
+                batch=[task.batch for task in tasks],
+                tokens=[task.size for task in tasks],
+                context=[task.context for task in tasks],
+                median_s=np.array([sample.typical_s for sample in samples]),
+                mad_s=[sample.mad_s for sample in samples],
+                n=[sample.n for sample in samples],
+            )
+        return Additions(subject=subject, sections={"engine_drafters": drafters})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
