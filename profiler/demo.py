@@ -67,13 +67,14 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
             for policy, result in results.items()
         }
         plain_ids = results["plain"].token_ids
-        rows.append({
+        row = {
             "name": name,
             "prompt": prompt,
             "text": results[ADAPTIVE].text,
             "same_tokens": all(result.token_ids == plain_ids for result in results.values()),
             "arms": _rates(counts),
-        })  # fmt: skip
+        }
+        rows.append(row)
     return {
         "profile": adaptive.profile_line,
         "drafter": drafter_name,

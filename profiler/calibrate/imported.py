@@ -74,41 +74,41 @@ def listed_device(spec: DeviceSpec) -> tuple[DeviceFingerprint, PeaksSection]:
 
 
 def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
+    """The table and its subject; of a CPU the peaks are this machine's, measured now.
+
+    They are measured in the table's threads and dtype. Products in float32 bound those in a dtype
+    that the processor has to convert.
+    """
     architecture = resolve_target(request.target, hub=True).architecture
     known = None if request.device == "cpu" else find_device(request.device)
     table = READERS[request.format](request.path, request.context)
-    device, peaks = _this_cpu(table) if known is None else listed_device(known)
+    if known is not None:
+        device, peaks = listed_device(known)
+    else:
+        import torch
+
+        from decoder.device import fingerprint
+        from decoder.profiling.measured_profile import measure_peaks
+
+        before, cpu = torch.get_num_threads(), torch.device("cpu")
+        torch.set_num_threads(table.threads or before)
+        dtypes = {"float32", (table.weights or WeightFormat()).dtype}
+        try:
+            found = [measure_peaks(cpu, getattr(torch, name)) for name in dtypes]
+            best, device = max(found, key=lambda one: one.flops_per_s), fingerprint(cpu)
+        finally:
+            torch.set_num_threads(before)
+        peaks = PeaksSection(
+            source="measured",
+            flops_per_s=best.flops_per_s,
+            bytes_per_s=best.bytes_per_s,
+            measured_flops_per_s=best.flops_per_s,
+            measured_bytes_per_s=best.bytes_per_s,
+        )
     degree = request.tensor_parallel
     return table, TimedModel(
         device=device, peaks=peaks, architecture=architecture, tensor_parallel=degree
     )
-
-
-def _this_cpu(table: ImportedTable) -> tuple[DeviceFingerprint, PeaksSection]:
-    """This machine's processor and its peaks in the table's threads and dtype, measured now.
-
-    Products in float32 bound those in a dtype that the processor has to convert.
-    """
-    import torch
-
-    from decoder.device import fingerprint
-    from decoder.profiling.measured_profile import measure_peaks
-
-    before, cpu = torch.get_num_threads(), torch.device("cpu")
-    torch.set_num_threads(table.threads or before)
-    dtypes = {"float32", (table.weights or WeightFormat()).dtype}
-    try:
-        found = [measure_peaks(cpu, getattr(torch, name)) for name in dtypes]
-        peaks = max(found, key=lambda one: one.flops_per_s)
-        return fingerprint(cpu), PeaksSection(
-            source="measured",
-            flops_per_s=peaks.flops_per_s,
-            bytes_per_s=peaks.bytes_per_s,
-            measured_flops_per_s=peaks.flops_per_s,
-            measured_bytes_per_s=peaks.bytes_per_s,
-        )
-    finally:
-        torch.set_num_threads(before)
 
 
 def fit_table(points: Points, roofline: Roofline, *, path: Path) -> dict[str, Any]:

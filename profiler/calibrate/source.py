@@ -120,7 +120,6 @@ class CalibrationSource(Protocol):
 
     def forwards(self, swept: SweepResult) -> SweepResult:
         """The samples as those of forwards, where the calls timed something more."""
-        return swept
 
     def additions(self, swept: SweepResult) -> Additions:
         """The parts of the profile that this source alone has."""

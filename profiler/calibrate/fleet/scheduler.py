@@ -244,11 +244,10 @@ class _Fleet:
         if kind.devices:
             kind.missing_since = None
             return True
-        now = self._clock()
+        now, patience_s = self._clock(), self._rules.patience_s
         if kind.missing_since is None:
             kind.missing_since = now
-        if now - kind.missing_since >= self._rules.patience_s:
-            patience_s = self._rules.patience_s
+        if now - kind.missing_since >= patience_s:
             problem = f"lost its node, and no other of its kind came within {patience_s:.0f} s"
             self._end(kind, problem=problem)
         return False

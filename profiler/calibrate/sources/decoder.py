@@ -19,12 +19,7 @@ from decoder.profiling.startup import is_storable
 from profiler.calibrate.files import device_label
 from profiler.calibrate.points import PREFILL_TOKENS, SweepPlan
 from profiler.calibrate.sections import drafter_sections
-from profiler.calibrate.source import (
-    Additions,
-    CalibrationSettings,
-    CalibrationSource,
-    PreparedSource,
-)
+from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import SweepResult
 from profiler.measure.instruments import instruments
@@ -38,7 +33,7 @@ GPU_PLAIN_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # for capacity planning
 LIMITS_S = {"cuda": 45.0, "cpu": 65.0}  # a CPU is noisier; fits and the picture follow
 
 
-class DecoderSource(CalibrationSource):
+class DecoderSource:
     """The very functions that `rooftree generate` runs: same mask, cache, kernels and graphs."""
 
     def __init__(self, settings: CalibrationSettings) -> None:
@@ -95,6 +90,9 @@ class DecoderSource(CalibrationSource):
             limit_s=LIMITS_S[device.type],
             loaded_s=loaded_s,
         )
+
+    def forwards(self, swept: SweepResult) -> SweepResult:
+        return swept
 
     def additions(self, swept: SweepResult) -> Additions:
         drafters = drafter_sections(swept, self._drafter)

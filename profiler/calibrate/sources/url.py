@@ -17,12 +17,7 @@ from costmodel.weights import layer_bytes
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
 from profiler.calibrate.imported import listed_device
-from profiler.calibrate.source import (
-    Additions,
-    CalibrationSettings,
-    CalibrationSource,
-    PreparedSource,
-)
+from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sources.http_client import Address, ServedModel, ServerClient
 from profiler.calibrate.sources.requests import (
@@ -45,7 +40,7 @@ LOCAL_DEVICES = ("auto", "cpu", "cuda")
 API_KEY = "ROOFTREE_API_KEY"  # environment variable
 
 
-class UrlSource(CalibrationSource):
+class UrlSource:
     """An OpenAI-compatible server with a prefix cache and without other work.
 
     Of the settings, `device` is where the server runs: a device of this machine, or the name of a

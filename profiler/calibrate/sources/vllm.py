@@ -31,12 +31,7 @@ from integrations.vllm.configuration import (
 from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
 from profiler.calibrate.files import device_label
 from profiler.calibrate.points import draw_rows, verify_grid
-from profiler.calibrate.source import (
-    Additions,
-    CalibrationSettings,
-    CalibrationSource,
-    PreparedSource,
-)
+from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import MIN_SAMPLES, CpuGuard, Instruments, ReportTimer, gpu_guard
@@ -52,7 +47,7 @@ HELD_OUT_SHAPES = 4  # (context, batch) pairs
 HELD_OUT_ROWS = 6
 
 
-class VllmSource(CalibrationSource):
+class VllmSource:
     """vLLM with one target, its scheduler in this process.
 
     Of the settings, `drafter` is none, ngram, mtp, demo or a folder. Weights, runtime and
@@ -140,6 +135,9 @@ class VllmSource(CalibrationSource):
             limit_s=LIMIT_S,
             loaded_s=loaded_s,
         )
+
+    def forwards(self, swept: SweepResult) -> SweepResult:
+        return swept
 
     def additions(self, swept: SweepResult) -> Additions:
         subject = self._subject
