@@ -120,8 +120,18 @@ class DraftTable:
 
     def __init__(self, rows: Sequence[Sequence[int]], allowed: Iterable[int]) -> None:
         """allowed: lengths that the engine can run; 0 always is one. Raises InputError."""
-        self.rows = [_five(row) for row in rows]
-        lengths = {0, *allowed}
+        self.rows, lengths = [], {0, *allowed}
+        for row in rows:
+            whole = [int(number) for number in row]
+            if len(whole) == 3:
+                whole[2:2] = [0, MOST_CONTEXT]
+            first, last, shortest, longest, tokens = whole if len(whole) == 5 else (1, 0, 0, 0, 0)
+            if not (1 <= first <= last and 0 <= shortest <= longest and tokens >= 0):
+                raise InputError(
+                    f"{list(row)} is no row of a table of draft lengths",
+                    hint="Rows are [first batch, last batch, first context, last context, tokens]",
+                )
+            self.rows.append(whole)
         if not self.rows or any(row[4] not in lengths for row in self.rows):
             raise InputError(
                 f"a table of draft lengths needs rows, with lengths among {sorted(lengths)}",
@@ -139,19 +149,6 @@ class DraftTable:
             )
 
         return min(self.rows, key=distance)[4]
-
-
-def _five(row: Sequence[int]) -> Sequence[int]:
-    whole = [int(number) for number in row]
-    if len(whole) == 3:
-        whole[2:2] = [0, MOST_CONTEXT]
-    first, last, shortest, longest, tokens = whole if len(whole) == 5 else (1, 0, 0, 0, 0)
-    if not (1 <= first <= last and 0 <= shortest <= longest and tokens >= 0):
-        raise InputError(
-            f"{list(row)} is no row of a table of draft lengths",
-            hint="Rows are [first batch, last batch, first context, last context, tokens]",
-        )
-    return whole
 
 
 class TablePilot:

@@ -72,7 +72,7 @@ class DraftPolicy:
             return []
         drafted = [min(len(sequence.draft), self.longest) for sequence in sequences]
         batch, total = len(sequences), sum(drafted)
-        if self._asked:  # then a share of the sequences has a draft
+        if self._asked:  # learn which share of the sequences has a draft then
             before = self._available.get(batch, 1.0)
             share = sum(count > 0 for count in drafted) / batch
             self._available[batch] = before + 0.02 * (share - before)

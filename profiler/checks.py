@@ -25,6 +25,7 @@ from decoder.profiling.measured_profile import ATTENTION
 from profiler.measure.machine import collect, observe, warnings
 
 Status = Literal["ok", "warn", "missing"]
+DEMO = "`rooftree demo-model` fetches a small real model (93 MB), if you want one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def run_checks() -> list[DoctorCheck]:
     names = ("rooftree", "torch", "transformers", "numba", "python")
     versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
     installed = ", ".join(f"{name} {version}" for name, version in versions if version)
+    folder = demo_model_folder()
     disturbed = "; ".join(warnings(metadata, observe()))
     return [
         DoctorCheck("versions", "ok", installed),
@@ -51,7 +53,9 @@ def run_checks() -> list[DoctorCheck]:
         _directory(user_directory()),
         DoctorCheck("default target", "ok", default_target(device)),
         _profile(default_target(device), device),
-        _demo_model(),
+        DoctorCheck("demo model", "ok", str(folder))
+        if has_demo_model()
+        else DoctorCheck("demo model", "missing", f"not in {folder}", DEMO),
         DoctorCheck("machine", "warn", disturbed, "Measure when the machine is quiet.")
         if disturbed
         else DoctorCheck("machine", "ok", "quiet"),
@@ -132,14 +136,6 @@ def _profile(target: str, device: torch.device) -> DoctorCheck:
     if mark.word == "do not use":
         status, advice = "warn", "Run `rooftree calibrate --time-budget 3m` on a quieter machine."
     return DoctorCheck("profile", status, f"{kind}, {result.path}; {mark}", advice)
-
-
-def _demo_model() -> DoctorCheck:
-    folder = demo_model_folder()
-    if has_demo_model():
-        return DoctorCheck("demo model", "ok", str(folder))
-    advice = "`rooftree demo-model` fetches a small real model (93 MB), if you want one."
-    return DoctorCheck("demo model", "missing", f"not in {folder}", advice)
 
 
 def _dtype(device: torch.device) -> str:

@@ -44,7 +44,6 @@ COMMANDS = {
     "demo-model": "Fetch a small real model without a model hub.",
 }
 
-
 # Commands that share a module; each has its own name there.
 TOGETHER = {
     "support": "catalog",
@@ -56,7 +55,6 @@ TOGETHER = {
     "doctor": "catalog",
     "demo-model": "generate",
 }
-
 
 PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs
 

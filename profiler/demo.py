@@ -57,7 +57,24 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     rows = []
     for index, (name, prompt) in enumerate(PROMPTS.items()):
         say(f"decoding {index + 1} of {len(PROMPTS)}: {name}")
-        rows.append(_row(name, prompt, decode_together(arms, prompt, new_tokens)))
+        results = decode_together(arms, prompt, new_tokens)
+        counts = {
+            policy: {
+                "tokens": result.stats.new_tokens - 1,
+                "seconds": result.stats.decode_s,
+                "rounds": result.stats.rounds,
+            }
+            for policy, result in results.items()
+        }
+        plain_ids = results["plain"].token_ids
+        row = {
+            "name": name,
+            "prompt": prompt,
+            "text": results[ADAPTIVE].text,
+            "same_tokens": all(result.token_ids == plain_ids for result in results.values()),
+            "arms": _rates(counts),
+        }
+        rows.append(row)
     return {
         "profile": adaptive.profile_line,
         "drafter": drafter_name,
@@ -137,25 +154,6 @@ def print_comparison(comparison: dict[str, Any]) -> None:
 
 def _shown(value: float | None, form: str, unit: str = "") -> str | None:
     return None if value is None else format(value, form) + unit
-
-
-def _row(name: str, prompt: str, results: dict[str, Generation]) -> dict[str, Any]:
-    plain = results["plain"].token_ids
-    counts = {
-        policy: {
-            "tokens": results[policy].stats.new_tokens - 1,
-            "seconds": results[policy].stats.decode_s,
-            "rounds": results[policy].stats.rounds,
-        }
-        for policy in POLICIES
-    }
-    return {
-        "name": name,
-        "prompt": prompt,
-        "text": results[ADAPTIVE].text,
-        "same_tokens": all(result.token_ids == plain for result in results.values()),
-        "arms": _rates(counts),
-    }
 
 
 def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -96,48 +96,36 @@ def drafter_key(config: Any) -> str:
     return f"vllm-{speculative.method}-{hashlib.sha256(text).hexdigest()[:12]}"
 
 
-def worker_threads(config: Any) -> int | None:
-    """Threads of a server's worker on a CPU, as vLLM binds them; None on a GPU.
-
-    A server leaves cores to its other processes: one, or VLLM_CPU_NUM_OF_RESERVED_CPU.
-    """
-    import torch
-    from vllm.platforms import current_platform
-    from vllm.utils.ompmultiprocessing import OMPProcessManager
-
-    if not current_platform.is_cpu():
-        return None
-    bound = OMPProcessManager(config).cpu_lists
-    return len(bound[0]) if bound else torch.get_num_threads()
-
-
 def engine_threads(config: Any) -> int | None:
-    """Threads of a running engine on a CPU: in one process PyTorch's; None on a GPU."""
+    """Threads of a running engine on a CPU; None on a GPU.
+
+    In one process they are PyTorch's. A server binds its worker's, and leaves cores to its other
+    processes: one, or VLLM_CPU_NUM_OF_RESERVED_CPU.
+    """
     import torch
 
     if config.device_config.device_type != "cpu":
         return None
-    if config.parallel_config.distributed_executor_backend == "uni":
-        return torch.get_num_threads()
-    return worker_threads(config)
+    if config.parallel_config.distributed_executor_backend != "uni":
+        from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+        if bound := OMPProcessManager(config).cpu_lists:
+            return len(bound[0])
+    return torch.get_num_threads()
 
 
 def engine_section(config: Any) -> EngineSection:
     """The engine's part of a profile's runtime, from a `VllmConfig`."""
     compilation = config.compilation_config
+    # `uni` runs its workers in the engine's process, `mp` beside it.
+    backend = config.parallel_config.distributed_executor_backend
     return EngineSection(
         version=installed_version(),
         compilation=compilation.mode.name.lower(),
         graphs=compilation.cudagraph_mode.name.lower(),
-        executor=executor_name(config),
+        executor=backend if isinstance(backend, str) else backend.__name__,
         max_num_seqs=config.scheduler_config.max_num_seqs,
     )
-
-
-def executor_name(config: Any) -> str:
-    """vLLM's name of what runs its workers: `uni` in the engine's process, `mp` beside it."""
-    backend = config.parallel_config.distributed_executor_backend
-    return backend if isinstance(backend, str) else backend.__name__
 
 
 def architecture_of(config: Any) -> ModelArchitecture:

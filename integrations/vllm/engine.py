@@ -63,10 +63,13 @@ class SteppedEngine:
         installed_version()
         os.environ.update(ENVIRONMENT)
         from vllm import LLM
+        from vllm.platforms import current_platform
 
+        # As a server does on a CPU: a process for the worker.
+        server = {"distributed_executor_backend": "mp"} if current_platform.is_cpu() else {}
         try:
             with _without_module("llvmlite.binding.ffi"):
-                self._llm = LLM(**(OPTIONS | server_options() | dict(options)))
+                self._llm = LLM(**(OPTIONS | server | dict(options)))
         except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
             raise InputError(
                 f"vLLM does not start with these options: {reason_of(error)}",
@@ -99,11 +102,6 @@ class SteppedEngine:
         return self._call(_called, function, args)
 
     @property
-    def most_rows(self) -> int:
-        """Rows of the longest draft and its root."""
-        return int(self.config.num_speculative_tokens) + 1
-
-    @property
     def most_requests(self) -> int:
         return len(self._requests)
 
@@ -114,8 +112,9 @@ class SteppedEngine:
 
     @property
     def longest_context(self) -> int:
-        """Cached tokens at which a step of `most_rows` rows and its next draft still fit."""
-        return int(self.config.model_config.max_model_len) - spare_tokens(self.most_rows - 1)
+        """Cached tokens at which a step over the longest draft and its next draft still fit."""
+        spare = spare_tokens(int(self.config.num_speculative_tokens))
+        return int(self.config.model_config.max_model_len) - spare
 
     def step(self, *, rows: int, context: int, batch: int, draft_tokens: int = 0) -> StepTime:
         """Verify `rows` rows of `batch` sequences behind `context` tokens, then draft.
@@ -176,13 +175,6 @@ class SteppedEngine:
         # One token more than the scheduler has: the runner then takes over the scheduler's count.
         names = [request.request_id for request in requests]
         self._call("set_outputs", names, context + SPARE_TOKENS - PROMPT_TOKENS)
-
-
-def server_options() -> dict[str, Any]:
-    """What a vLLM server on this machine sets by itself: on a CPU, a process for the worker."""
-    from vllm.platforms import current_platform
-
-    return {"distributed_executor_backend": "mp"} if current_platform.is_cpu() else {}
 
 
 def _called(worker: Any, function: Callable[..., Result], args: tuple[Any, ...]) -> Result:

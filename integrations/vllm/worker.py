@@ -48,10 +48,10 @@ class _Parts:
     def __init__(self, runner: Any) -> None:
         clock = _CudaClock if runner.device.type == "cuda" else _WallClock
         self._forward, self._draft = clock(), clock()
-        runner.execute_model = _before(runner.execute_model, self._start)
-        runner.sample_tokens = _after(runner.sample_tokens, self._forward.stop)
-        runner.propose_draft_token_ids = _after(
-            _before(runner.propose_draft_token_ids, self._draft.start), self._draft.stop
+        runner.execute_model = _around(runner.execute_model, before=self._start)
+        runner.sample_tokens = _around(runner.sample_tokens, after=self._forward.stop)
+        runner.propose_draft_token_ids = _around(
+            runner.propose_draft_token_ids, before=self._draft.start, after=self._draft.stop
         )
 
     def seconds(self) -> tuple[float, float]:
@@ -108,18 +108,16 @@ class _CudaClock:
         return float(self._events[0].elapsed_time(self._events[1])) / 1e3
 
 
-def _before(function: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+def _around(
+    function: Callable[..., Any],
+    *,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[], None] = lambda: None,
+) -> Callable[..., Any]:
     def wrapped(*args: Any, **options: Any) -> Any:
-        first()
-        return function(*args, **options)
-
-    return wrapped
-
-
-def _after(function: Callable[..., Any], last: Callable[[], None]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **options: Any) -> Any:
+        before()
         result = function(*args, **options)
-        last()
+        after()
         return result
 
     return wrapped

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from costmodel.calibration.base import CALIBRATIONS
 from costmodel.calibration.choices import regret_at_contexts
@@ -27,7 +26,7 @@ from costmodel.imports.table import ImportedTable, WeightFormat
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.roofline import Roofline
-from costmodel.statistics import Array, Bools
+from costmodel.statistics import Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,89 +74,80 @@ def listed_device(spec: DeviceSpec) -> tuple[DeviceFingerprint, PeaksSection]:
 
 
 def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
+    """The table and its subject; of a CPU the peaks are this machine's, measured now.
+
+    They are measured in the table's threads and dtype. Products in float32 bound those in a dtype
+    that the processor has to convert.
+    """
     architecture = resolve_target(request.target, hub=True).architecture
     known = None if request.device == "cpu" else find_device(request.device)
     table = READERS[request.format](request.path, request.context)
-    device, peaks = _this_cpu(table) if known is None else listed_device(known)
+    if known is not None:
+        device, peaks = listed_device(known)
+    else:
+        import torch
+
+        from decoder.device import fingerprint
+        from decoder.profiling.measured_profile import measure_peaks
+
+        before, cpu = torch.get_num_threads(), torch.device("cpu")
+        torch.set_num_threads(table.threads or before)
+        dtypes = {"float32", (table.weights or WeightFormat()).dtype}
+        try:
+            found = [measure_peaks(cpu, getattr(torch, name)) for name in dtypes]
+            best, device = max(found, key=lambda one: one.flops_per_s), fingerprint(cpu)
+        finally:
+            torch.set_num_threads(before)
+        peaks = PeaksSection(
+            source="measured",
+            flops_per_s=best.flops_per_s,
+            bytes_per_s=best.bytes_per_s,
+            measured_flops_per_s=best.flops_per_s,
+            measured_bytes_per_s=best.bytes_per_s,
+        )
     degree = request.tensor_parallel
     return table, TimedModel(
         device=device, peaks=peaks, architecture=architecture, tensor_parallel=degree
     )
 
 
-def _this_cpu(table: ImportedTable) -> tuple[DeviceFingerprint, PeaksSection]:
-    """This machine's processor and its peaks in the table's threads and dtype, measured now.
-
-    Products in float32 bound those in a dtype that the processor has to convert.
-    """
-    import torch
-
-    from decoder.device import fingerprint
-    from decoder.profiling.measured_profile import measure_peaks
-
-    before, cpu = torch.get_num_threads(), torch.device("cpu")
-    torch.set_num_threads(table.threads or before)
-    dtypes = {"float32", (table.weights or WeightFormat()).dtype}
-    try:
-        found = [measure_peaks(cpu, getattr(torch, name)) for name in dtypes]
-        peaks = max(found, key=lambda one: one.flops_per_s)
-        return fingerprint(cpu), PeaksSection(
-            source="measured",
-            flops_per_s=peaks.flops_per_s,
-            bytes_per_s=peaks.bytes_per_s,
-            measured_flops_per_s=peaks.flops_per_s,
-            measured_bytes_per_s=peaks.bytes_per_s,
-        )
-    finally:
-        torch.set_num_threads(before)
-
-
 def fit_table(points: Points, roofline: Roofline, *, path: Path) -> dict[str, Any]:
     """Fit all calibrations to the points read from `path`: a report of plain values.
 
-    Raises InputError.
+    Errors are by cross-validation. Raises InputError.
     """
     warning = check_times(points, roofline, path)
-    report = {"warning": warning} if warning else {}
-    return report | {"points": len(points)} | cross_validated(points, roofline)
-
-
-def cross_validated(points: Points, roofline: Roofline) -> dict[str, Any]:
-    """Fits to all points, with errors by cross-validation."""
-    selection = select_calibration(points, roofline)
-    calibrations = {}
+    report: dict[str, Any] = {"warning": warning} if warning else {}
+    selection, calibrations = select_calibration(points, roofline), {}
     for name in CALIBRATIONS:
         if name in selection.cross_validated:
-            predicted_s = selection.predicted_left_out_s[name]
-            held_out = held_out_error(points, predicted_s, np.ones(len(points), dtype=bool))
+            held_out = left_out_error(points, selection.predicted_left_out_s[name])
             calibrations[name] = {"held_out": held_out, **coefficients(selection, name)}
-    return {"fitted": len(points), "selected": selection.selected, "calibrations": calibrations}
+    report |= {"points": len(points), "fitted": len(points)}
+    return report | {"selected": selection.selected, "calibrations": calibrations}
 
 
-def held_out_error(points: Points, predicted_s: Array, left: Bools) -> dict[str, Any]:
-    """Errors on the points in `left` [points]; regret over all points of each context."""
-    result: dict[str, Any] = weighted_error(points, predicted_s, left)
-    regret = regret_at_contexts(points, predicted_s)
-    result["regret"] = None if regret is None else regret.mean
-    result["regret_worst"] = None if regret is None else regret.worst
-    return result
+def left_out_error(points: Points, predicted_s: Array) -> dict[str, Any]:
+    """Relative errors with equal weight for each row count, and the regret of each context.
 
-
-def weighted_error(points: Points, predicted_s: ArrayLike, left: Bools) -> dict[str, Any]:
-    """Relative errors on the points in `left` [points], with equal weight for each row count."""
-    error = np.abs(np.asarray(predicted_s)[left] / points.seconds[left] - 1)
-    _, inverse, counts = np.unique(points.rows[left], return_inverse=True, return_counts=True)
+    predicted_s  [points], each from a fit to the others
+    """
+    error = np.abs(predicted_s / points.seconds - 1)
+    _, inverse, counts = np.unique(points.rows, return_inverse=True, return_counts=True)
     weight = 1 / counts[inverse] / len(counts)
     order = np.argsort(error)
     reached = np.searchsorted(np.cumsum(weight[order]), 0.95 - 1e-12)
+    regret = regret_at_contexts(points, predicted_s)
     return {
-        "points": int(left.sum()),
+        "points": len(points),
         "row_counts": len(counts),
         "mape": float(np.sum(weight * error)),
         "p95": float(error[order][min(int(reached), len(error) - 1)]),
         "worst": float(np.max(error)),
         "mape_of_points": float(np.mean(error)),
         "p95_of_points": float(np.quantile(error, 0.95)),
+        "regret": None if regret is None else regret.mean,
+        "regret_worst": None if regret is None else regret.worst,
     }
 
 

@@ -172,6 +172,12 @@ class _HeldOutCheck:
             regret.mean <= GOAL_MEAN_REGRET and regret.worst <= GOAL_WORST_REGRET
         )
 
+    @property
+    def predicts_well(self) -> bool:
+        """Whether the error and the decision regret meet their goals."""
+        close = self.error.median <= max(GOAL_MEDIAN_ERROR, self.noise)
+        return close and self.error.worst <= GOAL_WORST_ERROR and self.chooses_well
+
 
 class AdaptiveGrid:
     """Chooses points of a grid, and then points to time again, by what a choice depends on.
@@ -214,7 +220,11 @@ class AdaptiveGrid:
                 self._most_rows = max(most_rows_that_pay(shapes, ROUGH), LEAST_ROWS)
             held_out, self._held_out = self._held_out(self._most_rows), None
             return [*held_out, *self._further(points, swept)]
-        return [] if self._predicts_well(points, swept) else self._further(points, swept)
+        fitted = quick_fit(points, self._roofline) if len(points) >= LEAST_POINTS else None
+        check = None if fitted is None else self._check(fitted, swept)
+        if check is not None and check.predicts_well:
+            return []
+        return self._further(points, swept)
 
     def again(self, swept: SweepResult) -> list[Task]:
         """Points to time again, each once; [] where the choices meet their goals.
@@ -266,19 +276,6 @@ class AdaptiveGrid:
 
     def _design(self, tasks: Sequence[Task]) -> PointDesign:
         return PointDesign(_shapes(tasks), self._roofline)
-
-    def _predicts_well(self, points: Points, swept: SweepResult) -> bool:
-        """Whether the held-out error and the decision regret meet the goals."""
-        if len(points) < LEAST_POINTS:
-            return False
-        fitted = quick_fit(points, self._roofline)
-        check = None if fitted is None else self._check(fitted, swept)
-        return (
-            check is not None
-            and check.error.median <= max(GOAL_MEDIAN_ERROR, check.noise)
-            and check.error.worst <= GOAL_WORST_ERROR
-            and check.chooses_well
-        )
 
     def _check(self, calibration: Calibration, swept: SweepResult) -> _HeldOutCheck | None:
         """The held-out points against a calibration; None where none are held out."""

@@ -260,7 +260,10 @@ class _Sweep:
         return True
 
     def result(self) -> SweepResult:
-        """The samples so far. Raises MeasurementError when too few points of the grid have any."""
+        """The samples so far, those of forwards divided by the machine's pace.
+
+        Raises MeasurementError when too few points of the grid have a sample.
+        """
         samples: dict[Task, PointSamples] = {}
         unmeasured = []
         for task, point in self._points.items():
@@ -276,14 +279,30 @@ class _Sweep:
                 hint="Stop other work on this machine, and run again with a larger --time-budget; "
                 "the samples taken so far are kept.",
             )
-        samples, pace_spread = _at_typical_pace(samples, self._accepted)
+        # The numbers of a task's accepted samples begin with those of its warm-up.
+        paced = [task for task in samples if task.kind in PACED]
+        rows = sorted(
+            (number, point, seconds)
+            for point, task in enumerate(paced)
+            for number, seconds in zip(
+                self._accepted[task][len(samples[task].warmup) :],
+                samples[task].seconds,
+                strict=True,
+            )
+        )
+        pace = paces([seconds for _, _, seconds in rows], [point for _, point, _ in rows])
+        at_pace: list[list[float]] = [[] for _ in paced]
+        for (_, point, seconds), slowness in zip(rows, pace.tolist(), strict=True):
+            at_pace[point].append(seconds / slowness)
+        for task, corrected in zip(paced, at_pace, strict=True):
+            samples[task] = replace(samples[task], seconds=tuple(corrected))
         return SweepResult(
             samples=samples,
             unmeasured=tuple(unmeasured),
             spent_s=self.spent_s,
             resumed_samples=self._resumed,
             damaged_lines=self._damaged,
-            pace_spread=pace_spread,
+            pace_spread=float(np.log(pace).std()) if len(pace) else 0.0,
             skipped=dict(self._skipped),
         )
 
@@ -311,30 +330,3 @@ def _recorded(journal: Journal) -> tuple[dict[Task, list[tuple[int, float, bool]
         except (KeyError, TypeError, ValueError, OverflowError):
             unreadable += 1
     return recorded, unreadable
-
-
-def _at_typical_pace(
-    samples: Mapping[Task, PointSamples], accepted: Mapping[Task, Sequence[int]]
-) -> tuple[dict[Task, PointSamples], float]:
-    """The samples, those of forwards divided by the machine's pace; and the pace's spread.
-
-    accepted  the numbers of each task's accepted samples, those of its warm-up first
-    """
-    paced = [task for task in samples if task.kind in PACED]
-    rows = sorted(
-        (number, point, seconds)
-        for point, task in enumerate(paced)
-        for number, seconds in zip(
-            accepted[task][len(samples[task].warmup) :], samples[task].seconds, strict=True
-        )
-    )
-    pace = paces([seconds for _, _, seconds in rows], [point for _, point, _ in rows])
-    at_pace: list[list[float]] = [[] for _ in paced]
-    for (_, point, seconds), slowness in zip(rows, pace.tolist(), strict=True):
-        at_pace[point].append(seconds / slowness)
-    corrected = {
-        task: replace(samples[task], seconds=tuple(seconds))
-        for task, seconds in zip(paced, at_pace, strict=True)
-    }
-    spread = float(np.log(pace).std()) if len(pace) else 0.0
-    return dict(samples) | corrected, spread

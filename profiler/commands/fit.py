@@ -41,7 +41,7 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
     """
     from profiler.calibrate.imported import FitRequest, fit_file, import_file
     from profiler.commands.compose import save_and_show
-    from profiler.report.console import print_json
+    from profiler.report.console import note, print_json, print_table
 
     request = FitRequest(path=points, **options)
     if output is not None:
@@ -50,14 +50,7 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
     result = fit_file(request)
     if as_json:
         print_json(result)
-    else:
-        print_fit(result)
-
-
-def print_fit(result: dict[str, Any]) -> None:
-    """Print a table of the calibrations, and the one that was selected."""
-    from profiler.report.console import note, print_table
-
+        return
     if "warning" in result:
         note(f"warning: {result['warning']}")
     note(

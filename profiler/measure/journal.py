@@ -30,8 +30,8 @@ class Journal:
 
     damaged  number of lines of earlier runs that could not be read
 
-    It is a context manager. Closing keeps the file for the next run; `delete` removes it. The
-    file is locked while it is open, so that two runs never write into one.
+    It is a context manager. Closing keeps the file for the next run. The file is
+    locked while it is open, so that two runs never write into one.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, fresh: bool = False) -> None:
@@ -82,11 +82,6 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-    def delete(self) -> None:
-        """Close and remove the file."""
-        self.close()
-        self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Journal:
         return self

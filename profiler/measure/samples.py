@@ -210,8 +210,9 @@ def paces(seconds: ArrayLike, points: ArrayLike) -> Array:
     medians = np.ones(int(points.max()) + 1)
     shifts = [shift for shift in range(2 * REACH + 1) if shift != REACH]
     for _ in range(ITERATIONS):
+        at_pace = seconds / pace
         for point in np.unique(points):
-            medians[point] = np.median((seconds / pace)[points == point])
+            medians[point] = np.median(at_pace[points == point])
         deviation = np.where(usable, np.log(seconds / medians[points]), np.nan)
         # Up to `REACH` values before and after each one: [2 REACH, samples], NaN past the ends.
         padded = np.pad(deviation, REACH, constant_values=np.nan)

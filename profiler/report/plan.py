@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -294,7 +293,7 @@ def simulated_table(plan: Plan, details: bool) -> Table:
                 for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
                 for percent in ("p50", "p95", "p99")
             }
-            rows.append({
+            cells = {
                 "GPU": option.gpu,
                 "tp": str(option.tensor_parallel),
                 "GPUs": str(fleet.gpus),
@@ -304,7 +303,8 @@ def simulated_table(plan: Plan, details: bool) -> Table:
                 **times,
                 "goals": f"missed: {', '.join(fleet.missed)}" if fleet.missed else goals,
                 "per hour": None if price is None else f"{fleet.gpus * price:.2f}",
-            })  # fmt: skip
+            }
+            rows.append(cells)
     return as_table(plan, rows, None if details else SIMULATED)
 
 
@@ -334,20 +334,16 @@ def simulated_lines(plan: Plan) -> list[str]:
                 f" {', '.join(option.planned.missed)}; {option.enough.gpus} hold all goals"
             )
     # Where all goals are held best by another GPU than the plan's best:
-    holding = [
-        (
-            math.inf if option.cost_per_hour is None else option.cost_per_hour,
-            option.enough.gpus,
-            option,
-        )
-        for option in plan.simulated
-        if option.enough is not None
-    ]
+    holding = [option for option in plan.simulated if option.enough is not None]
     if holding and plan.best is not None:
-        cost, gpus, first = min(holding, key=lambda one: one[:2])
+        first = min(
+            holding,
+            key=lambda one: (one.cost_per_hour is None, one.cost_per_hour or 0, one.enough.gpus),
+        )
+        cost = first.cost_per_hour
         if first.gpu != plan.best.gpu:
-            price = "the fewest GPUs" if cost == math.inf else f"the least cost, {cost:.2f} an hour"
-            lines.append(f"all goals are held with {price} by {gpus} {first.gpu}")
+            price = "the fewest GPUs" if cost is None else f"the least cost, {cost:.2f} an hour"
+            lines.append(f"all goals are held with {price} by {first.enough.gpus} {first.gpu}")
     return lines
 
 

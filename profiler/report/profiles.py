@@ -255,24 +255,6 @@ def problem_of(name: str) -> str:
 
 def print_profile(path: Path, profile: Profile) -> None:
     """Print the profile on stdout: its facts, its errors, and the cost of a verification."""
-    print_facts(_facts(path, profile))
-    contexts = _contexts(profile)
-    columns = ["rows", *(f"context {context}" for context in contexts)]
-    calibration = profile.verify_calibration()
-    rows = np.array([count for count in SHOWN_ROWS if count <= _most_rows(profile)])
-    predicted = [calibration.predict_s(rows, context, 1) for context in contexts]
-    table = [
-        [int(count), *(f"{1e3 * seconds[index]:.2f}" for seconds in predicted)]
-        for index, count in enumerate(rows)
-    ]
-    click.echo(
-        f"\nOne verification forward by the {profile.calibration.selected} calibration "
-        "(fitted, not measured), ms:"
-    )
-    print_table(columns, table)
-
-
-def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
     device, runtime, provenance = profile.device, profile.runtime, profile.provenance
     cpu = f", {device.threads} threads, {device.instruction_set}" if device.kind == "cpu" else ""
     facts: list[tuple[str, str | Path]] = [
@@ -303,7 +285,21 @@ def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
         + (f" ({drafter.kind}, {drafter.created_utc[:10]})" if drafter.created_utc else "")
         for drafter in profile.drafters.values()
     ]
-    return [*facts, ("drafters", ", ".join(drafters) or "none timed")]
+    print_facts([*facts, ("drafters", ", ".join(drafters) or "none timed")])
+    contexts = _contexts(profile)
+    columns = ["rows", *(f"context {context}" for context in contexts)]
+    calibration = profile.verify_calibration()
+    rows = np.array([count for count in SHOWN_ROWS if count <= _most_rows(profile)])
+    predicted = [calibration.predict_s(rows, context, 1) for context in contexts]
+    table = [
+        [int(count), *(f"{1e3 * seconds[index]:.2f}" for seconds in predicted)]
+        for index, count in enumerate(rows)
+    ]
+    click.echo(
+        f"\nOne verification forward by the {profile.calibration.selected} calibration "
+        "(fitted, not measured), ms:"
+    )
+    print_table(columns, table)
 
 
 def _contexts(profile: Profile, most: int = 5) -> list[int]:

@@ -83,12 +83,8 @@ class RayCluster:
         if self._settings.device == "cuda" and not gpus:
             raise DeviceError("no node of the Ray cluster has a GPU")
         usable = nodes if self._settings.device == "cpu" else gpus or nodes
-        pending = {node["NodeID"] for node in self._surveyed.values()}
-        new = [
-            node
-            for key, node in usable.items()
-            if key not in self._devices_of and key not in pending
-        ]
+        asked = self._devices_of.keys() | {node["NodeID"] for node in self._surveyed.values()}
+        new = [node for key, node in usable.items() if key not in asked]
         self._surveyed |= {
             self._task(_devices_here, node).remote(self._kind(node)): node for node in new
         }

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, RooftreeError
@@ -135,7 +135,7 @@ def calibrate_fleet(
     fleet = _Fleet(cluster, listener, rules, clock)
     if not fleet.kinds:
         raise DeviceError("no node of the cluster listed its devices")
-    while fleet.unfinished:
+    while any(kind.outcome is None for kind in fleet.kinds):
         fleet.start_waiting()
         fleet.collect()
     return tuple(kind.outcome for kind in fleet.kinds if kind.outcome is not None)
@@ -177,10 +177,6 @@ class _Fleet:
                 self.kinds.append(
                     _Kind(number=len(self.kinds), fingerprint=device.fingerprint, devices=[device])
                 )
-
-    @property
-    def unfinished(self) -> bool:
-        return any(kind.outcome is None for kind in self.kinds)
 
     def start_waiting(self) -> None:
         """Start every waiting kind that has a device on an idle host."""
@@ -248,28 +244,18 @@ class _Fleet:
         if kind.devices:
             kind.missing_since = None
             return True
-        now = self._clock()
+        now, patience_s = self._clock(), self._rules.patience_s
         if kind.missing_since is None:
             kind.missing_since = now
-        if now - kind.missing_since >= self._rules.patience_s:
-            patience_s = self._rules.patience_s
+        if now - kind.missing_since >= patience_s:
             problem = f"lost its node, and no other of its kind came within {patience_s:.0f} s"
             self._end(kind, problem=problem)
         return False
 
-    def _end(
-        self,
-        kind: _Kind,
-        device: FleetDevice | None = None,
-        gathered: NodeResult | None = None,
-        problem: str = "",
-    ) -> None:
+    def _end(self, kind: _Kind, *, problem: str = "", **found: Any) -> None:
+        """found: the device and what was gathered on it"""
         kind.outcome = FleetOutcome(
-            fingerprint=kind.fingerprint,
-            attempts=kind.attempts,
-            device=device,
-            gathered=gathered,
-            problem=problem,
+            fingerprint=kind.fingerprint, attempts=kind.attempts, problem=problem, **found
         )
         if problem:
             self._listener.say(f"{label(kind.fingerprint)}: {problem}")

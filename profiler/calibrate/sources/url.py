@@ -58,7 +58,16 @@ class UrlSource:
         """
         self._settings, self._degree = settings, tensor_parallel
         self._address = Address.parse(url)
-        self._device = self._local_device()
+        self._device, name = None, settings.device or "auto"  # None: a known one elsewhere
+        if name.partition(":")[0] not in LOCAL_DEVICES:
+            find_device(name)
+        elif self._address.local:
+            self._device = select_device(settings.device)
+        else:
+            raise InputError(
+                f"{self._address} is not this machine, and its device cannot be seen from here",
+                hint="Name it, as --device h100-sxm; `rooftree devices` lists all.",
+            )
         on_gpu = self._device is not None and self._device.type == "cuda"
         self.cuda_index = self._device.index or 0 if self._device and on_gpu else None
         self.lock = str(self._address)
@@ -149,19 +158,6 @@ class UrlSource:
         subject = replace(self._subject, note="; ".join(notes))
         origin = f"HTTP, {self._address}, {subject.runtime.attention}"
         return Additions(subject=subject, provenance={"source": origin}, error_bar=times.error_bar)
-
-    def _local_device(self) -> torch.device | None:
-        """The device of this machine that the server runs on; None: a known one elsewhere."""
-        name = self._settings.device or "auto"
-        if name.partition(":")[0] not in LOCAL_DEVICES:
-            find_device(name)
-            return None
-        if not self._address.local:
-            raise InputError(
-                f"{self._address} is not this machine, and its device cannot be seen from here",
-                hint="Name it, as --device h100-sxm; `rooftree devices` lists all.",
-            )
-        return select_device(self._settings.device)
 
     def _plan(
         self, workload: ServedWorkload, *, on_cpu: bool

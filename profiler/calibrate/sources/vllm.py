@@ -145,26 +145,23 @@ class VllmSource:
             engine = engine_section(self._engine.config)
             timed = engine.model_copy(update={"host_s": median(self._workload.host_s)})
             subject = replace(subject, runtime=subject.runtime.model_copy(update={"engine": timed}))
-        return Additions(subject=subject, sections={"engine_drafters": self._drafters(swept)})
-
-    def _drafters(self, swept: SweepResult) -> dict[str, EngineDrafterSection]:
-        """The drafter's cost, where one was named and all its points were measured."""
+        # The drafter's cost, where one was named and all its points were measured.
         tasks = sorted(
             self._plan.draft_tasks(), key=lambda task: (task.batch, task.size, task.context)
         )
         samples = [swept.samples[task] for task in tasks if task in swept.samples]
-        if not tasks or len(samples) < len(tasks):
-            return {}
-        section = EngineDrafterSection(
-            name=self._settings.drafter,
-            batch=[task.batch for task in tasks],
-            tokens=[task.size for task in tasks],
-            context=[task.context for task in tasks],
-            median_s=np.array([sample.typical_s for sample in samples]),
-            mad_s=[sample.mad_s for sample in samples],
-            n=[sample.n for sample in samples],
-        )
-        return {drafter_key(self._engine.config): section}
+        drafters = {}
+        if tasks and len(samples) == len(tasks):
+            drafters[drafter_key(self._engine.config)] = EngineDrafterSection(
+                name=self._settings.drafter,
+                batch=[task.batch for task in tasks],
+                tokens=[task.size for task in tasks],
+                context=[task.context for task in tasks],
+                median_s=np.array([sample.typical_s for sample in samples]),
+                mad_s=[sample.mad_s for sample in samples],
+                n=[sample.n for sample in samples],
+            )
+        return Additions(subject=subject, sections={"engine_drafters": drafters})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
