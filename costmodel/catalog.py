@@ -288,8 +288,9 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
             return entry
         entry = _target_of(name.strip(), hub_config(name.strip()))
         weights = checkpoint_name(name.strip())[1]  # what the config does not say
-        plain = entry.weights == "bfloat16" and weights
-        return dataclasses.replace(entry, weights=weights) if plain else entry
+        if entry.weights == "bfloat16" and weights:
+            return dataclasses.replace(entry, weights=weights)
+        return entry
     where = folder / "config.json"
     if not where.is_file():
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")

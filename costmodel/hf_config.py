@@ -11,12 +11,17 @@ from functools import cache
 from typing import Any
 
 from costmodel.errors import InputError, shown
-from costmodel.hf_kinds import KINDS, Fields, ModelKind, count, flag, whole
-from costmodel.hf_layers import (
+from costmodel.hf_kinds import (
+    KINDS,
+    Fields,
+    ModelKind,
+    count,
     expert_sizes,
+    flag,
     gemma_extras,
     latent_sizes,
     recurrent_sizes,
+    whole,
     windows,
     with_usual_names,
 )

@@ -1,4 +1,4 @@
-"""Parts of each kind of Hugging Face models beside its config, and readers of fields."""
+"""Kinds of Hugging Face models: parts that no config says, and layers that are not all alike."""
 
 from __future__ import annotations
 
@@ -73,6 +73,46 @@ KINDS = {
     "llama4_text": ModelKind(),
     "gpt_neox": ModelKind(),
 }
+ATTENDING = frozenset(
+    ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
+)
+_BLOCKS = {*ATTENDING, "linear_attention", "conv", "mlp", "moe"}
+_WINDOWED = ("sliding_attention", "chunked_attention")
+_MAMBA2 = {
+    "state_heads": "mamba_n_heads", "state_groups": "mamba_n_groups",
+    "state_key_dim": "mamba_d_state", "state_value_dim": "mamba_d_head",
+    "conv_width": "mamba_d_conv", "conv_bias": "mamba_conv_bias",
+}  # fmt: skip
+# The fields of a recurrent layer's sizes, by its name or its kind's.
+_STATES: dict[str, dict[str, str]] = {
+    "gated_delta": {
+        "state_heads": "linear_num_value_heads", "state_groups": "linear_num_key_heads",
+        "state_key_dim": "linear_key_head_dim", "state_value_dim": "linear_value_head_dim",
+        "conv_width": "linear_conv_kernel_dim",
+    },
+    "mamba2": _MAMBA2,
+    "falcon_h1": {**_MAMBA2, "state_norm": "mamba_rms_norm"},
+    "kimi_delta": {
+        "state_heads": "linear_num_heads", "state_groups": "linear_num_heads",
+        "state_key_dim": "linear_head_dim", "state_value_dim": "linear_head_dim",
+        "conv_width": "linear_conv_kernel_dim",
+    },
+    "nemotron_h": {
+        "state_heads": "mamba_num_heads", "state_groups": "n_groups",
+        "state_key_dim": "ssm_state_size", "state_value_dim": "mamba_head_dim",
+        "conv_width": "conv_kernel", "conv_bias": "use_conv_bias",
+    },
+    "short_conv": {"conv_width": "conv_L_cache", "conv_bias": "conv_bias"},
+}  # fmt: skip
+_PROJECTION_BIASES = ("mamba_proj_bias", "projectors_bias", "use_bias")
+# The names of a mixture's sizes, the first that a config has.
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_ACTIVE = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k")
+_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+_SHARED = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)  # fmt: skip
 
 
 def whole(fields: Fields, field: str, least: int = 1) -> int:
@@ -111,3 +151,188 @@ def listed(fields: Fields, field: str, kind: type) -> list[Any]:
     values = fields.get(field)
     same = isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
     return list(values) if same and values else []
+
+
+def with_usual_names(fields: Fields, label: str) -> Fields:
+    """The fields with those that only this kind calls otherwise, or gives in another form."""
+    if label == "llama4_text":
+        # Windows that start anew, and experts in every so many layers, with one that all pass.
+        layers = whole(fields, "num_hidden_layers")
+        step = count(fields, "interleave_moe_layer_step")
+        sparse = listed(fields, "moe_layers", int) or range(step - 1, layers, step or 1)
+        expert = whole(fields, "intermediate_size")
+        return {
+            **fields,
+            "sliding_window": fields.get("attention_chunk_size"),
+            "intermediate_size": whole(fields, "intermediate_size_mlp"),
+            "moe_intermediate_size": expert,
+            "shared_expert_intermediate_size": expert,
+            "mlp_only_layers": [i for i in range(layers) if i not in sparse],
+        }
+    if label == "lfm2" and flag(fields, "block_auto_adjust_ff_dim"):
+        step, factor = whole(fields, "block_multiple_of"), fields.get("block_ffn_dim_multiplier")
+        factor = factor if isinstance(factor, (int, float)) else 1.0
+        width = int(factor * int(2 * whole(fields, "intermediate_size") / 3))
+        return {**fields, "intermediate_size": step * -(-width // step)}
+    if label == "granitemoehybrid" and not count(fields, "num_local_experts"):
+        return {**fields, "intermediate_size": fields.get("shared_intermediate_size")}
+    if label == "nemotron_h":
+        types = block_types(fields)
+        fields = {**fields, "layer_types": types, "num_hidden_layers": len(types)}
+        if "moe" not in types:
+            return {**fields, **dict.fromkeys(_EXPERTS)}
+        if fields.get("moe_latent_size"):
+            raise InputError("experts over a latent vector ('moe_latent_size') are not supported")
+    widths = listed(fields, "intermediate_size", int)
+    if label == "gemma3n_text" and widths:
+        return {**fields, "intermediate_size": widths[0], "ffn_widths": widths}
+    return fields
+
+
+def block_types(fields: Fields) -> list[str]:
+    """What each layer is; empty where all are alike."""
+    return listed(fields, "layer_types", str) or listed(fields, "layers_block_type", str)
+
+
+def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) -> dict[str, Any]:
+    """The layers that keep a state, those without attention or FFN, and the state's sizes."""
+    biased = next((name for name in _PROJECTION_BIASES if flag(fields, name)), None)
+    if biased is not None:
+        raise InputError(f"recurrent layers with biased projections ('{biased}') are not supported")
+    sizes: dict[str, Any] = {"recurrent": kind.recurrent, "gated_attention": kind.gated}
+    for size, field in _STATES.get(label, _STATES[kind.recurrent]).items():
+        read = flag if size in ("conv_bias", "state_norm") else whole
+        sizes[size] = read(fields, field)
+    if label == "falcon_h1":
+        return sizes | {"recurrent_layers": layers}
+    types = block_types(fields)
+    odd = next((kind for kind in types if kind not in _BLOCKS), None)
+    if odd is not None:
+        raise InputError(f"a layer of the kind {shown(odd)} is not supported")
+    attending = types.count("full_attention")
+    ffns = types.count("mlp") + types.count("moe")
+    recurrent = layers - attending - ffns
+    if not recurrent:  # as in the default of LFM2
+        sizes = {"gated_attention": kind.gated}
+    elif kind.recurrent != "short_conv":
+        sizes["state_norm"] = True
+    if label == "nemotron_h":
+        sizes |= {"ffnless_layers": layers - ffns, "gated_ffn": False}
+    return sizes | {"recurrent_layers": recurrent, "keyless_layers": layers - attending}
+
+
+def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Shared keys, two shapes of attention and inputs of each layer, of Gemma 3n and 4."""
+    hidden, layers, ffn = sizes["hidden"], sizes["layers"], sizes["ffn"]
+    shared = min(count(fields, "num_kv_shared_layers"), layers - 1)
+    width = count(fields, "hidden_size_per_layer_input")
+    other = layers * (3 * hidden * width + hidden) + width if width else 0
+    result: dict[str, Any] = {
+        "shared_kv_layers": shared,
+        "shared_full_layers": block_types(fields)[layers - shared :].count("full_attention"),
+        "lookup_weights": count(fields, "vocab_size_per_layer_input") * layers * width,
+    }
+    if label == "gemma4_text":
+        if flag(fields, "use_double_wide_mlp"):
+            other += shared * 3 * hidden * ffn
+        if flag(fields, "enable_moe_block"):
+            other += layers * hidden
+            result |= {  # beside the FFN of the same layer, with a scale each and three more norms
+                "experts": whole(fields, "num_experts"),
+                "active_experts": whole(fields, "top_k_experts"),
+                "expert_ffn": whole(fields, "moe_intermediate_size"),
+                "shared_ffn": ffn,
+                "router_bias": True,
+                "layer_norms": 7,
+            }
+        result |= _global_shape(fields, sizes)
+    else:
+        widths = fields.get("ffn_widths") or [ffn] * layers
+        other += 3 * hidden * (sum(widths) - layers * ffn)
+        streams, rank = whole(fields, "altup_num_inputs"), whole(fields, "laurel_rank")
+        other += layers * (2 * hidden * rank + (3 + streams) * hidden + streams**2 + streams**3)
+        other += 2 * (streams - 1) * hidden**2
+    return result | {"other_weights": other}
+
+
+def _global_shape(fields: Fields, sizes: dict[str, Any]) -> dict[str, Any]:
+    """The attention of layers that read the whole context: fields, or overrides by layer."""
+    overrides = fields.get("per_layer_config") or {}
+    names = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
+    one, first = fields, next(iter(overrides.values()), None) if overrides else None
+    if isinstance(first, Mapping):
+        one = {name: first.get(other) for name, other in names.items()}
+    head_dim, kv_heads = count(one, "global_head_dim") or sizes["head_dim"], sizes["kv_heads"]
+    one_projection = flag(fields, "attention_k_eq_v")
+    if one_projection:
+        kv_heads = count(one, "num_global_key_value_heads") or kv_heads
+    return {
+        "full_head_dim": 0 if head_dim == sizes["head_dim"] else head_dim,
+        "full_kv_heads": 0 if kv_heads == sizes["kv_heads"] else kv_heads,
+        "full_key_is_value": one_projection,
+    }
+
+
+def windows(fields: Fields, layers: int, label: str, positions: int | None) -> dict[str, Any]:
+    """`sliding_window` and `full_layers`; none where the window covers all positions."""
+    if fields.get("sliding_window") is None or fields.get("use_sliding_window") is False:
+        return {}
+    window, types = whole(fields, "sliding_window"), block_types(fields)
+    full = sum(kind not in _WINDOWED for kind in types)
+    whole_text = positions is not None and window >= positions and label != "gemma4_text"
+    if full == layers or whole_text:
+        return {}
+    return {"sliding_window": window, "full_layers": full, "chunked": label == "llama4_text"}
+
+
+def expert_sizes(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]:
+    """A mixture of experts; nothing where the config has none."""
+    experts = first_of(fields, _EXPERTS)
+    if not experts or "enable_moe_block" in fields:  # Gemma 4's: `gemma_extras` reads them
+        return {}
+    width = first_of(fields, _WIDTH)
+    shared = first_of(fields, _SHARED) or width * count(fields, "n_shared_experts")
+    return {
+        "experts": experts,
+        "active_experts": first_of(fields, _ACTIVE),
+        "expert_ffn": width,
+        "shared_ffn": shared,
+        "shared_gate": kind.gated,
+        "dense_layers": _dense_layers(fields, layers),
+        "router_bias": kind.router_bias,
+    }
+
+
+def _dense_layers(fields: Fields, layers: int) -> int:
+    """The layers of a mixture of experts that have a dense FFN instead."""
+    if types := listed(fields, "mlp_layer_types", str):
+        return types.count("dense")
+    if first := first_of(fields, ("first_k_dense_replace", "num_dense_layers")):
+        return min(first, layers)
+    if "moe" in (blocks := block_types(fields)):
+        return blocks.count("mlp")
+    step = count(fields, "decoder_sparse_step") or 1
+    dense = listed(fields, "mlp_only_layers", int)
+    return sum(i in dense or (i + 1) % step != 0 for i in range(layers))
+
+
+def latent_sizes(fields: Fields) -> dict[str, int]:
+    """Latent attention, and the indexer of some; nothing where the config has no latents."""
+    if not count(fields, "kv_lora_rank"):
+        return {}
+    sizes = {
+        "head_dim": whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim"),
+        "query_rank": count(fields, "q_lora_rank"),
+        "latent_rank": whole(fields, "kv_lora_rank"),
+        "rope_dim": whole(fields, "qk_rope_head_dim"),
+        "value_dim": whole(fields, "v_head_dim"),
+    }
+    if fields.get("index_topk") is None:
+        return sizes
+    names = {"index_heads": "index_n_heads", "index_dim": "index_head_dim"}
+    types = listed(fields, "indexer_types", str)
+    return sizes | {
+        **{size: whole(fields, field) for size, field in names.items()},
+        "index_topk": whole(fields, "index_topk"),
+        "index_layers": types.count("full") if types else whole(fields, "num_hidden_layers"),
+    }

@@ -19,8 +19,7 @@ from transformers.utils import logging as transformers_logging
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, shown
 from costmodel.hf_config import SAME, is_known_kind, text_fields
-from costmodel.hf_kinds import KINDS
-from costmodel.hf_layers import ATTENDING, block_types
+from costmodel.hf_kinds import ATTENDING, KINDS, block_types
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
 BROKEN_FILES = (

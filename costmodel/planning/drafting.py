@@ -221,7 +221,8 @@ def find_drafter(
         name = kind if kind in NAMES else measured.drafter
     if name is None:
         if len(timed) == 1:
-            return _timed(*timed.values(), *timed)
+            ((key, section),) = timed.items()
+            return _timed(section, key)
         return _timed(engine[0]) if len(engine) == 1 else block_drafter()
     if name in timed:
         return _timed(timed[name], name)

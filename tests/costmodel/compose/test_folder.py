@@ -101,7 +101,7 @@ def test_bad_folders_are_refused(tmp_path):
     ("attention.csv", "0,0,1,16,8.032", "0,0,1,nan,8.032", "'nan' is negative or beyond"),
     ("per_sequence.csv", "lm_head,4,704", "lm_head,nan,704", "'nan' is negative or beyond"),
     ("attention.csv", "0,0,1,16,8.032", "0,0,1,16", "a time that is empty"),
-    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16," + "9" * 200_000, "cannot be read"),
+    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16," + "9" * 200_000, "not a CSV file"),
 ])  # fmt: skip
 def test_damaged_cells(tmp_path, name, before, after, message):
     make_operators(tmp_path)
