@@ -26,7 +26,7 @@ from decoder.model.runtime import tiles
 from decoder.model.runtime.base import RuntimeKind
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
-from decoder.model.runtime.layers import PHASES, Forward, Matrix, Rows, LayerWeights, run_layers
+from decoder.model.runtime.layers import PHASES, Forward, LayerWeights, Matrix, Rows, run_layers
 from decoder.model.runtime.linear import TiledLinear
 from decoder.model.runtime.row_attention import LANES, PAIRED
 from decoder.model.structure import bypassed_linears
