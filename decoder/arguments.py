@@ -37,9 +37,7 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     try:
         number = index(value)
     except TypeError:
-        number = None
-    if number is None:
-        raise InputError(f"{name} must be a whole number, got {shown(value)}")
+        raise InputError(f"{name} must be a whole number, got {shown(value)}") from None
     if number < least:
         raise InputError(f"{name} must be {least} or more, got {shown(value)}")
     return number

@@ -46,7 +46,18 @@ def make_extension(name: str, group: str, kind: type[T], **available: object) ->
     reference = REFERENCE.fullmatch(name)
     if reference is None:
         return None
-    factory = _attribute(name, _module(name, reference[1]), reference[2])
+    module = _module(name, reference[1])
+    factory = getattr(module, reference[2], None)
+    if factory is None:
+        classes = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+        ]
+        raise InputError(
+            f"'{name}': the module '{module.__name__}' has no '{reference[2]}'",
+            hint=f"Its classes are {', '.join(classes)}." if classes else "It has no class.",
+        )
     return build(factory, kind, name, available)
 
 
@@ -83,8 +94,9 @@ def build(factory: Factory, kind: type[T], name: str, available: dict[str, objec
 
     Raises InputError where the call fails or gives another type than `kind`.
     """
+    hint = f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
     if not callable(factory):
-        raise InputError(f"'{name}' is no class or function", hint=_hint(kind))
+        raise InputError(f"'{name}' is no class or function", hint=hint)
     try:
         made = factory(**_accepted(factory, available))
     except InputError:
@@ -95,7 +107,7 @@ def build(factory: Factory, kind: type[T], name: str, available: dict[str, objec
             hint=f"It is called with those of {', '.join(available)} that it names.",
         ) from error
     if not isinstance(made, kind):
-        raise InputError(f"'{name}' makes a {type(made).__name__}", hint=_hint(kind))
+        raise InputError(f"'{name}' makes a {type(made).__name__}", hint=hint)
     return made
 
 
@@ -141,21 +153,6 @@ def _failed(name: str, error: Exception) -> InputError:
     return InputError(f"'{name}': importing it fails: {reason_of(error)}")
 
 
-def _attribute(name: str, module: Any, attribute: str) -> Factory:
-    factory: Factory | None = getattr(module, attribute, None)
-    if factory is None:
-        classes = [
-            key
-            for key, value in vars(module).items()
-            if inspect.isclass(value) and value.__module__ == module.__name__
-        ]
-        raise InputError(
-            f"'{name}': the module '{module.__name__}' has no '{attribute}'",
-            hint=f"Its classes are {', '.join(classes)}." if classes else "It has no class.",
-        )
-    return factory
-
-
 def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, object]:
     parameters = inspect.signature(factory).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -165,10 +162,6 @@ def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, objec
         for parameter in parameters
         if parameter.name in available and parameter.kind is not parameter.POSITIONAL_ONLY
     }
-
-
-def _hint(kind: type) -> str:
-    return f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
 
 
 def _top(module: str) -> str:

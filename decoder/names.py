@@ -49,7 +49,11 @@ def check_target(name: str) -> None:
     if folder_of(name) is not None:
         return
     check_path(name)
-    if "/" not in name and not _in_hub_cache(name):
+    if "/" in name:
+        return
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    if not (hub / f"models--{name}").is_dir():  # an old name without an owner, as gpt2
         find_target(name)
 
 
@@ -57,12 +61,6 @@ def check_path(name: str) -> None:
     """Raise InputError for a path, where there is no folder of this name."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
-
-
-def _in_hub_cache(name: str) -> bool:
-    """Whether the hub's cache has an old name without an owner, as gpt2."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"), f"models--{name}").is_dir()
 
 
 def check_policy(text: str) -> None:

@@ -152,6 +152,27 @@ class SharedCaches:
         return CachePlace(cache, sequence)
 
 
+class PlacedText:
+    """One text's sequence of shared caches, which it has from its first rows on."""
+
+    def __init__(self, caches: SharedCaches) -> None:
+        self._caches = caches
+        self._place: CachePlace | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self._place is None else self._place.length
+
+    def cut(self, tokens: int) -> None:
+        if self._place is not None:
+            self._place.cut(tokens)
+
+    def room(self, rows: int) -> CachePlace:
+        """The text's place, with room for `rows` more rows."""
+        self._place = self._caches.room(self, self._place, rows)
+        return self._place
+
+
 CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
 
 # A function of tables, a cache's tensor and inputs [rows, ...], as `GraphedFunction` needs it.

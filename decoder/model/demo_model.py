@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,12 @@ def ensure_demo_model(folder: Path | None = None, *, say: Say = lambda text: Non
         return place
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(f"{place} exists and is not the demo model", hint="Move it away.")
-    _require_converters()
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"converting the demo model needs {' and '.join(missing)}",
+            hint=f"pip install {' '.join(missing)}",
+        )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.parent / f".{place.name}.lock"):
@@ -183,14 +189,7 @@ def _convert(gguf_file: Path, folder: Path) -> None:
     finally:
         logging.enable_progress_bar()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = json.dumps(_tokenizer_config(), indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
-    template = fields["tokenizer.chat_template"].contents()
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def _tokenizer_config() -> dict[str, object]:
-    return {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
@@ -199,6 +198,10 @@ def _tokenizer_config() -> dict[str, object]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": CONTEXT,
     }
+    written = json.dumps(settings, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(written, encoding="utf-8")
+    template = fields["tokenizer.chat_template"].contents()
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _save_model(gguf_file: Path, folder: Path, ids: Mapping[str, int]) -> None:
@@ -225,14 +228,3 @@ def _save_model(gguf_file: Path, folder: Path, ids: Mapping[str, int]) -> None:
     model.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):
         weights.chmod(0o644)
-
-
-def _require_converters() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"converting the demo model needs {' and '.join(missing)}",
-            hint=f"pip install {' '.join(missing)}",
-        )

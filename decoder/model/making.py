@@ -58,7 +58,12 @@ def make_target(
     """
     step = ModelStep(loaded.model, owned=owned)
     check_current(step.device)
-    refused = _packing_refused(loaded, step, owned=owned)
+    if not owned:  # the reason why the weights cannot be packed; None where they can
+        refused: str | None = "the weights of a borrowed model stay as they are"
+    elif loaded.quantization is not None and not loaded.int8:
+        refused = "quantised weights are not packed"
+    else:
+        refused = packing_refused(step.device, step.dtype)
     capturable = owned and step.rope is None
     if loaded.architecture.experts:
         capturable = capturable and experts_capturable(step)
@@ -147,15 +152,6 @@ def experts_capturable(step: ModelStep) -> bool:
         return False
     grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
     return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
-
-
-def _packing_refused(loaded: LoadedModel, step: ModelStep, *, owned: bool) -> str | None:
-    """The reason why the weights cannot be packed; None where they can."""
-    if not owned:
-        return "the weights of a borrowed model stay as they are"
-    if loaded.quantization is not None and not loaded.int8:
-        return "quantised weights are not packed"
-    return packing_refused(step.device, step.dtype)
 
 
 def _copy_from_file(model: torch.nn.Module) -> None:

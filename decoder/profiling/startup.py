@@ -69,11 +69,6 @@ class CostSource:
     warnings: tuple[str, ...] = ()
     profile: Profile | None = None
 
-    @property
-    def online(self) -> bool:
-        """Whether verification times correct it while decoding; drift is watched in any case."""
-        return self.cost.mode != "static"
-
 
 @dataclass(frozen=True, slots=True)
 class FlooredCalibration:
@@ -156,8 +151,11 @@ def _from_profile(
     if lookup.needs_floor_probe:
         cost = _with_host_floor(cost, target)
     provenance = profile.provenance
+    mode: Mode = "static"
+    if lookup.online_correction:  # floor and slope for a curve of another machine, else one factor
+        mode = "affine" if provenance.borrowed else "ema+calib"
     return CostSource(
-        cost=OnlineEstimator(cost, _correction_mode(lookup)),
+        cost=OnlineEstimator(cost, mode),
         line=f"profile {lookup.path} ({provenance.kind}, {provenance.created_utc[:10]}, grade: "
         f"{grade(lookup.profile).word}){note}",
         warnings=lookup.warnings,
@@ -206,13 +204,6 @@ def is_storable(drafter: Drafter) -> bool:
     Another one's name and size can change between two runs.
     """
     return is_installed(drafter, DRAFTERS) and all(map(is_storable, drafter.members))
-
-
-def _correction_mode(lookup: LookupResult) -> Mode:
-    """Floor and slope for a curve of another machine, one factor for a curve of this one."""
-    if not lookup.online_correction:
-        return "static"
-    return "affine" if lookup.profile.provenance.borrowed else "ema+calib"
 
 
 def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:

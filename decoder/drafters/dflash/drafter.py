@@ -23,8 +23,8 @@ from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rope, Rotary
 from decoder.drafters.caches import (
     ALL_ROWS,
-    CachePlace,
     DraftCacheShape,
+    PlacedText,
     RowForwards,
     SharedCaches,
     TableCache,
@@ -152,7 +152,8 @@ class DFlashDrafter(Drafter):
         config, logits = self.model.config, self.head.logits(hidden)
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
-        return logits if config.softcap is None else _capped(logits, config.softcap)
+        softcap = config.softcap
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     @property
     def block_sizes(self) -> range:
@@ -167,7 +168,7 @@ class DFlashDrafter(Drafter):
     ) -> DFlashSession:
         return DFlashSession(self, features)
 
-    def forward(self) -> DFlashForward:
+    def forward(self) -> EagerDFlash | GraphedDFlash:
         """The passes over a new text; captured if the target's forwards are."""
         capture = self.target.runtime.capture
         if capture is None:
@@ -270,29 +271,8 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
     refuse_misfit(problems, target)
 
 
-def _capped(logits: torch.Tensor, size: float) -> torch.Tensor:
-    return torch.tanh(logits / size) * size
-
-
-class DFlashForward(Protocol):
-    """The passes over one text: its context in the draft cache, and blocks after it."""
-
-    @property
-    def length(self) -> int:
-        """The number of tokens of the context."""
-
-    def cut(self, tokens: int) -> None:
-        """Forget the context after its first `tokens` tokens."""
-
-    def take_in(self, features: torch.Tensor) -> None:
-        """Append the target's features [tokens, ids * hidden] to the context."""
-
-    def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
-        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
-
-
-class EagerDFlash(DFlashForward):
-    """The passes run eagerly, over one cache for each text."""
+class EagerDFlash:
+    """The passes run eagerly, over one cache for each text: its context, and blocks after it."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
         self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
@@ -302,15 +282,19 @@ class EagerDFlash(DFlashForward):
 
     @property
     def length(self) -> int:
+        """The number of tokens of the context."""
         return self._cache.length
 
     def cut(self, tokens: int) -> None:
+        """Forget the context after its first `tokens` tokens."""
         self._cache.length = min(self._cache.length, tokens)
 
     def take_in(self, features: torch.Tensor) -> None:
+        """Append the target's features [tokens, ids * hidden] to the context."""
         self._passes.add_context(features, self._rope(len(features)), self._cache)
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
+        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
         ids = to_device(tokens, self._target.device)
         hidden = self._passes.block(self._embed(ids), self._rope(len(tokens)), self._cache)
         predicting = hidden[self._first_row : self._first_row + depth]
@@ -373,25 +357,16 @@ class CapturedBlocks:
         return self._scores.outputs(predicting, tables.tokens[:1], self._temperature)
 
 
-class GraphedDFlash(DFlashForward):
-    """The captured passes over one text, which is a sequence of the shared cache."""
+class GraphedDFlash(PlacedText):
+    """The captured passes over one text; what they do, `EagerDFlash` says."""
 
     def __init__(self, captured: CapturedBlocks) -> None:
+        super().__init__(captured.caches)
         self._captured = captured
-        self._place: CachePlace | None = None
-
-    @property
-    def length(self) -> int:
-        return 0 if self._place is None else self._place.length
-
-    def cut(self, tokens: int) -> None:
-        if self._place is not None:
-            self._place.cut(tokens)
 
     def take_in(self, features: torch.Tensor) -> None:
         rows = len(features)
-        place = self._room(rows)
-        tokens = np.zeros(rows, np.int64)  # unused
+        place, tokens = self.room(rows), np.zeros(rows, np.int64)  # which are unused
         block = RowBlock(place.sequence, tokens, np.arange(rows), None)
         self._captured.take_in(place, block, features)
         place.cache.lengths[place.sequence] += rows
@@ -399,11 +374,6 @@ class GraphedDFlash(DFlashForward):
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
         rows = len(tokens)
         self._captured.set_temperature(temperature)
-        place = self._room(rows)
-        visible = self._captured.visible(rows)
+        place, visible = self.room(rows), self._captured.visible(rows)
         block = RowBlock(place.sequence, tokens, np.arange(rows), visible)
         return self._captured.block(place, block)
-
-    def _room(self, rows: int) -> CachePlace:
-        self._place = self._captured.caches.room(self, self._place, rows)
-        return self._place
