@@ -37,17 +37,18 @@ def make_extension(name: str, group: str, kind: type[T], **available: object) ->
     Modules are looked for on Python's path, then in the working directory.
     Raises InputError where the module, or what it should define, is missing or fails.
     """
-    entry, arguments = _entry_point(name, group)
-    if entry is not None:
-        factory = load_entry_point(entry)
-        if is_format(factory):
-            return None  # it is made from a checkpoint, not by its name
-        return build(factory, kind, name, available | {"arguments": arguments})
+    first, _, arguments = name.partition(":")
+    for part, behind in ((name, ""), (first, arguments)):
+        for entry in entry_points(group=group, name=part):
+            named = load_entry_point(entry)
+            if is_format(named):
+                return None  # it is made from a checkpoint, not by its name
+            return build(named, kind, name, available | {"arguments": behind})
     reference = REFERENCE.fullmatch(name)
     if reference is None:
         return None
     module = _module(name, reference[1])
-    factory = getattr(module, reference[2], None)
+    factory: Factory | None = getattr(module, reference[2], None)
     if factory is None:
         classes = [
             key
@@ -109,15 +110,6 @@ def build(factory: Factory, kind: type[T], name: str, available: dict[str, objec
     if not isinstance(made, kind):
         raise InputError(f"'{name}' makes a {type(made).__name__}", hint=hint)
     return made
-
-
-def _entry_point(name: str, group: str) -> tuple[EntryPoint | None, str]:
-    """The entry point of a name or of its part before the first colon, and the text behind it."""
-    first, _, arguments = name.partition(":")
-    for part, behind in ((name, ""), (first, arguments)):
-        for entry in entry_points(group=group, name=part):
-            return entry, behind
-    return None, ""
 
 
 def is_installed(extension: object, group: str) -> bool:

@@ -84,17 +84,16 @@ def chat_turns(turns: Sequence[Any], where: str) -> list[dict[str, Any]]:
 
     Raises InputError, which names `where` and the turn, for anything else.
     """
-    return [_turn(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
-
-
-def _turn(turn: Any, at: str) -> dict[str, Any]:
-    fields = turn if isinstance(turn, Mapping) else {}
-    content = fields.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
-    if not all(isinstance(text, str) for text in (fields.get("role"), *texts)):
-        raise InputError(
-            f"{at} has no text `role` and `content`",
-            hint='Write turns as {"role": "user", "content": "..."}.',
-        )
-    return {**fields, "content": "".join(map(str, texts))}
+    joined = []
+    for number, turn in enumerate(turns, 1):
+        fields = turn if isinstance(turn, Mapping) else {}
+        content = fields.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+        if not all(isinstance(text, str) for text in (fields.get("role"), *texts)):
+            raise InputError(
+                f"{where}: turn {number} has no text `role` and `content`",
+                hint='Write turns as {"role": "user", "content": "..."}.',
+            )
+        joined.append({**fields, "content": "".join(map(str, texts))})
+    return joined

@@ -225,7 +225,14 @@ class RowForwards:
         buckets = self._buckets.setdefault(cache, {})
         shape = GraphShape(rows=padded, words=words)
         if shape not in buckets:
-            buckets[shape] = self._new(cache, shape, inputs)
+            data, body = cache.data, self._body
+            tables = RowTables(padded, cache.sequences, words, data.device)
+            fixed = tuple(
+                torch.zeros((padded, *one.shape[1:]), dtype=one.dtype, device=data.device)
+                for one in inputs
+            )
+            function = GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
+            buckets[shape] = _Bucket(tables, fixed, function)
         step = buckets[shape]
         step.tables.fill(cache, [block])
         for static, tensor in zip(step.inputs, inputs, strict=True):
@@ -233,23 +240,10 @@ class RowForwards:
         before = step.function.refused
         outputs = step.function()
         if before is None and step.function.refused is not None:
-            self._note(f"{self._name} of {padded} rows is not captured: {step.function.refused}")
+            note = f"{self._name} of {padded} rows is not captured: {step.function.refused}"
+            if note not in self._capture.notes:  # another cache may have failed the same way
+                self._capture.notes.append(note)
         return outputs
-
-    def _note(self, note: str) -> None:
-        if note not in self._capture.notes:  # another cache may have failed the same way
-            self._capture.notes.append(note)
-
-    def _new(self, cache: KVCache, shape: GraphShape, inputs: Tensors) -> _Bucket:
-        data, body = cache.data, self._body
-        tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
-        fixed = tuple(
-            torch.zeros((shape.rows, *tensor.shape[1:]), dtype=tensor.dtype, device=data.device)
-            for tensor in inputs
-        )
-        return _Bucket(
-            tables, fixed, GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class CausalLMSession(DraftSession):
     """
 
     def __init__(self, drafter: CausalLMDrafter, prompt: Ints) -> None:
-        self._drafter = drafter
+        self._drafter, self.vocab = drafter, drafter.vocab
         self.rewinds = not drafter.model.structure.states
         self._model = drafter.model
         self._caches = drafter.caches
@@ -99,8 +99,8 @@ class CausalLMSession(DraftSession):
 
     def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """Candidates below the bonus token; none past the drafter's last position."""
-        wanted = min(request.depth, self._drafter.deepest(request.growth))
-        depth = self._depth(context, wanted)
+        deepest = self._drafter.deepest(request.growth)
+        depth = min(request.depth, deepest, self._levels(context))
         if depth < 1:
             return NO_CANDIDATES
         q = _CausalDistributions(self, self._catch_up(context), request.temperature)
@@ -110,7 +110,7 @@ class CausalLMSession(DraftSession):
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """As the base says; the empty tree past the drafter's last position."""
-        depth = self._depth(context, int(shape.depths.max(initial=0)))
+        depth = min(int(shape.depths.max(initial=0)), self._levels(context))
         if depth < 1:
             return EMPTY
         q = _CausalDistributions(self, self._catch_up(context), temperature)
@@ -142,15 +142,9 @@ class CausalLMSession(DraftSession):
         """The pending row of the bonus token, the root of the tree."""
         return self._rows.text_rows - 1
 
-    @property
-    def vocab(self) -> int:
-        """The size of the target's vocabulary."""
-        return self._drafter.vocab
-
-    def _depth(self, context: Ints, wanted: int) -> int:
+    def _levels(self, context: Ints) -> int:
         """Levels that can be drafted; nodes of the last level need no position of their own."""
-        room = self._model.max_context + 1 - len(context)
-        return min(wanted, room)
+        return self._model.max_context + 1 - len(context)
 
     def _catch_up(self, context: Ints) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""

@@ -202,21 +202,6 @@ def _load_pretrained(
     if method is not None and (method not in UNPACKED or device.type != "cpu"):
         needed_bytes = _stored_bytes(Path(source))
     _check_memory(architecture, dtype, device, needed_bytes)
-    model = _pretrained(source, config, dtype, device)
-    return LoadedModel(
-        model=model.eval(),
-        name=label_of(name),
-        source=source,
-        weights="pretrained",
-        architecture=architecture,
-        stored=stored,
-    )
-
-
-def _pretrained(
-    source: str, config: Any, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
-    method = method_of(config)
     try:
         if method is not None:
             model, report = _read_quantised(source, config, dtype, device)
@@ -236,7 +221,14 @@ def _pretrained(
     wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise _bad_weights(source, f"{len(wrong)} missing or of a wrong shape, as {wrong[0]}")
-    return model
+    return LoadedModel(
+        model=model.eval(),
+        name=label_of(name),
+        source=source,
+        weights="pretrained",
+        architecture=architecture,
+        stored=stored,
+    )
 
 
 def _read_weights(source: str, config: Any, dtype: torch.dtype, **options: Any) -> Any:

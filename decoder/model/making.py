@@ -102,7 +102,13 @@ def make_target(
         eager = EagerRuntime(step, structure, notes)
     else:
         if loaded.weights == "pretrained" and not already_packed:
-            _copy_from_file(loaded.model)
+            # Loaded tensors are views of the mapped file, and a single view keeps the whole file
+            # in memory. Packing gives up the weights of linear layers; all others are copied.
+            modules = [one for one in loaded.model.modules() if type(one) is torch.nn.Linear]
+            given_up = {id(one.weight) for one in modules}
+            for tensor in (*loaded.model.parameters(), *loaded.model.buffers()):
+                if id(tensor) not in given_up:
+                    tensor.data = tensor.data.clone()
         step = PackedStep(step, int8=loaded.int8)
         eager = PackedRuntime(step, structure, notes)
     if kind != "graphs":
@@ -152,14 +158,3 @@ def experts_capturable(step: ModelStep) -> bool:
         return False
     grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
     return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
-
-
-def _copy_from_file(model: torch.nn.Module) -> None:
-    """Copy all but the weights of linear layers: loaded tensors are views of the mapped file.
-
-    A single view keeps the whole file in memory, also where packing gives up the others.
-    """
-    linear = {id(one.weight) for one in model.modules() if type(one) is torch.nn.Linear}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if id(tensor) not in linear:
-            tensor.data = tensor.data.clone()

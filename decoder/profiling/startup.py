@@ -149,7 +149,11 @@ def _from_profile(
     # Padding is that of this decoder; a profile summed from kernels has none.
     cost = replace(cost, buckets=target.runtime.buckets)
     if lookup.needs_floor_probe:
-        cost = _with_host_floor(cost, target)
+        # A profile summed from kernel times does not include the host, which under `eager`
+        # launches them one by one: no forward takes less than a plain step measured here.
+        context = min(FLOOR_CONTEXT, target.max_context - 1)
+        floor_s = median(time_forward(target, rows=1, context=context))
+        cost = replace(cost, verify=FlooredCalibration(cost.verify, floor_s), plain=None)
     provenance = profile.provenance
     mode: Mode = "static"
     if lookup.online_correction:  # floor and slope for a curve of another machine, else one factor
@@ -176,26 +180,22 @@ def _with_draft_cost(
     if section is None:
         timed = time_drafter(drafter, target)
         timed = timed.model_copy(update={"kind": "quick", "created_utc": now_utc()})
-        note = _keep_draft_cost(drafter, timed, lookup)
+        if drafter.simulated:
+            note = "timed now, not kept: it only stands for a drafter"
+        elif not is_storable(drafter):
+            note = "timed now, not kept: its package is not installed"
+        else:
+            try:
+                ProfileStore().add_drafter(lookup, name, timed)
+                note = "timed now and kept there"
+            except ProfileError as error:
+                note = f"timed now, not kept: {error.problem}"
         return profile.with_drafter(name, timed), f"; draft cost of {drafter.name} {note}"
     profile = profile.with_drafter(name, section)
     if section.created_utc is None:
         return profile, ""
     how = "timed at a start" if section.kind == "quick" else "measured"
     return profile, f"; draft cost of {drafter.name} {how} on {section.created_utc[:10]}"
-
-
-def _keep_draft_cost(drafter: Drafter, timed: DrafterSection, lookup: LookupResult) -> str:
-    """Add the cost to the user's profile if possible; returns a note of what was done."""
-    if drafter.simulated:
-        return "timed now, not kept: it only stands for a drafter"
-    if not is_storable(drafter):
-        return "timed now, not kept: its package is not installed"
-    try:
-        ProfileStore().add_drafter(lookup, drafter.architecture_hash, timed)
-    except ProfileError as error:
-        return f"timed now, not kept: {error.problem}"
-    return "timed now and kept there"
 
 
 def is_storable(drafter: Drafter) -> bool:
@@ -240,14 +240,3 @@ def _from_roofline(target: Target, drafter: Drafter, choice: ProfileChoice) -> C
         cost=OnlineEstimator(replace(cost, drafter=section), "ema"),
         line="no profile, and calibration is off: the bare roofline, corrected while decoding",
     )
-
-
-def _with_host_floor(cost: CycleCost, target: Target) -> CycleCost:
-    """Costs of which no forward takes less than a plain step measured here.
-
-    A profile summed from kernel times does not include the host, which under `eager` launches
-    them one by one.
-    """
-    context = min(FLOOR_CONTEXT, target.max_context - 1)
-    floor_s = median(time_forward(target, rows=1, context=context))
-    return replace(cost, verify=FlooredCalibration(cost.verify, floor_s), plain=None)

@@ -151,11 +151,28 @@ class DFlashModel(nn.Module):
             model = cls(config, None if tokens is None else len(tokens))
         stored = cls.stored_names(model.state_dict(), weights.shapes.keys())
         shapes = {stored[name]: tuple(t.shape) for name, t in model.state_dict().items()}
-        weights.check(*_with_tables(shapes, config))
+        places = dict(shapes)  # and those of the tables: embedding and head need not be stored
+        optional: dict[str, tuple[int, ...]] = {}
+        if config.vocab is not None:
+            vocab, hidden, drafted = config.vocab, config.shape.hidden, config.draft_vocab
+            head = (drafted or vocab, hidden)
+            optional = {EMBEDDING: (vocab, hidden), HEAD: head, MEMBERS: (vocab,)}
+            places |= optional | ({} if drafted is None else {OFFSETS: (drafted,)})
+        weights.check(places, frozenset(optional))
         tensors = weights.read(shapes, like.device)
         load_weights(model, {name: tensors[place] for name, place in stored.items()}, like.dtype)
         model._tables = weights
-        model.head_tokens = tokens if config.draft_vocab is None else _tokens(weights, config)
+        model.head_tokens = tokens
+        if config.draft_vocab is not None:
+            offsets = weights.read({OFFSETS: ()}, torch.device("cpu"))[OFFSETS]
+            ids, vocab = offsets + torch.arange(len(offsets)), config.vocab or 0
+            inside = 0 <= int(ids.min()) <= int(ids.max()) < vocab
+            if offsets.is_floating_point() or not inside:
+                raise InputError(
+                    f"{OFFSETS} in {folder} does not map to tokens below {config.vocab}",
+                    hint="The checkpoint is damaged, or its vocab_size is wrong.",
+                )
+            model.head_tokens = ids.numpy()
         return model
 
     @classmethod
@@ -291,30 +308,3 @@ def alike(rows: torch.Tensor, others: torch.Tensor) -> bool:
     """Whether rows are equal but for what a narrow dtype loses."""
     rows, others = rows.double().cpu(), others.double().cpu()
     return bool((rows - others).abs().max() <= others.abs().max() / 64)
-
-
-def _with_tables(
-    shapes: Mapping[str, tuple[int, ...]], config: DFlashConfig
-) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
-    """All tensors that may be stored, and those of them that need not be."""
-    if config.vocab is None:
-        return dict(shapes), frozenset()
-    vocab, hidden = config.vocab, config.shape.hidden
-    drafted = config.draft_vocab or vocab
-    optional = {EMBEDDING: (vocab, hidden), HEAD: (drafted, hidden), MEMBERS: (vocab,)}
-    needed = {} if config.draft_vocab is None else {OFFSETS: (drafted,)}
-    return {**shapes, **optional, **needed}, frozenset(optional)
-
-
-def _tokens(weights: Weights, config: DFlashConfig) -> Any:
-    """The tokens of a reduced vocabulary, int64 [draft_vocab]."""
-    offsets = weights.read({OFFSETS: ()}, torch.device("cpu"))[OFFSETS]
-    tokens = offsets + torch.arange(len(offsets))
-    if offsets.is_floating_point() or not 0 <= int(tokens.min()) <= int(tokens.max()) < (
-        config.vocab or 0
-    ):
-        raise InputError(
-            f"{OFFSETS} in {weights.folder} does not map to tokens below {config.vocab}",
-            hint="The checkpoint is damaged, or its vocab_size is wrong.",
-        )
-    return tokens.numpy()

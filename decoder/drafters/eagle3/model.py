@@ -31,12 +31,7 @@ FEATURES = 3  # hidden states of the target that are read
 OWN_EMBEDDING = "embed_tokens.weight"
 
 # Fields of related drafters that change the computation, with the value that leaves it as here.
-PLAIN = {
-    "norm_before_fc": False,
-    "norm_output": False,
-    "fc_norm": False,
-    "parallel_drafting": False,
-}
+PLAIN = dict.fromkeys(("norm_before_fc", "norm_output", "fc_norm", "parallel_drafting"), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
