@@ -41,7 +41,7 @@ def make_extension(name: str, group: str, kind: type[T], **available: object) ->
     for part, behind in ((name, ""), (first, arguments)):
         for entry in entry_points(group=group, name=part):
             named = load_entry_point(entry)
-            if is_format(named):
+            if hasattr(named, "recognises"):
                 return None  # it is made from a checkpoint, not by its name
             return build(named, kind, name, available | {"arguments": behind})
     reference = REFERENCE.fullmatch(name)
@@ -79,15 +79,10 @@ def load_entry_point(entry: EntryPoint) -> Factory:
     return factory
 
 
-def is_format(factory: Factory) -> bool:
-    """Whether it reads the checkpoints that it recognises."""
-    return hasattr(factory, "recognises")
-
-
 def checkpoint_formats() -> dict[str, Any]:
     """The classes of other packages that recognise checkpoints, by the names of entry points."""
     loaded = {entry.name: load_entry_point(entry) for entry in entry_points(group=DRAFTERS)}
-    return {name: loaded[name] for name in sorted(loaded) if is_format(loaded[name])}
+    return {name: loaded[name] for name in sorted(loaded) if hasattr(loaded[name], "recognises")}
 
 
 def build(factory: Factory, kind: type[T], name: str, available: dict[str, object]) -> T:

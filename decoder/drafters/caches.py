@@ -179,11 +179,7 @@ CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
 Body = Callable[..., Tensors]
 
 
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    tables: RowTables
-    inputs: Tensors
-    function: GraphedFunction
+_Bucket = tuple[RowTables, Tensors, GraphedFunction]  # its function reads the other two
 
 
 class RowForwards:
@@ -225,25 +221,27 @@ class RowForwards:
         buckets = self._buckets.setdefault(cache, {})
         shape = GraphShape(rows=padded, words=words)
         if shape not in buckets:
-            data, body = cache.data, self._body
-            tables = RowTables(padded, cache.sequences, words, data.device)
-            fixed = tuple(
-                torch.zeros((padded, *one.shape[1:]), dtype=one.dtype, device=data.device)
-                for one in inputs
-            )
-            function = GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
-            buckets[shape] = _Bucket(tables, fixed, function)
-        step = buckets[shape]
-        step.tables.fill(cache, [block])
-        for static, tensor in zip(step.inputs, inputs, strict=True):
+            buckets[shape] = self._new(cache, shape, inputs)
+        tables, fixed, function = buckets[shape]
+        tables.fill(cache, [block])
+        for static, tensor in zip(fixed, inputs, strict=True):
             static[:rows].copy_(tensor)
-        before = step.function.refused
-        outputs = step.function()
-        if before is None and step.function.refused is not None:
-            note = f"{self._name} of {padded} rows is not captured: {step.function.refused}"
+        before = function.refused
+        outputs = function()
+        if before is None and function.refused is not None:
+            note = f"{self._name} of {padded} rows is not captured: {function.refused}"
             if note not in self._capture.notes:  # another cache may have failed the same way
                 self._capture.notes.append(note)
         return outputs
+
+    def _new(self, cache: KVCache, shape: GraphShape, inputs: Tensors) -> _Bucket:
+        data, body = cache.data, self._body
+        tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
+        fixed = tuple(
+            torch.zeros((shape.rows, *one.shape[1:]), dtype=one.dtype, device=data.device)
+            for one in inputs
+        )
+        return tables, fixed, GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
 
 
 @dataclass(frozen=True, slots=True)

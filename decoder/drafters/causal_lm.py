@@ -17,7 +17,7 @@ from costmodel.statistics import Bools, Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.caches import CachePlace, SharedCaches
+from decoder.drafters.caches import CachePlace, PlacedText, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
@@ -91,8 +91,7 @@ class CausalLMSession(DraftSession):
         self._drafter, self.vocab = drafter, drafter.vocab
         self.rewinds = not drafter.model.structure.states
         self._model = drafter.model
-        self._caches = drafter.caches
-        self._place: CachePlace | None = None
+        self._text = PlacedText(drafter.caches)
         self._rows = PendingRows(prompt[:0])
         if len(prompt) < self._model.max_context:
             self._prefill(prompt)
@@ -126,8 +125,7 @@ class CausalLMSession(DraftSession):
         self._rows = PendingRows(self._rows.tokens[:0])
 
     def rewind(self, tokens: int) -> None:
-        if self._place is not None:
-            self._place.cut(tokens)
+        self._text.cut(tokens)
         self._rows = PendingRows(self._rows.tokens[:0])
 
     def expand(self, tokens: Ints, parents: Ints) -> tuple[Ints, torch.Tensor]:
@@ -167,9 +165,9 @@ class CausalLMSession(DraftSession):
 
     def _room(self, rows: int) -> CachePlace:
         """This session's place with room for more rows, and its cache given to the model."""
-        self._place = self._caches.room(self, self._place, rows)
-        self._model.cache = self._place.cache
-        return self._place
+        place = self._text.room(rows)
+        self._model.cache = place.cache
+        return place
 
 
 class PendingRows:

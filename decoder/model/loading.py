@@ -200,7 +200,13 @@ def _load_pretrained(
     method, stored = method_of(config), quantization_of(config)
     needed_bytes = None
     if method is not None and (method not in UNPACKED or device.type != "cpu"):
-        needed_bytes = _stored_bytes(Path(source))
+        index = Path(source) / "model.safetensors.index.json"
+        try:
+            names = set(read_json(index)["weight_map"].values())
+        except (RooftreeError, LookupError, AttributeError, TypeError):
+            names = {"model.safetensors"}
+        files = [Path(source) / str(file) for file in names]
+        needed_bytes = sum(file.stat().st_size for file in files if file.is_file())
     _check_memory(architecture, dtype, device, needed_bytes)
     try:
         if method is not None:
@@ -313,17 +319,6 @@ def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTr
             for parameter in model.parameters():  # as published ones are, and as fast to read
                 parameter.copy_(parameter.bfloat16())
     return model
-
-
-def _stored_bytes(folder: Path) -> int:
-    """The size of the weights that transformers reads from a folder."""
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = set(read_json(index)["weight_map"].values())
-    except (RooftreeError, LookupError, AttributeError, TypeError):
-        names = {"model.safetensors"}
-    files = [folder / str(name) for name in names]
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _check_memory(

@@ -23,6 +23,7 @@ from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rope, Rotary
 from decoder.drafters.caches import (
     ALL_ROWS,
+    CachePlace,
     DraftCacheShape,
     PlacedText,
     RowForwards,
@@ -291,12 +292,17 @@ class EagerDFlash:
 
     def take_in(self, features: torch.Tensor) -> None:
         """Append the target's features [tokens, ids * hidden] to the context."""
-        self._passes.add_context(features, self._rope(len(features)), self._cache)
+        self._cache.make_room(len(features))
+        self._passes.store_context(features, self._rope(len(features)), self._cache)
+        self._cache.length += len(features)
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
         """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
-        ids = to_device(tokens, self._target.device)
-        hidden = self._passes.block(self._embed(ids), self._rope(len(tokens)), self._cache)
+        passes, cache, ids = self._passes, self._cache, to_device(tokens, self._target.device)
+        cache.make_room(len(tokens))
+        embedded = self._embed(ids)
+        spans = {kind: passes.span(cache, embedded, *kind) for kind in passes.config.kinds}
+        hidden = passes.block(embedded, self._rope(len(tokens)), cache, spans)
         predicting = hidden[self._first_row : self._first_row + depth]
         return self._scores.outputs(predicting, ids[:1], torch.tensor(temperature))
 
@@ -326,17 +332,17 @@ class CapturedBlocks:
         self.take_in = RowForwards("taking in features", self._take_in, capture)
         self.block = RowForwards("the draft of a block", self._block, capture)
 
-    def set_temperature(self, temperature: float) -> None:
-        """Let the captured blocks read this temperature from now on."""
-        if temperature != self._filled:
+    def draft(self, place: CachePlace, tokens: NDArray[np.int64], temperature: float) -> Tensors:
+        """What `BlockScores.outputs` gives for a block int64 [block] behind the place's text."""
+        if temperature != self._filled:  # captured blocks read the tensor
             self._temperature.fill_(temperature)
             self._filled = temperature
-
-    def visible(self, rows: int) -> DenseVisible:
-        """The mask of a block among itself in layers without a window, the same in all of them."""
+        # The mask among the block itself is the same in all layers without a window.
+        rows = len(tokens)
         causal = any(causal for window, causal in self._passes.config.kinds if window is None)
         mask = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
-        return DenseVisible(mask)
+        block = RowBlock(place.sequence, tokens, np.arange(rows), DenseVisible(mask))
+        return self.block(place, block)
 
     def _take_in(self, tables: RowTables, data: torch.Tensor, features: torch.Tensor) -> Tensors:
         rope = self._rotary(tables.positions, self._target.dtype)
@@ -352,7 +358,7 @@ class CapturedBlocks:
             for window, causal in set(config.kinds)
         }
         embedded = self._embed(tables.tokens)
-        hidden = self._passes.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
+        hidden = self._passes.block(embedded, self._rotary(tables.positions, dtype), cache, spans)
         predicting = hidden[config.first_row :]
         return self._scores.outputs(predicting, tables.tokens[:1], self._temperature)
 
@@ -372,8 +378,4 @@ class GraphedDFlash(PlacedText):
         place.cache.lengths[place.sequence] += rows
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
-        rows = len(tokens)
-        self._captured.set_temperature(temperature)
-        place, visible = self.room(rows), self._captured.visible(rows)
-        block = RowBlock(place.sequence, tokens, np.arange(rows), visible)
-        return self._captured.block(place, block)
+        return self._captured.draft(self.room(len(tokens)), tokens, temperature)

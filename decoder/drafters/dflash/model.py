@@ -217,17 +217,6 @@ class DFlashModel(nn.Module):
             write_tokens(folder, self.head_tokens)
 
 
-def trainable_copy(model: DFlashModel) -> DFlashModel:
-    """A model in float32 with the weights of one whose passes may have been made."""
-    state = plain_state(model)
-    tokens = model.head_tokens
-    copy = type(model)(model.config, None if tokens is None else len(tokens))
-    copy = copy.to(state["fc.weight"].device)
-    copy.load_state_dict(state)
-    copy.head_tokens = tokens
-    return copy.float()
-
-
 class DFlashPasses:
     """The two passes over a model's weights; see `DFlashModel.passes`."""
 
@@ -240,14 +229,11 @@ class DFlashPasses:
             norms = [layer.self_attn.k_norm.weight for layer in model.layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
-    def add_context(self, features: torch.Tensor, rope: Rope, cache: DraftCache) -> None:
-        """Append the target's features [tokens, ids * hidden] to every layer's context."""
-        cache.make_room(len(features))
-        self.store_context(features, rope, cache)
-        cache.length += len(features)
-
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
-        """Write the rows of `add_context` after every layer's context, without counting them."""
+        """Write the target's features [tokens, ids * hidden] after every layer's context.
+
+        The context's length stays as it is.
+        """
         model, shape = self.model, self.config.shape
         context = model.hidden_norm(self._project(features))
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
@@ -257,19 +243,14 @@ class DFlashPasses:
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
             cache.write(number, cache.length, key, value)
 
-    def block(self, block: torch.Tensor, rope: Rope, cache: DraftCache) -> torch.Tensor:
+    def block(
+        self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
+    ) -> torch.Tensor:
         """Hidden states [block, hidden] for the target's head, of embeddings [block, hidden].
 
         Row 0 is the bonus token, the others are masks; the cache's context stays the same.
+        `spans` says what rows see in layers of each kind.
         """
-        cache.make_room(len(block))
-        spans = {kind: self._span(cache, block, *kind) for kind in self.config.kinds}
-        return self.fill_in(block, rope, cache, spans)
-
-    def fill_in(
-        self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
-    ) -> torch.Tensor:
-        """The same as `block`, with the span that rows see in layers of each kind given."""
         if self.config.embedding_scale != 1.0:
             block = block * self.config.embedding_scale
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
@@ -277,7 +258,7 @@ class DFlashPasses:
         normed: torch.Tensor = self.model.norm(block)
         return normed
 
-    def _span(
+    def span(
         self, cache: DraftCache, block: torch.Tensor, window: int | None, causal: bool
     ) -> Span:
         """The span that block rows see: all without a mask, unless windowed or causal.

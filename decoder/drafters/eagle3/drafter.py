@@ -198,13 +198,11 @@ class _Eagle3Distributions:
 def check_fit(config: Eagle3Config, target: Target) -> None:
     """Raise InputError unless the drafter was made for such a target."""
     hidden, layers = target.architecture.hidden, target.architecture.layers
+    vocab = target.architecture.vocab
     problems = differences(
         {
             "target hidden size": (config.target_hidden, hidden),
-            "vocabulary": (
-                None if is_padded(config.vocab, target.architecture.vocab) else config.vocab,
-                target.architecture.vocab,
-            ),
+            "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
         }
     )
     if config.shape.hidden != hidden and not config.own_embedding:
