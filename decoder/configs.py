@@ -78,15 +78,13 @@ def sizes_of(
     rest = built - best.parameters
     made = replace(best, other_weights=max(rest, 0))
     widths = set()  # of what a layer keeps of a token
-    for name, part in text.named_modules():
+    for path, part in text.named_modules():
         outputs = getattr(part, "out_features", getattr(part, "nf", None))
-        leaf = name.rpartition(".")[2]
+        leaf = path.rpartition(".")[2]
         if isinstance(outputs, int) and leaf in (*KEYS, *FUSED):
             widths.add((outputs - made.query_width) // 2 if leaf in FUSED else outputs)
-    reason = ""
-    if set(block_types(text_fields(model.config))) - ATTENDING or getattr(
-        model, "_is_stateful", False
-    ):
+    reason, stateful = "", getattr(model, "_is_stateful", False)
+    if stateful or set(block_types(text_fields(model.config))) - ATTENDING:
         reason = "some of its layers keep a state"
     elif widths != {made.cached_width if made.latent_rank else made.kv_width}:
         reason = "its layers keep other keys than its config says"

@@ -166,8 +166,7 @@ class DFlashModel(nn.Module):
         if config.draft_vocab is not None:
             offsets = weights.read({OFFSETS: ()}, torch.device("cpu"))[OFFSETS]
             ids, vocab = offsets + torch.arange(len(offsets)), config.vocab or 0
-            inside = 0 <= int(ids.min()) <= int(ids.max()) < vocab
-            if offsets.is_floating_point() or not inside:
+            if offsets.is_floating_point() or not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
                 raise InputError(
                     f"{OFFSETS} in {folder} does not map to tokens below {config.vocab}",
                     hint="The checkpoint is damaged, or its vocab_size is wrong.",
