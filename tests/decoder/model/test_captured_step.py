@@ -156,8 +156,8 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
     monkeypatch.setattr(  # which asks for the mapped vocabulary
         gpu_timing, "Eagle3Drafter",
         lambda target, model: SimpleNamespace(
+            model=model, rotary=Rotary(model.config.shape, target.device), target=target,
             embed=target.embed,
-            model=model, rotary=Rotary(model.config.shape, target.device)
         ),
     )  # fmt: skip
     with pretended_device() as launched:
