@@ -37,9 +37,7 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     try:
         number = index(value)
     except TypeError:
-        number = None
-    if number is None:
-        raise InputError(f"{name} must be a whole number, got {shown(value)}")
+        raise InputError(f"{name} must be a whole number, got {shown(value)}") from None
     if number < least:
         raise InputError(f"{name} must be {least} or more, got {shown(value)}")
     return number
@@ -129,13 +127,30 @@ def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions)
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the tokenizer has no chat template", hint="Leave the template out.")
-    turns = _turns(prompt, options.get("system"))
+    text = isinstance(prompt, str)
+    given = [{"role": "user", "content": prompt}] if text else listed("prompt", prompt, "turns")
+    if not given:
+        raise InputError("the prompt is empty", hint="Give a turn of the user.")
+    turns, system = chat_turns(given, "the prompt"), options.get("system")
+    if turns[-1]["role"] == "assistant":
+        raise InputError(
+            "the last turn is the assistant's, so nothing is left to answer",
+            hint="End with a turn of the user.",
+        )
+    if system is not None:
+        if not isinstance(system, str):
+            raise InputError(f"system must be a text, got {shown(system)}")
+        if turns[0]["role"] == "system":
+            raise InputError(
+                "the prompt has a system turn already", hint="Leave the other one out."
+            )
+        turns = [{"role": "system", "content": system}, *turns]
     more = options.get("template") or {}
     if not isinstance(more, Mapping):
         raise InputError(f"template must be a mapping of names to values, got {shown(more)}")
-    text = _template_text(tokenizer.chat_template, more)
+    template = _template_text(tokenizer.chat_template, more)
     for name in more:
-        if name != "chat_template" and not re.search(rf"\b{re.escape(name)}\b", text):
+        if name != "chat_template" and not re.search(rf"\b{re.escape(name)}\b", template):
             raise InputError(
                 f"the chat template has no option '{name}'",
                 hint="It would change nothing; leave it out.",
@@ -157,26 +172,6 @@ def _template_text(templates: Any, options: Mapping[str, Any]) -> str:
             hint=f"Give chat_template=NAME, of {known}" if known else "Leave chat_template out.",
         )
     return str(templates[name])
-
-
-def _turns(prompt: str | Sequence[Turn], system: str | None) -> list[dict[str, Any]]:
-    text = isinstance(prompt, str)
-    given = [{"role": "user", "content": prompt}] if text else listed("prompt", prompt, "turns")
-    if not given:
-        raise InputError("the prompt is empty", hint="Give a turn of the user.")
-    given = chat_turns(given, "the prompt")
-    if given[-1]["role"] == "assistant":
-        raise InputError(
-            "the last turn is the assistant's, so nothing is left to answer",
-            hint="End with a turn of the user.",
-        )
-    if system is None:
-        return given
-    if not isinstance(system, str):
-        raise InputError(f"system must be a text, got {shown(system)}")
-    if given[0]["role"] == "system":
-        raise InputError("the prompt has a system turn already", hint="Leave the other one out.")
-    return [{"role": "system", "content": system}, *given]
 
 
 def apply_chat_template(

@@ -76,7 +76,17 @@ def sizes_of(
     best = min(forms, key=lambda form: abs(built - form.parameters))
     rest = built - best.parameters
     made = replace(best, other_weights=max(rest, 0))
-    reason = _unread(model, text, made)
+    widths = set()  # of what a layer keeps of a token
+    for path, part in text.named_modules():
+        outputs = getattr(part, "out_features", getattr(part, "nf", None))
+        leaf = path.rpartition(".")[2]
+        if isinstance(outputs, int) and leaf in (*KEYS, *FUSED):
+            widths.add((outputs - made.query_width) // 2 if leaf in FUSED else outputs)
+    reason, stateful = "", getattr(model, "_is_stateful", False)
+    if stateful or set(block_types(text_fields(model.config))) - ATTENDING:
+        reason = "some of its layers keep a state"
+    elif widths != {made.cached_width if made.latent_rank else made.kv_width}:
+        reason = "its layers keep other keys than its config says"
     if not -MOST_UNREAD / 20 <= rest / built <= MOST_UNREAD:
         reason = f"its fields explain {best.parameters:,} of {built:,} parameters"
     if reason and not approximate:
@@ -88,21 +98,6 @@ def _unsupported(config: PreTrainedConfig, reason: str) -> InputError:
     kind = shown(text_fields(config).get("model_type"))
     hint = f"Kinds whose every part is counted: {', '.join(KINDS)}"
     return InputError(f"the model kind {kind} is not supported: {reason}", hint=hint)
-
-
-def _unread(model: Any, text: Any, sizes: ModelArchitecture) -> str:
-    """What a model keeps of a token beside the keys and values that the sizes say."""
-    types = set(block_types(text_fields(model.config))) - ATTENDING
-    if types or getattr(model, "_is_stateful", False):
-        return "some of its layers keep a state"
-    widths = set()
-    for name, part in text.named_modules():
-        made = getattr(part, "out_features", getattr(part, "nf", None))
-        leaf = name.rpartition(".")[2]
-        if isinstance(made, int) and leaf in (*KEYS, *FUSED):
-            widths.add((made - sizes.query_width) // 2 if leaf in FUSED else made)
-    expected = sizes.cached_width if sizes.latent_rank else sizes.kv_width
-    return "" if widths == {expected} else "its layers keep other keys than its config says"
 
 
 def _plain(value: Any) -> Any:

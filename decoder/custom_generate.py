@@ -99,8 +99,7 @@ class CustomGenerate:
                     "custom_generate belongs to a decoder of another model",
                     hint="Make the decoder with TreeDecoder.from_pretrained(model).",
                 )
-            _check_config(generation_config)
-            _check_arguments(arguments)
+            _check_options(generation_config, arguments)
             prompts = unpadded(input_ids, arguments.get("attention_mask"))
             _check_positions(prompts, arguments.get("position_ids"))
             ending = _Ending.of(stopping_criteria, input_ids)
@@ -120,7 +119,13 @@ class CustomGenerate:
         finally:
             if streamer is not None:
                 streamer.end()
-        output = _append(input_ids, new, _pad_token(generation_config))
+        # The padding token, or the first end token if there is none, as in transformers.
+        ends = generation_config.eos_token_id
+        first = ends[0] if isinstance(ends, list) else ends
+        pads = (token for token in (generation_config.pad_token_id, first) if token is not None)
+        longest, pad = max(len(tokens) for tokens in new), next(pads, 0)
+        padded = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens in new])
+        output = torch.cat((input_ids, padded.to(input_ids)), dim=1)
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=output)
         return output
@@ -313,7 +318,7 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
     ]
 
 
-def _check_config(config: GenerationConfig) -> None:
+def _check_options(config: GenerationConfig, arguments: dict[str, Any]) -> None:
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise InputError(
@@ -324,15 +329,8 @@ def _check_config(config: GenerationConfig) -> None:
     outputs = [name for name in OUTPUTS if getattr(config, name, None)]
     if config.return_dict_in_generate and outputs:
         raise InputError(f"the tree decoder does not return {outputs[0][7:]}", hint=PLAIN_HINT)
-
-
-def _check_arguments(arguments: dict[str, Any]) -> None:
-    unknown = [
-        name
-        for name, value in arguments.items()
-        if value is not None and name not in KNOWN_ARGUMENTS
-    ]
-    if unknown:
+    given = (name for name, value in arguments.items() if value is not None)
+    if unknown := [name for name in given if name not in KNOWN_ARGUMENTS]:
         raise InputError(f"the tree decoder does not take {unknown[0]}", hint=PLAIN_HINT)
     for name in CACHES:
         cache = arguments.get(name)
@@ -351,17 +349,3 @@ def _check_positions(prompts: list[list[int]], positions: torch.Tensor | None) -
     for row, prompt in zip(rows, prompts, strict=True):
         if row[len(row) - len(prompt) :] != list(range(len(prompt))):
             raise InputError("position_ids do not count the tokens from 0", hint=PLAIN_HINT)
-
-
-def _pad_token(config: GenerationConfig) -> int:
-    """The padding token, or the first end token if there is none, as in transformers."""
-    ends = config.eos_token_id
-    first = ends[0] if isinstance(ends, list) else ends
-    return next((token for token in (config.pad_token_id, first) if token is not None), 0)
-
-
-def _append(input_ids: torch.Tensor, new: list[list[int]], pad: int) -> torch.Tensor:
-    """[batch, tokens + the most new ones], the shorter rows padded on the right."""
-    longest = max(len(tokens) for tokens in new)
-    rows = [tokens + [pad] * (longest - len(tokens)) for tokens in new]
-    return torch.cat((input_ids, torch.tensor(rows).to(input_ids)), dim=1)

@@ -337,42 +337,37 @@ class TreeDecoder:
         sampling = sampling_from({name: options[name] for name in drawing})
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stop = stop_strings(stop)
-        ids, is_text = self._prompt_ids(prompt, chat)
+        is_text = isinstance(prompt, str) or is_chat(prompt, {})
+        if isinstance(prompt, str):
+            ids = self.encode(text_of(prompt), **chat)
+        elif is_text:
+            ids = self.encode(cast(Sequence[Turn], prompt), **chat)
+        elif is_chat((), chat):
+            raise InputError(
+                "token ids are not put into a chat template", hint="Give a text, or turns."
+            )
+        else:
+            ids = token_ids(prompt)
         self.check(ids, max_new_tokens)
         process, stops = checkpoint_settings(self.target.model, ids, max_new_tokens, sampling)
+        stream = None
+        try:
+            stream = TextStream(self.tokenizer)
+        except InputError:
+            if is_text or stop or stops:
+                raise
         return TextRequest(
             prompt=ids,
             max_new_tokens=max_new_tokens,
             sampling=replace(sampling, seed=sampling.seed + seed_offset),
-            stream=self._text_stream(needed=is_text or bool(stop or stops)),
+            stream=stream,
             stops=StopStrings([*stop, *stops]),
             ends=frozenset() if options.get("ignore_eos") else end_tokens(self.target.model),
             process=process,
         )
 
-    def _prompt_ids(self, prompt: Prompt, chat: ChatOptions) -> tuple[list[int], bool]:
-        """The token ids of a prompt, and whether it was given as text or as turns."""
-        if isinstance(prompt, str):
-            return self.encode(text_of(prompt), **chat), True
-        if is_chat(prompt, {}):
-            return self.encode(cast(Sequence[Turn], prompt), **chat), True
-        if is_chat((), chat):
-            raise InputError(
-                "token ids are not put into a chat template", hint="Give a text, or turns."
-            )
-        return token_ids(prompt), False
-
     def _rule(self, name: str) -> RuleName:
         return parse_rule(name, self.drafter.name, draws=self.drafter.draws != "never")
-
-    def _text_stream(self, needed: bool) -> TextStream | None:
-        """None if the target has no tokenizer and no text is needed."""
-        try:
-            return TextStream(self.tokenizer)
-        except InputError:
-            if needed:
-                raise
-            return None
 
     def _check_size(self, nodes: int) -> None:
         if nodes >= self.target.max_context:

@@ -37,16 +37,28 @@ def make_extension(name: str, group: str, kind: type[T], **available: object) ->
     Modules are looked for on Python's path, then in the working directory.
     Raises InputError where the module, or what it should define, is missing or fails.
     """
-    entry, arguments = _entry_point(name, group)
-    if entry is not None:
-        factory = load_entry_point(entry)
-        if is_format(factory):
-            return None  # it is made from a checkpoint, not by its name
-        return build(factory, kind, name, available | {"arguments": arguments})
+    first, _, arguments = name.partition(":")
+    for part, behind in ((name, ""), (first, arguments)):
+        for entry in entry_points(group=group, name=part):
+            named = load_entry_point(entry)
+            if hasattr(named, "recognises"):
+                return None  # it is made from a checkpoint, not by its name
+            return build(named, kind, name, available | {"arguments": behind})
     reference = REFERENCE.fullmatch(name)
     if reference is None:
         return None
-    factory = _attribute(name, _module(name, reference[1]), reference[2])
+    module = _module(name, reference[1])
+    factory: Factory | None = getattr(module, reference[2], None)
+    if factory is None:
+        classes = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+        ]
+        raise InputError(
+            f"'{name}': the module '{module.__name__}' has no '{reference[2]}'",
+            hint=f"Its classes are {', '.join(classes)}." if classes else "It has no class.",
+        )
     return build(factory, kind, name, available)
 
 
@@ -67,15 +79,10 @@ def load_entry_point(entry: EntryPoint) -> Factory:
     return factory
 
 
-def is_format(factory: Factory) -> bool:
-    """Whether it reads the checkpoints that it recognises."""
-    return hasattr(factory, "recognises")
-
-
 def checkpoint_formats() -> dict[str, Any]:
     """The classes of other packages that recognise checkpoints, by the names of entry points."""
     loaded = {entry.name: load_entry_point(entry) for entry in entry_points(group=DRAFTERS)}
-    return {name: loaded[name] for name in sorted(loaded) if is_format(loaded[name])}
+    return {name: loaded[name] for name in sorted(loaded) if hasattr(loaded[name], "recognises")}
 
 
 def build(factory: Factory, kind: type[T], name: str, available: dict[str, object]) -> T:
@@ -83,8 +90,9 @@ def build(factory: Factory, kind: type[T], name: str, available: dict[str, objec
 
     Raises InputError where the call fails or gives another type than `kind`.
     """
+    hint = f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
     if not callable(factory):
-        raise InputError(f"'{name}' is no class or function", hint=_hint(kind))
+        raise InputError(f"'{name}' is no class or function", hint=hint)
     try:
         made = factory(**_accepted(factory, available))
     except InputError:
@@ -95,17 +103,8 @@ def build(factory: Factory, kind: type[T], name: str, available: dict[str, objec
             hint=f"It is called with those of {', '.join(available)} that it names.",
         ) from error
     if not isinstance(made, kind):
-        raise InputError(f"'{name}' makes a {type(made).__name__}", hint=_hint(kind))
+        raise InputError(f"'{name}' makes a {type(made).__name__}", hint=hint)
     return made
-
-
-def _entry_point(name: str, group: str) -> tuple[EntryPoint | None, str]:
-    """The entry point of a name or of its part before the first colon, and the text behind it."""
-    first, _, arguments = name.partition(":")
-    for part, behind in ((name, ""), (first, arguments)):
-        for entry in entry_points(group=group, name=part):
-            return entry, behind
-    return None, ""
 
 
 def is_installed(extension: object, group: str) -> bool:
@@ -141,21 +140,6 @@ def _failed(name: str, error: Exception) -> InputError:
     return InputError(f"'{name}': importing it fails: {reason_of(error)}")
 
 
-def _attribute(name: str, module: Any, attribute: str) -> Factory:
-    factory: Factory | None = getattr(module, attribute, None)
-    if factory is None:
-        classes = [
-            key
-            for key, value in vars(module).items()
-            if inspect.isclass(value) and value.__module__ == module.__name__
-        ]
-        raise InputError(
-            f"'{name}': the module '{module.__name__}' has no '{attribute}'",
-            hint=f"Its classes are {', '.join(classes)}." if classes else "It has no class.",
-        )
-    return factory
-
-
 def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, object]:
     parameters = inspect.signature(factory).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -165,10 +149,6 @@ def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, objec
         for parameter in parameters
         if parameter.name in available and parameter.kind is not parameter.POSITIONAL_ONLY
     }
-
-
-def _hint(kind: type) -> str:
-    return f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
 
 
 def _top(module: str) -> str:

@@ -133,21 +133,14 @@ def run_together(
     sequences = [parts.open(request, place) for place, request in enumerate(requests)]
     with loop.target.lock:
         try:
-            pieces = _run_together(parts, sequences)
+            loop.target.reserve(max(map(parts.tokens_needed, sequences)), len(sequences))
+            loop.target.prepare(parts.largest_rows)
+            pieces = [list(sequence.take([prefill(loop, sequence)])) for sequence in sequences]
+            while running := [sequence for sequence in sequences if not sequence.ended]:
+                for sequence, finished in zip(running, run_round(loop, running), strict=True):
+                    pieces[sequence.place] += sequence.take(finished.emitted)
         finally:
             for sequence in sequences:
                 loop.policy.ended(sequence.number)
                 _log_drift(loop, sequence)
     return [(sequence, "".join(pieces[sequence.place])) for sequence in sequences]
-
-
-def _run_together(parts: GenerationParts, sequences: Sequence[TextSequence]) -> list[list[str]]:
-    """The pieces of each text."""
-    loop = parts.loop
-    loop.target.reserve(max(map(parts.tokens_needed, sequences)), len(sequences))
-    loop.target.prepare(parts.largest_rows)
-    pieces = [list(sequence.take([prefill(loop, sequence)])) for sequence in sequences]
-    while running := [sequence for sequence in sequences if not sequence.ended]:
-        for sequence, finished in zip(running, run_round(loop, running), strict=True):
-            pieces[sequence.place] += sequence.take(finished.emitted)
-    return pieces

@@ -49,7 +49,11 @@ def check_target(name: str) -> None:
     if folder_of(name) is not None:
         return
     check_path(name)
-    if "/" not in name and not _in_hub_cache(name):
+    if "/" in name:
+        return
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    if not (hub / f"models--{name}").is_dir():  # an old name without an owner, as gpt2
         find_target(name)
 
 
@@ -57,12 +61,6 @@ def check_path(name: str) -> None:
     """Raise InputError for a path, where there is no folder of this name."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
-
-
-def _in_hub_cache(name: str) -> bool:
-    """Whether the hub's cache has an old name without an owner, as gpt2."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"), f"models--{name}").is_dir()
 
 
 def check_policy(text: str) -> None:
@@ -86,17 +84,16 @@ def chat_turns(turns: Sequence[Any], where: str) -> list[dict[str, Any]]:
 
     Raises InputError, which names `where` and the turn, for anything else.
     """
-    return [_turn(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
-
-
-def _turn(turn: Any, at: str) -> dict[str, Any]:
-    fields = turn if isinstance(turn, Mapping) else {}
-    content = fields.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
-    if not all(isinstance(text, str) for text in (fields.get("role"), *texts)):
-        raise InputError(
-            f"{at} has no text `role` and `content`",
-            hint='Write turns as {"role": "user", "content": "..."}.',
-        )
-    return {**fields, "content": "".join(map(str, texts))}
+    joined = []
+    for number, turn in enumerate(turns, 1):
+        fields = turn if isinstance(turn, Mapping) else {}
+        content = fields.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+        if not all(isinstance(text, str) for text in (fields.get("role"), *texts)):
+            raise InputError(
+                f"{where}: turn {number} has no text `role` and `content`",
+                hint='Write turns as {"role": "user", "content": "..."}.',
+            )
+        joined.append({**fields, "content": "".join(map(str, texts))})
+    return joined

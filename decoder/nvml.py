@@ -144,16 +144,15 @@ class Gpu:
 
     def _other_processes(self) -> list[dict[str, Any]]:
         """Process id, name and memory; without a name where it lies outside this container."""
-        running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
-        return [
-            {
-                "pid": int(process.pid),
-                "name": _process_name(int(process.pid)),
-                "memory_bytes": getattr(process, "usedGpuMemory", None),
-            }
-            for process in running
-            if int(process.pid) != os.getpid()
-        ]
+        others: list[dict[str, Any]] = []
+        for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle):
+            pid, name = int(process.pid), None
+            if pid != os.getpid():
+                with contextlib.suppress(psutil.Error):
+                    name = str(psutil.Process(pid).name())
+                memory_bytes = getattr(process, "usedGpuMemory", None)
+                others.append({"pid": pid, "name": name, "memory_bytes": memory_bytes})
+        return others
 
 
 @cache
@@ -221,13 +220,6 @@ def _torch_uuids(cuda_index: int) -> list[str]:
 def text(value: str | bytes) -> str:
     """A string of NVML, which older bindings give as bytes."""
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _process_name(pid: int) -> str | None:
-    try:
-        return str(psutil.Process(pid).name())
-    except psutil.Error:
-        return None
 
 
 def check_built(device: torch.device) -> None:

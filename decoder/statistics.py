@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -237,21 +237,8 @@ class TimedForward:
     batch: int
 
 
-class ForwardTimer(Protocol):
-    """Times one forward after another."""
-
-    def start(self) -> None:
-        """Start timing; a start without a stop is forgotten."""
-
-    def stop(self, forward: TimedForward) -> None:
-        """Stop timing `forward`, which ran since `start`."""
-
-    def finished(self) -> list[tuple[TimedForward, float]]:
-        """Forwards whose seconds are known by now, in order; each is returned once."""
-
-
 class HostTimer:
-    """Timer for a device whose work is done when the call returns."""
+    """Timer of one forward after another, for a device whose work is done when the call returns."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -259,12 +246,15 @@ class HostTimer:
         self._finished: list[tuple[TimedForward, float]] = []
 
     def start(self) -> None:
+        """Start timing; a start without a stop is forgotten."""
         self._start_s = self._clock()
 
     def stop(self, forward: TimedForward) -> None:
+        """Stop timing `forward`, which ran since `start`."""
         self._finished.append((forward, self._clock() - self._start_s))
 
     def finished(self) -> list[tuple[TimedForward, float]]:
+        """Forwards whose seconds are known by now, in order; each is returned once."""
         done, self._finished = self._finished, []
         return done
 
@@ -297,6 +287,9 @@ class EventTimer:
             forward, start, end = self._waiting.popleft()
             done.append((forward, start.elapsed_time(end) / 1e3))  # it gives milliseconds
         return done
+
+
+ForwardTimer = HostTimer | EventTimer
 
 
 def forward_timer(device: torch.device) -> ForwardTimer:

@@ -215,8 +215,7 @@ class TextStream:
     def add(self, token: int) -> str:
         """The text that `token` completes; empty while a character is incomplete."""
         self._ids.append(token)
-        before = self._decode(self._ids[self._window_start : self._shown_end])
-        whole = self._decode(self._ids[self._window_start :])
+        before, whole = self._window()
         if len(whole) <= len(before) or whole.endswith("\ufffd"):
             return ""
         self._window_start = self._shown_end
@@ -231,10 +230,14 @@ class TextStream:
 
     def finish(self) -> str:
         """The text still held back, after the last token."""
-        before = self._decode(self._ids[self._window_start : self._shown_end])
-        whole = self._decode(self._ids[self._window_start :])
+        before, whole = self._window()
         self._window_start = self._shown_end = len(self._ids)
         return whole[len(before) :]
+
+    def _window(self) -> tuple[str, str]:
+        """The text of the window as far as it has been returned, and all of it."""
+        ids = self._ids[self._window_start :]
+        return self._decode(ids[: self._shown_end - self._window_start]), self._decode(ids)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
@@ -268,7 +271,10 @@ class StopStrings:
         if hits:
             self.hit = True
             return self._take(min(hits)[1])
-        return self._take(len(self._held) - self._possible_start())
+        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return self._take(len(self._held) - length)  # a stop string may start there
+        return self._take(len(self._held))
 
     def finish(self) -> str:
         """The text held back as a possible start of a stop string."""
@@ -278,10 +284,3 @@ class StopStrings:
         text = "".join(compress(self._held[:end], self._visible))
         self._held, self._visible = self._held[end:], self._visible[end:]
         return text
-
-    def _possible_start(self) -> int:
-        """Length of the longest end of the held text that is the start of a stop string."""
-        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
-                return length
-        return 0

@@ -152,17 +152,34 @@ class SharedCaches:
         return CachePlace(cache, sequence)
 
 
+class PlacedText:
+    """One text's sequence of shared caches, which it has from its first rows on."""
+
+    def __init__(self, caches: SharedCaches) -> None:
+        self._caches = caches
+        self._place: CachePlace | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self._place is None else self._place.length
+
+    def cut(self, tokens: int) -> None:
+        if self._place is not None:
+            self._place.cut(tokens)
+
+    def room(self, rows: int) -> CachePlace:
+        """The text's place, with room for `rows` more rows."""
+        self._place = self._caches.room(self, self._place, rows)
+        return self._place
+
+
 CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
 
 # A function of tables, a cache's tensor and inputs [rows, ...], as `GraphedFunction` needs it.
 Body = Callable[..., Tensors]
 
 
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    tables: RowTables
-    inputs: Tensors
-    function: GraphedFunction
+_Bucket = tuple[RowTables, Tensors, GraphedFunction]  # its function reads the other two
 
 
 class RowForwards:
@@ -205,30 +222,26 @@ class RowForwards:
         shape = GraphShape(rows=padded, words=words)
         if shape not in buckets:
             buckets[shape] = self._new(cache, shape, inputs)
-        step = buckets[shape]
-        step.tables.fill(cache, [block])
-        for static, tensor in zip(step.inputs, inputs, strict=True):
+        tables, fixed, function = buckets[shape]
+        tables.fill(cache, [block])
+        for static, tensor in zip(fixed, inputs, strict=True):
             static[:rows].copy_(tensor)
-        before = step.function.refused
-        outputs = step.function()
-        if before is None and step.function.refused is not None:
-            self._note(f"{self._name} of {padded} rows is not captured: {step.function.refused}")
+        before = function.refused
+        outputs = function()
+        if before is None and function.refused is not None:
+            note = f"{self._name} of {padded} rows is not captured: {function.refused}"
+            if note not in self._capture.notes:  # another cache may have failed the same way
+                self._capture.notes.append(note)
         return outputs
-
-    def _note(self, note: str) -> None:
-        if note not in self._capture.notes:  # another cache may have failed the same way
-            self._capture.notes.append(note)
 
     def _new(self, cache: KVCache, shape: GraphShape, inputs: Tensors) -> _Bucket:
         data, body = cache.data, self._body
         tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
         fixed = tuple(
-            torch.zeros((shape.rows, *tensor.shape[1:]), dtype=tensor.dtype, device=data.device)
-            for tensor in inputs
+            torch.zeros((shape.rows, *one.shape[1:]), dtype=one.dtype, device=data.device)
+            for one in inputs
         )
-        return _Bucket(
-            tables, fixed, GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
-        )
+        return tables, fixed, GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from costmodel.statistics import Bools, Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.caches import CachePlace, SharedCaches
+from decoder.drafters.caches import CachePlace, PlacedText, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
@@ -88,19 +88,18 @@ class CausalLMSession(DraftSession):
     """
 
     def __init__(self, drafter: CausalLMDrafter, prompt: Ints) -> None:
-        self._drafter = drafter
+        self._drafter, self.vocab = drafter, drafter.vocab
         self.rewinds = not drafter.model.structure.states
         self._model = drafter.model
-        self._caches = drafter.caches
-        self._place: CachePlace | None = None
+        self._text = PlacedText(drafter.caches)
         self._rows = PendingRows(prompt[:0])
         if len(prompt) < self._model.max_context:
             self._prefill(prompt)
 
     def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """Candidates below the bonus token; none past the drafter's last position."""
-        wanted = min(request.depth, self._drafter.deepest(request.growth))
-        depth = self._depth(context, wanted)
+        deepest = self._drafter.deepest(request.growth)
+        depth = min(request.depth, deepest, self._levels(context))
         if depth < 1:
             return NO_CANDIDATES
         q = _CausalDistributions(self, self._catch_up(context), request.temperature)
@@ -110,7 +109,7 @@ class CausalLMSession(DraftSession):
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """As the base says; the empty tree past the drafter's last position."""
-        depth = self._depth(context, int(shape.depths.max(initial=0)))
+        depth = min(int(shape.depths.max(initial=0)), self._levels(context))
         if depth < 1:
             return EMPTY
         q = _CausalDistributions(self, self._catch_up(context), temperature)
@@ -126,8 +125,7 @@ class CausalLMSession(DraftSession):
         self._rows = PendingRows(self._rows.tokens[:0])
 
     def rewind(self, tokens: int) -> None:
-        if self._place is not None:
-            self._place.cut(tokens)
+        self._text.cut(tokens)
         self._rows = PendingRows(self._rows.tokens[:0])
 
     def expand(self, tokens: Ints, parents: Ints) -> tuple[Ints, torch.Tensor]:
@@ -142,15 +140,9 @@ class CausalLMSession(DraftSession):
         """The pending row of the bonus token, the root of the tree."""
         return self._rows.text_rows - 1
 
-    @property
-    def vocab(self) -> int:
-        """The size of the target's vocabulary."""
-        return self._drafter.vocab
-
-    def _depth(self, context: Ints, wanted: int) -> int:
+    def _levels(self, context: Ints) -> int:
         """Levels that can be drafted; nodes of the last level need no position of their own."""
-        room = self._model.max_context + 1 - len(context)
-        return min(wanted, room)
+        return self._model.max_context + 1 - len(context)
 
     def _catch_up(self, context: Ints) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""
@@ -173,9 +165,9 @@ class CausalLMSession(DraftSession):
 
     def _room(self, rows: int) -> CachePlace:
         """This session's place with room for more rows, and its cache given to the model."""
-        self._place = self._caches.room(self, self._place, rows)
-        self._model.cache = self._place.cache
-        return self._place
+        place = self._text.room(rows)
+        self._model.cache = place.cache
+        return place
 
 
 class PendingRows:

@@ -250,7 +250,15 @@ class Weights:
                 f"{folder} holds its weights as {PICKLED}, and only safetensors are read",
                 hint="Convert it to model.safetensors first.",
             )
-        self._loaded = _unpickled(bare)
+        try:
+            loaded = torch.load(bare, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch's reader fails in many ways
+            raise _unreadable(bare, error) from error
+        if not isinstance(loaded, dict) or not all(
+            isinstance(tensor, torch.Tensor) for tensor in loaded.values()
+        ):
+            raise InputError(f"{bare} does not hold tensors by name")
+        self._loaded = loaded
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
 
     def check(self, expected: Mapping[str, Shape], optional: frozenset[str] = frozenset()) -> None:
@@ -267,15 +275,8 @@ class Weights:
             for name, shape in expected.items()
             if name in stored and stored[name] != shape
         ]
-        parts = [
-            f"{len(names)} {what} ({_some(names)})"
-            for what, names in (
-                ("missing", missing),
-                ("not known", unknown),
-                ("of a wrong shape", wrong),
-            )
-            if names
-        ]
+        found = {"missing": missing, "not known": unknown, "of a wrong shape": wrong}
+        parts = [f"{len(some)} {what} ({_some(some)})" for what, some in found.items() if some]
         if parts:
             raise InputError(
                 f"the tensors in {self.folder} are not those of its {CONFIG}: {'; '.join(parts)}",
@@ -364,18 +365,6 @@ def _weight_files(folder: Path) -> list[Path]:
             hint="Copy the whole checkpoint.",
         )
     return paths
-
-
-def _unpickled(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's reader fails in many ways
-        raise _unreadable(path, error) from error
-    if not isinstance(loaded, dict) or not all(
-        isinstance(t, torch.Tensor) for t in loaded.values()
-    ):
-        raise InputError(f"{path} does not hold tensors by name")
-    return loaded
 
 
 @contextmanager

@@ -45,7 +45,12 @@ class EnsembleDrafter(Drafter):
         self.deepens = first.deepens or second.deepens
         self.feature_layers = (*first.feature_layers, *second.feature_layers)
         self.statistics = new_statistics()
-        _compile()
+        # Compile the functions that drafting calls, so that no round waits for it.
+        tree = CandidateTree(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1))
+        lattice, unused = Lattice(np.zeros((1, 1), np.int64), np.ones((1, 1))), new_statistics()
+        joint = join_drafts(tree, lattice, 1)
+        best_paths(joint, unused, 1)
+        learn(np.zeros(1, np.int64), joint, unused)
 
     def start(
         self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
@@ -115,13 +120,3 @@ def _draft(
 ) -> Candidates:
     depth = min(request.depth, drafter.deepest(request.growth))
     return session.draft(context, replace(request, depth=depth, whole=False)).sound()
-
-
-def _compile() -> None:
-    """Compile the functions that drafting calls, so that no round waits for it."""
-    tree = CandidateTree(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1))
-    one = np.zeros((1, 1), np.int64)
-    joint = join_drafts(tree, Lattice(one, np.ones((1, 1))), 1)
-    statistics = new_statistics()
-    best_paths(joint, statistics, 1)
-    learn(np.zeros(1, np.int64), joint, statistics)

@@ -111,11 +111,23 @@ def load_drafter(name: str, target: Target) -> Drafter:
     damaged, or if it belongs to another target.
     """
     if JOINT in name and not os.path.exists(name):
-        return _ensemble(name, target)
+        names = name.split(JOINT)
+        if len(names) != 2 or not all(part.strip() for part in names):
+            raise InputError(
+                f"{name} does not name two drafters",
+                hint=f"Join two by {JOINT}, the cheaper one first, as ngram{JOINT}FOLDER.",
+            )
+        return EnsembleDrafter(*(load_drafter(part.strip(), target) for part in names))
     if not name.strip():
         raise InputError("the drafter's name is empty", hint=_hint())
     if (sized := BLOCK.fullmatch(name)) is not None:
-        return _of_block(sized[1], int(sized[2]), target)
+        trained = load_drafter(sized[1], target)
+        if not isinstance(trained, DFlashDrafter):
+            raise InputError(
+                f"'{sized[1]}': only a DFlash drafter can draft blocks of another size",
+                hint=_hint(),
+            )
+        return type(trained)(trained.target, trained.model, int(sized[2]))
     if name in NAMED:
         return NAMED[name]()
     if name != DEMO and folder_of(name) is None:
@@ -129,26 +141,6 @@ def load_drafter(name: str, target: Target) -> Drafter:
     if drafter is None:
         raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
     return drafter
-
-
-def _ensemble(name: str, target: Target) -> Drafter:
-    names = name.split(JOINT)
-    if len(names) != 2 or not all(part.strip() for part in names):
-        raise InputError(
-            f"{name} does not name two drafters",
-            hint=f"Join two by {JOINT}, the cheaper one first, as ngram{JOINT}FOLDER.",
-        )
-    first, second = (load_drafter(part.strip(), target) for part in names)
-    return EnsembleDrafter(first, second)
-
-
-def _of_block(name: str, size: int, target: Target) -> Drafter:
-    drafter = load_drafter(name, target)
-    if not isinstance(drafter, DFlashDrafter):
-        raise InputError(
-            f"'{name}': only a DFlash drafter can draft blocks of another size", hint=_hint()
-        )
-    return type(drafter)(drafter.target, drafter.model, size)
 
 
 def shipped(name: str) -> str:

@@ -41,7 +41,25 @@ class IsolatedDrafter:
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
         self._said = False
-        self._check_attributes()
+        checks: dict[str, Callable[[Any], object]] = {
+            "name": lambda value: isinstance(value, str) and value,
+            "max_depth": _is_count,
+            "feature_layers": lambda value: (
+                isinstance(value, (tuple, list)) and all(map(_is_count, value))
+            ),
+            "draws": ("never", "whole", "levels").__contains__,
+        }
+        for name, fits in checks.items():
+            try:
+                value = getattr(drafter, name)
+                wrong = "" if fits(value) else f"is {shown(value)}"
+            except Exception as error:
+                wrong = f"fails with {reason_of(error)}"
+            if wrong:
+                raise DrafterError(
+                    f"the drafter {type(drafter).__name__} is not usable: its {name} {wrong}",
+                    hint="decoder/drafters/base.py says what each attribute is.",
+                )
 
     @property
     def name(self) -> str:
@@ -64,24 +82,6 @@ class IsolatedDrafter:
             self._said = True
             logging.getLogger(__name__).warning(str(failed))
         return failed
-
-    def _check_attributes(self) -> None:
-        for name, fits in (
-            ("name", _is_text),
-            ("max_depth", _is_count),
-            ("feature_layers", _are_counts),
-            ("draws", ("never", "whole", "levels").__contains__),
-        ):
-            try:
-                value = getattr(self.drafter, name)
-                wrong = "" if fits(value) else f"is {shown(value)}"
-            except Exception as error:
-                wrong = f"fails with {reason_of(error)}"
-            if wrong:
-                raise DrafterError(
-                    f"the drafter {type(self.drafter).__name__} is not usable: its {name} {wrong}",
-                    hint="decoder/drafters/base.py says what each attribute is.",
-                )
 
 
 class IsolatedSession:
@@ -119,7 +119,15 @@ class IsolatedSession:
 
         def checked() -> DraftTree:
             drawn = self._session.draw(read_only(context), shape, temperature, generator)
-            return _well_drawn(drawn, shape, self._owner.vocab)
+            if not isinstance(drawn, DrawnTree) and drawn is not EMPTY:
+                raise ValueError(f"it must give a DrawnTree, not a {type(drawn).__name__}")
+            if drawn.nodes > shape.nodes:
+                raise ValueError(f"a tree of {drawn.nodes} nodes for a shape of {shape.nodes}")
+            tokens, _ = checked_arrays(drawn.tokens, drawn.scores, 1)
+            checked_parents(drawn.parents, len(tokens))
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._owner.vocab:
+                raise ValueError("a drawn token lies outside the vocabulary")
+            return drawn
 
         return self._run("draw", checked, EMPTY)
 
@@ -148,25 +156,5 @@ def read_only(array: Ints) -> Ints:
     return copy
 
 
-def _well_drawn(drawn: Any, shape: DraftTree, vocab: int) -> DraftTree:
-    if not isinstance(drawn, DrawnTree) and drawn is not EMPTY:
-        raise ValueError(f"it must give a DrawnTree, not a {type(drawn).__name__}")
-    if drawn.nodes > shape.nodes:
-        raise ValueError(f"a tree of {drawn.nodes} nodes for a shape of {shape.nodes}")
-    tokens, _ = checked_arrays(drawn.tokens, drawn.scores, 1)
-    checked_parents(drawn.parents, len(tokens))
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab:
-        raise ValueError("a drawn token lies outside the vocabulary")
-    return drawn
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, Integral) and value >= 0
-
-
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and all(map(_is_count, value))

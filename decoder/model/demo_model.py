@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,12 @@ def ensure_demo_model(folder: Path | None = None, *, say: Say = lambda text: Non
         return place
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(f"{place} exists and is not the demo model", hint="Move it away.")
-    _require_converters()
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"converting the demo model needs {' and '.join(missing)}",
+            hint=f"pip install {' '.join(missing)}",
+        )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.parent / f".{place.name}.lock"):
@@ -165,6 +171,9 @@ def _check_hash(path: Path, expected: str) -> None:
 
 def _convert(gguf_file: Path, folder: Path) -> None:
     import gguf
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
     fields = gguf.GGUFReader(gguf_file).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
@@ -175,22 +184,33 @@ def _convert(gguf_file: Path, folder: Path) -> None:
         [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN],
     )
     folder.mkdir()
-    from transformers.utils import logging
-
     logging.disable_progress_bar()  # the lines that are said stand for it
     try:
-        _save_model(gguf_file, folder, {name: tokens.index(name) for name in (BOS, EOS)})
+        # Dequantised to bfloat16, and saved with the config fields of a Llama model only.
+        loaded = AutoModelForCausalLM.from_pretrained(
+            gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.bfloat16
+        )
+        end = tokens.index(EOS)
+        special = {"bos_token_id": tokens.index(BOS), "eos_token_id": end, "pad_token_id": end}
+        config = LlamaConfig(
+            **{name: getattr(loaded.config, name) for name in SHAPE_FIELDS},
+            rms_norm_eps=1e-5,
+            dtype=torch.bfloat16,
+            **special,
+        )
+        # The loaded model cannot be saved itself: it still counts as quantised.
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        model.load_state_dict(loaded.state_dict(), assign=True)
+        model.tie_weights()
+        model.generation_config = GenerationConfig(**special)
+        model.save_pretrained(folder)
+        for weights in folder.glob("*.safetensors"):
+            weights.chmod(0o644)
     finally:
         logging.enable_progress_bar()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = json.dumps(_tokenizer_config(), indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
-    template = fields["tokenizer.chat_template"].contents()
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def _tokenizer_config() -> dict[str, object]:
-    return {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
@@ -199,40 +219,7 @@ def _tokenizer_config() -> dict[str, object]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": CONTEXT,
     }
-
-
-def _save_model(gguf_file: Path, folder: Path, ids: Mapping[str, int]) -> None:
-    """Dequantise to bfloat16 and save with the config fields of a Llama model only."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-    loaded = AutoModelForCausalLM.from_pretrained(
-        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.bfloat16
-    )
-    special = {"bos_token_id": ids[BOS], "eos_token_id": ids[EOS], "pad_token_id": ids[EOS]}
-    config = LlamaConfig(
-        **{name: getattr(loaded.config, name) for name in SHAPE_FIELDS},
-        rms_norm_eps=1e-5,
-        dtype=torch.bfloat16,
-        **special,
-    )
-    # The loaded model cannot be saved itself: it still counts as quantised.
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.load_state_dict(loaded.state_dict(), assign=True)
-    model.tie_weights()
-    model.generation_config = GenerationConfig(**special)
-    model.save_pretrained(folder)
-    for weights in folder.glob("*.safetensors"):
-        weights.chmod(0o644)
-
-
-def _require_converters() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"converting the demo model needs {' and '.join(missing)}",
-            hint=f"pip install {' '.join(missing)}",
-        )
+    written = json.dumps(settings, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(written, encoding="utf-8")
+    template = fields["tokenizer.chat_template"].contents()
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

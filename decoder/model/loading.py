@@ -190,34 +190,24 @@ def _load_pretrained(
     target = _resolved(source)
     config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
     check_loadable(config, source)
-    _check_generation(Path(source) / "generation_config.json")
+    # transformers reads it with the weights.
+    generation = Path(source) / "generation_config.json"
+    settings = read_json(generation, finite=False) if generation.is_file() else {}
+    if not isinstance(settings, dict):
+        raise InputError(
+            f"{generation} must hold an object (is {shown(settings)})", hint="Correct it."
+        )
     method, stored = method_of(config), quantization_of(config)
     needed_bytes = None
     if method is not None and (method not in UNPACKED or device.type != "cpu"):
-        needed_bytes = _stored_bytes(Path(source))
+        index = Path(source) / "model.safetensors.index.json"
+        try:
+            names = set(read_json(index)["weight_map"].values())
+        except (RooftreeError, LookupError, AttributeError, TypeError):
+            names = {"model.safetensors"}
+        files = [Path(source) / str(file) for file in names]
+        needed_bytes = sum(file.stat().st_size for file in files if file.is_file())
     _check_memory(architecture, dtype, device, needed_bytes)
-    model = _pretrained(source, config, dtype, device)
-    return LoadedModel(
-        model=model.eval(),
-        name=label_of(name),
-        source=source,
-        weights="pretrained",
-        architecture=architecture,
-        stored=stored,
-    )
-
-
-def _check_generation(path: Path) -> None:
-    """Raise InputError unless the file, which transformers reads with the weights, has fields."""
-    fields = read_json(path, finite=False) if path.is_file() else {}
-    if not isinstance(fields, dict):
-        raise InputError(f"{path} must hold an object (is {shown(fields)})", hint="Correct it.")
-
-
-def _pretrained(
-    source: str, config: Any, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
-    method = method_of(config)
     try:
         if method is not None:
             model, report = _read_quantised(source, config, dtype, device)
@@ -237,7 +227,14 @@ def _pretrained(
     wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise _bad_weights(source, f"{len(wrong)} missing or of a wrong shape, as {wrong[0]}")
-    return model
+    return LoadedModel(
+        model=model.eval(),
+        name=label_of(name),
+        source=source,
+        weights="pretrained",
+        architecture=architecture,
+        stored=stored,
+    )
 
 
 def _read_weights(source: str, config: Any, dtype: torch.dtype, **options: Any) -> Any:
@@ -324,17 +321,6 @@ def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTr
     return model
 
 
-def _stored_bytes(folder: Path) -> int:
-    """The size of the weights that transformers reads from a folder."""
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = set(read_json(index)["weight_map"].values())
-    except (RooftreeError, LookupError, AttributeError, TypeError):
-        names = {"model.safetensors"}
-    files = [folder / str(name) for name in names]
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
 def _check_memory(
     architecture: ModelArchitecture,
     dtype: torch.dtype,
@@ -372,57 +358,15 @@ def weights_source(name: str, download: bool) -> str | None:
     label = _canonical_name(name)
     if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
         return str(demo_model_folder())
-    return _hub_source(label, download)
-
-
-def _resolved(source: str) -> TargetEntry:
-    """The target in a folder, or of a name, with torch's own kernels."""
-    target = resolve_target(source, approximate=True)
-    config = target.hf_config
-    if isinstance(config, Mapping):  # a known target's
-        return replace(target, hf_config=AutoConfig.for_model(**config))
-    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
-        if part is not None:
-            _choose_kernels(part, source)
-    return target
-
-
-def _choose_kernels(config: Any, source: str) -> None:
-    """Take torch's own kernels, whatever the config names: others may be fetched from the hub.
-
-    This decoder brings its own attention. Raises InputError for a name of no known kernel, such
-    as a repository on the hub.
-    """
-    for field, names in KERNELS.items():
-        name = getattr(config, field, None)
-        if name is None:
-            continue
-        if name not in names:
-            raise InputError(
-                f"the config of {source} asks for the kernel {str(name)[:80]!r} as {field[1:]},"
-                " which is no part of transformers",
-                hint=f"Take {field[1:]} out of its config.json.",
-            )
-        setattr(config, field, None)
-
-
-def label_of(name: str) -> str:
-    """A model's name: its folder's name, or a known target's full name."""
-    folder = folder_of(name)
-    return _canonical_name(name) if folder is None else folder.resolve().name
-
-
-def _hub_source(name: str, download: bool) -> str | None:
-    """The local copy of a hub model, fetched first with `download`; None without a copy."""
     try:
-        folder = huggingface_hub.snapshot_download(
-            name, allow_patterns=HUB_FILES, local_files_only=True
+        copy = huggingface_hub.snapshot_download(
+            label, allow_patterns=HUB_FILES, local_files_only=True
         )
-        if any(Path(folder).glob("*.safetensors")):
-            return folder
+        if any(Path(copy).glob("*.safetensors")):
+            return copy
     except HFValidationError as error:
         raise InputError(
-            f"'{name}' is neither a folder, a known target nor a hub id",
+            f"'{label}' is neither a folder, a known target nor a hub id",
             hint="Known targets are listed in calibrations/targets.yaml.",
         ) from error
     except LocalEntryNotFoundError:
@@ -430,13 +374,44 @@ def _hub_source(name: str, download: bool) -> str | None:
     if not download:
         return None
     try:
-        return huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES)
+        return huggingface_hub.snapshot_download(label, allow_patterns=HUB_FILES)
     except (HfHubHTTPError, OSError) as error:
         raise InputError(
-            f"'{name}' is no folder here, and the hub does not give it: {first_reason(error)}",
+            f"'{label}' is no folder here, and the hub does not give it: {first_reason(error)}",
             hint="Check the name and the network, give a model folder, or run "
             "`rooftree demo-model` for a small real model.",
         ) from error
+
+
+def _resolved(source: str) -> TargetEntry:
+    """The target in a folder, or of a name, with torch's own kernels whatever its config names.
+
+    This decoder brings its own attention. Raises InputError for a name of no known kernel, such
+    as a repository on the hub.
+    """
+    target = resolve_target(source, approximate=True)
+    config = target.hf_config
+    if isinstance(config, Mapping):  # a known target's
+        return replace(target, hf_config=AutoConfig.for_model(**config))
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        for field, names in KERNELS.items():
+            name = getattr(part, field, None)
+            if name is None:
+                continue
+            if name not in names:
+                raise InputError(
+                    f"the config of {source} asks for the kernel {str(name)[:80]!r} as {field[1:]},"
+                    " which is no part of transformers",
+                    hint=f"Take {field[1:]} out of its config.json.",
+                )
+            setattr(part, field, None)
+    return target
+
+
+def label_of(name: str) -> str:
+    """A model's name: its folder's name, or a known target's full name."""
+    folder = folder_of(name)
+    return _canonical_name(name) if folder is None else folder.resolve().name
 
 
 def _canonical_name(name: str) -> str:

@@ -58,7 +58,12 @@ def make_target(
     """
     step = ModelStep(loaded.model, owned=owned)
     check_current(step.device)
-    refused = _packing_refused(loaded, step, owned=owned)
+    if not owned:  # the reason why the weights cannot be packed; None where they can
+        refused: str | None = "the weights of a borrowed model stay as they are"
+    elif loaded.quantization is not None and not loaded.int8:
+        refused = "quantised weights are not packed"
+    else:
+        refused = packing_refused(step.device, step.dtype)
     capturable = owned and step.rope is None
     if loaded.architecture.experts:
         capturable = capturable and experts_capturable(step)
@@ -97,7 +102,13 @@ def make_target(
         eager = EagerRuntime(step, structure, notes)
     else:
         if loaded.weights == "pretrained" and not already_packed:
-            _copy_from_file(loaded.model)
+            # Loaded tensors are views of the mapped file, and a single view keeps the whole file
+            # in memory. Packing gives up the weights of linear layers; all others are copied.
+            modules = [one for one in loaded.model.modules() if type(one) is torch.nn.Linear]
+            given_up = {id(one.weight) for one in modules}
+            for tensor in (*loaded.model.parameters(), *loaded.model.buffers()):
+                if id(tensor) not in given_up:
+                    tensor.data = tensor.data.clone()
         step = PackedStep(step, int8=loaded.int8)
         eager = PackedRuntime(step, structure, notes)
     if kind != "graphs":
@@ -147,23 +158,3 @@ def experts_capturable(step: ModelStep) -> bool:
         return False
     grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
     return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
-
-
-def _packing_refused(loaded: LoadedModel, step: ModelStep, *, owned: bool) -> str | None:
-    """The reason why the weights cannot be packed; None where they can."""
-    if not owned:
-        return "the weights of a borrowed model stay as they are"
-    if loaded.quantization is not None and not loaded.int8:
-        return "quantised weights are not packed"
-    return packing_refused(step.device, step.dtype)
-
-
-def _copy_from_file(model: torch.nn.Module) -> None:
-    """Copy all but the weights of linear layers: loaded tensors are views of the mapped file.
-
-    A single view keeps the whole file in memory, also where packing gives up the others.
-    """
-    linear = {id(one.weight) for one in model.modules() if type(one) is torch.nn.Linear}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if id(tensor) not in linear:
-            tensor.data = tensor.data.clone()

@@ -183,7 +183,10 @@ def gated_delta(
     inputs = (query, key, value, beta[..., None], decay)
     queries, keys, *others = (part[0].transpose(0, 1).float() for part in inputs)
     if normed:
-        queries, keys = _normed(queries), _normed(keys)
+        queries, keys = (
+            heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + NORM_EPS)
+            for heads in (queries, keys)
+        )
     group = value.shape[2] // key.shape[2]
     if group > 1:
         queries, keys = (part.repeat_interleave(group, 0) for part in (queries, keys))
@@ -220,10 +223,6 @@ def stepped(
         return (state + (beta * key)[..., None] * value[:, None]).float(), kept.update[:, row]
     update = (value - (state * key[..., None]).sum(-2)) * beta
     return state.add_(key[..., None] * update[:, None]), update[:, None]
-
-
-def _normed(heads: torch.Tensor) -> torch.Tensor:
-    return heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + NORM_EPS)
 
 
 def _behind(before: KeptRows | None, name: str, new: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,6 @@ FAILURES = (
     ValueError,
     LookupError,
     AttributeError,
-    NotImplementedError,
     ImportError,
     AssertionError,
 )
@@ -81,26 +80,20 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
             except UnsupportedModelError as error:
                 raise _refused(name, step, error.problem) from error
             except FAILURES as error:
-                raise _refused(name, step, _failure(step, error)) from error
+                reason = "its attention does not go through transformers' interface"
+                if getattr(step.model, "_supports_attention_backend", True):
+                    why = reason_of(error)
+                    reason = f"its forward does not run with another attention function ({why})"
+                raise _refused(name, step, reason) from error
             if exact:
                 _keep(key, structure)
         if exact:
             _checked[key] = structure
-        _set_masks(step, structure)
+        if structure.window is not None:
+            if step.model not in _masks:
+                _masks[step.model] = read_masks(step.model)
+            step.masks = _masks[step.model]
     return structure
-
-
-def _set_masks(step: ModelStep, structure: Structure) -> None:
-    if structure.window is not None:
-        if step.model not in _masks:
-            _masks[step.model] = read_masks(step.model)
-        step.masks = _masks[step.model]
-
-
-def _failure(step: ModelStep, error: Exception) -> str:
-    if not getattr(step.model, "_supports_attention_backend", True):
-        return "its attention does not go through transformers' interface"
-    return f"its forward does not run with another attention function ({reason_of(error)})"
 
 
 def _refused(name: str, step: ModelStep, reason: str) -> InputError:
@@ -176,7 +169,12 @@ def _compared(step: ModelStep, structure: Structure, smaller: Structure) -> tupl
     if not bool(theirs.isfinite().all()):
         return replace(structure, plain_head=False), False  # decoding names the position
     hidden = _tree_hidden(step, smaller, (prompt, *trees, last))
-    step.plain_head = _has_plain_head(step, hidden)
+    # Whether logits are the head's output bit by bit, also where they are large. A width that is
+    # not the head's is that of a layer before it.
+    step.plain_head = False
+    large = hidden * (LARGE_LOGIT / step.logits(hidden).abs().max().clamp_min(1e-6))
+    if hidden.shape[-1] == getattr(step.head, "in_features", hidden.shape[-1]):
+        step.plain_head = torch.equal(step.logits(large), step.head(large))
     rounded = step.dtype not in BOUNDS or rounds_inputs(step.model.config)
     distance = _distance(step.logits(hidden), theirs, rounded)
     dtype = torch.float32 if structure.states else step.dtype  # states are in float32 always
@@ -193,15 +191,6 @@ def _own_logits(step: ModelStep, ids: torch.Tensor) -> torch.Tensor:
         output = step.model(input_ids=ids[None].to(step.device), use_cache=False)
     logits: torch.Tensor = output.logits[0]
     return logits
-
-
-def _has_plain_head(step: ModelStep, hidden: torch.Tensor) -> bool:
-    """Whether the model's logits are its head's output bit by bit, also where they are large."""
-    step.plain_head = False
-    large = hidden * (LARGE_LOGIT / step.logits(hidden).abs().max().clamp_min(1e-6))
-    if hidden.shape[-1] != getattr(step.head, "in_features", hidden.shape[-1]):
-        return False  # the model has a layer before its head
-    return torch.equal(step.logits(large), step.head(large))
 
 
 def _tree_hidden(

@@ -7,7 +7,6 @@ that notes every call, and a mask function that notes every mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -224,11 +223,23 @@ def read_structure(model: Any) -> Structure:
     config = model.config.get_text_config(decoder=True)
     structure = _sizes(notes, int(getattr(config, "num_hidden_layers", 0) or 0))
     if notes.index_widths:
-        structure = _with_indexers(structure, notes.index_widths)
-    _check_options(notes.calls)
-    structure = _with_window(structure, notes, config)
+        if not structure.latent:
+            raise UnsupportedModelError("its indexer chooses keys of quantised weights")
+        keys = ((1, width, 0, structure.layers + i) for i, width in enumerate(notes.index_widths))
+        structure = replace(structure, stores=(*structure.stores, *keys))
+    options = frozenset().union(*(call.options for call in notes.calls))
+    if others := sorted(options - FOLLOWED):
+        raise UnsupportedModelError(
+            "its attention has " + " and ".join(NAMES.get(name, f"'{name}'") for name in others)
+        )
+    positions = _positions(config)
+    windows = [call.window for call in notes.calls if call.window is not None]
+    seen = (_seen(mask, positions) for mask in notes.masks)
+    least = min((*seen, *windows), default=positions)
+    window, extras = least if least < positions else None, bool(options & {"s_aux", "softcap"})
+    structure = replace(structure, window=window, extras=extras)
     if structure.uneven or structure.window is not None:
-        count = min(LONG_ROWS, _positions(config))
+        count = min(LONG_ROWS, positions)
         if any(call.key[2] != count for call in _noted(model, count=count).calls):
             raise UnsupportedModelError("its attention does not read one key a token")
     return structure
@@ -317,30 +328,6 @@ def _sizes(notes: _Notes, layers: int) -> Structure:
     return Structure(
         layers=layers, heads=heads, kv_heads=kv_heads, head_dim=width, stores=stores, states=states
     )
-
-
-def _with_indexers(structure: Structure, widths: Sequence[int]) -> Structure:
-    if not structure.latent:
-        raise UnsupportedModelError("its indexer chooses keys of quantised weights")
-    keys = tuple((1, width, 0, structure.layers + i) for i, width in enumerate(widths))
-    return replace(structure, stores=structure.stores + keys)
-
-
-def _check_options(calls: Sequence[AttentionCall]) -> None:
-    others = sorted(frozenset().union(*(call.options for call in calls)) - FOLLOWED)
-    if others:
-        raise UnsupportedModelError(
-            "its attention has " + " and ".join(NAMES.get(name, f"'{name}'") for name in others)
-        )
-
-
-def _with_window(structure: Structure, notes: _Notes, config: Any) -> Structure:
-    positions = _positions(config)
-    seen = [_seen(mask, positions) for mask in notes.masks]
-    windows = [call.window for call in notes.calls if call.window is not None]
-    least = min((*seen, *windows), default=positions)
-    extras = any(call.options & {"s_aux", "softcap"} for call in notes.calls)
-    return replace(structure, window=least if least < positions else None, extras=extras)
 
 
 def _seen(mask: MaskFunction, positions: int) -> int:

@@ -13,7 +13,7 @@ from costmodel.statistics import Array, Ints
 from decoder.acceptance.rules import RuleName
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first, chain
-from decoder.tree.growth import Growth, SinglePath, TopPaths
+from decoder.tree.growth import SINGLE_PATH, Growth, TopPaths
 
 # Gives another calibration of a profile than the selected one.
 Fit = Callable[[Profile], Calibration]
@@ -125,7 +125,7 @@ class Chain(Policy):
 
     name: str = "chain"
     max_nodes: int = DEFAULT_MAX_NODES
-    growth: Growth = field(default_factory=SinglePath)
+    growth: Growth = SINGLE_PATH
     acceptance: ClassVar[RuleName] = "walk"
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:

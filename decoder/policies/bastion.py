@@ -145,7 +145,11 @@ class DraftGate:
         """A drafted round's tokens, its time in plain steps, and that of its draft alone."""
         if draft_steps < self.FREE_SHARE:
             return
-        self._add(committed - plain_steps)
+        gain = committed - plain_steps
+        self._fade(self.FADING)
+        self._rounds += 1.0
+        self._gain += gain
+        self._squares += gain**2
         mean = self._gain / self._rounds
         error = math.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
         if self._rounds > self.ENOUGH and mean + error < 0.0:
@@ -154,12 +158,6 @@ class DraftGate:
             self._fade(0.5)
         elif self._rounds > 2 * self.ENOUGH and mean > 0.0:
             self._wait = self.FIRST_WAIT
-
-    def _add(self, gain: float) -> None:
-        self._fade(self.FADING)
-        self._rounds += 1.0
-        self._gain += gain
-        self._squares += gain**2
 
     def _fade(self, share: float) -> None:
         self._rounds *= share

@@ -39,7 +39,9 @@ def quick_profile(
     until_s = start_s + BUDGET_S
     peaks = find_peaks(target)
     drafts = draft_cost or time_drafter(drafter, target, until_s)
-    shapes = probe_shapes(target.max_context)
+    longest = target.max_context
+    fitting = ((rows, min(context, longest - rows)) for rows, context in POINTS if rows < longest)
+    shapes = list(dict.fromkeys(fitting))  # without repetitions
     samples = _time_points(target, shapes, max(until_s, perf_counter() + POINTS_SHARE * BUDGET_S))
     rows, contexts = zip(*shapes[: len(samples)], strict=True)
     points = Points(
@@ -62,12 +64,6 @@ def quick_profile(
             sections={"drafters": {drafter.architecture_hash: drafts}},
         ),
     )
-
-
-def probe_shapes(longest: int) -> list[tuple[int, int]]:
-    """The points (rows, context), cut to `longest` positions, without repetitions."""
-    fitting = [(rows, min(context, longest - rows)) for rows, context in POINTS if rows < longest]
-    return list(dict.fromkeys(fitting))
 
 
 def _time_points(
@@ -182,8 +178,17 @@ def time_drafter(drafter: Drafter, target: Target, until_s: float = float("inf")
     until_s  no further draft starts after this time of the clock `perf_counter`
     """
     context = min(CONTEXT, target.max_context - drafter.max_depth - 1)
+    times_s: list[float] = []
+    end_s = 0.0
     try:
-        draft_times_s = _draft_times(steady_draft(drafter, target, context), target, until_s)
+        draft = steady_draft(drafter, target, context)
+        while len(times_s) <= DRAFT_REPEATS and not (len(times_s) > 1 and end_s > until_s):
+            synchronise(target.device)
+            start_s = perf_counter()
+            draft()
+            synchronise(target.device)
+            end_s = perf_counter()
+            times_s.append(end_s - start_s)
     except RooftreeError:
         raise
     except Exception as error:
@@ -192,23 +197,11 @@ def time_drafter(drafter: Drafter, target: Target, until_s: float = float("inf")
             f" {type(error).__name__}: {error}",
             hint="Mend it, or use another drafter.",
         ) from error
+    del times_s[0]  # the first call compiles
     return DrafterSection(
         name=drafter.name,
         context=[context],
-        median_s=[median(draft_times_s)],
-        mad_s=[mad_s(draft_times_s)],
-        n=[len(draft_times_s)],
+        median_s=[median(times_s)],
+        mad_s=[mad_s(times_s)],
+        n=[len(times_s)],
     )
-
-
-def _draft_times(draft: Callable[[], object], target: Target, until_s: float) -> list[float]:
-    times: list[float] = []
-    end_s = 0.0
-    while len(times) <= DRAFT_REPEATS and not (len(times) > 1 and end_s > until_s):
-        synchronise(target.device)
-        start_s = perf_counter()
-        draft()
-        synchronise(target.device)
-        end_s = perf_counter()
-        times.append(end_s - start_s)
-    return times[1:]  # the first call compiles

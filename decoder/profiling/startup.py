@@ -69,11 +69,6 @@ class CostSource:
     warnings: tuple[str, ...] = ()
     profile: Profile | None = None
 
-    @property
-    def online(self) -> bool:
-        """Whether verification times correct it while decoding; drift is watched in any case."""
-        return self.cost.mode != "static"
-
 
 @dataclass(frozen=True, slots=True)
 class FlooredCalibration:
@@ -154,10 +149,17 @@ def _from_profile(
     # Padding is that of this decoder; a profile summed from kernels has none.
     cost = replace(cost, buckets=target.runtime.buckets)
     if lookup.needs_floor_probe:
-        cost = _with_host_floor(cost, target)
+        # A profile summed from kernel times does not include the host, which under `eager`
+        # launches them one by one: no forward takes less than a plain step measured here.
+        context = min(FLOOR_CONTEXT, target.max_context - 1)
+        floor_s = median(time_forward(target, rows=1, context=context))
+        cost = replace(cost, verify=FlooredCalibration(cost.verify, floor_s), plain=None)
     provenance = profile.provenance
+    mode: Mode = "static"
+    if lookup.online_correction:  # floor and slope for a curve of another machine, else one factor
+        mode = "affine" if provenance.borrowed else "ema+calib"
     return CostSource(
-        cost=OnlineEstimator(cost, _correction_mode(lookup)),
+        cost=OnlineEstimator(cost, mode),
         line=f"profile {lookup.path} ({provenance.kind}, {provenance.created_utc[:10]}, grade: "
         f"{grade(lookup.profile).word}){note}",
         warnings=lookup.warnings,
@@ -178,7 +180,16 @@ def _with_draft_cost(
     if section is None:
         timed = time_drafter(drafter, target)
         timed = timed.model_copy(update={"kind": "quick", "created_utc": now_utc()})
-        note = _keep_draft_cost(drafter, timed, lookup)
+        if drafter.simulated:
+            note = "timed now, not kept: it only stands for a drafter"
+        elif not is_storable(drafter):
+            note = "timed now, not kept: its package is not installed"
+        else:
+            try:
+                ProfileStore().add_drafter(lookup, name, timed)
+                note = "timed now and kept there"
+            except ProfileError as error:
+                note = f"timed now, not kept: {error.problem}"
         return profile.with_drafter(name, timed), f"; draft cost of {drafter.name} {note}"
     profile = profile.with_drafter(name, section)
     if section.created_utc is None:
@@ -187,32 +198,12 @@ def _with_draft_cost(
     return profile, f"; draft cost of {drafter.name} {how} on {section.created_utc[:10]}"
 
 
-def _keep_draft_cost(drafter: Drafter, timed: DrafterSection, lookup: LookupResult) -> str:
-    """Add the cost to the user's profile if possible; returns a note of what was done."""
-    if drafter.simulated:
-        return "timed now, not kept: it only stands for a drafter"
-    if not is_storable(drafter):
-        return "timed now, not kept: its package is not installed"
-    try:
-        ProfileStore().add_drafter(lookup, drafter.architecture_hash, timed)
-    except ProfileError as error:
-        return f"timed now, not kept: {error.problem}"
-    return "timed now and kept there"
-
-
 def is_storable(drafter: Drafter) -> bool:
     """Whether a drafter's cost may go into a profile: rooftree's and installed packages' do.
 
     Another one's name and size can change between two runs.
     """
     return is_installed(drafter, DRAFTERS) and all(map(is_storable, drafter.members))
-
-
-def _correction_mode(lookup: LookupResult) -> Mode:
-    """Floor and slope for a curve of another machine, one factor for a curve of this one."""
-    if not lookup.online_correction:
-        return "static"
-    return "affine" if lookup.profile.provenance.borrowed else "ema+calib"
 
 
 def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
@@ -249,14 +240,3 @@ def _from_roofline(target: Target, drafter: Drafter, choice: ProfileChoice) -> C
         cost=OnlineEstimator(replace(cost, drafter=section), "ema"),
         line="no profile, and calibration is off: the bare roofline, corrected while decoding",
     )
-
-
-def _with_host_floor(cost: CycleCost, target: Target) -> CycleCost:
-    """Costs of which no forward takes less than a plain step measured here.
-
-    A profile summed from kernel times does not include the host, which under `eager` launches
-    them one by one.
-    """
-    context = min(FLOOR_CONTEXT, target.max_context - 1)
-    floor_s = median(time_forward(target, rows=1, context=context))
-    return replace(cost, verify=FlooredCalibration(cost.verify, floor_s), plain=None)

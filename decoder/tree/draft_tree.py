@@ -67,10 +67,6 @@ class DraftTree:
     def row_depths(self) -> Ints:  # [N + 1]
         return np.concatenate((np.zeros(1, dtype=np.int64), self.depths))
 
-    def visibility(self) -> Bools:
-        """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i."""
-        return visibility(self.parents)
-
     def child(self, row: int, token: int) -> int:
         """The row of the child of `row` with this token, or -1."""
         hits = np.flatnonzero((self.parents == row) & (self.tokens == token))
@@ -367,12 +363,20 @@ def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
     return ranks[:taken], parents[:taken], depths[:taken], scores[:taken]
 
 
-def visibility(parents: Ints) -> Bools:
-    """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i.
+@jit
+def visibility(parents):  # type: ignore[no-untyped-def]
+    """Boolean [N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i.
 
     parents  int64 [N]  row of each node's parent: 0 is the root, i + 1 is node i
     """
-    return _visibility(parents)
+    rows = len(parents) + 1
+    visible = np.zeros((rows, rows), np.bool_)
+    visible[0, 0] = True
+    for row in range(1, rows):
+        for above in range(parents[row - 1] + 1):
+            visible[row, above] = visible[parents[row - 1], above]
+        visible[row, row] = True
+    return visible
 
 
 def ancestor_bits(parents: Ints, words: int) -> NDArray[np.int32]:
@@ -396,18 +400,6 @@ def pack_bits(visible: Bools, words: int) -> NDArray[np.int32]:
     padded = np.zeros((rows, words * WORD), dtype=np.bool_)
     padded[:, :keys] = visible
     return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
-
-
-@jit
-def _visibility(parents):  # type: ignore[no-untyped-def]
-    rows = len(parents) + 1
-    visible = np.zeros((rows, rows), np.bool_)
-    visible[0, 0] = True
-    for row in range(1, rows):
-        for above in range(parents[row - 1] + 1):
-            visible[row, above] = visible[parents[row - 1], above]
-        visible[row, row] = True
-    return visible
 
 
 @jit

@@ -137,19 +137,7 @@ class TopPaths:
         return best(scores, self.frontier)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinglePath:
-    """The growth of a chain: the most probable child at every step."""
-
-    width: int = 1
-    max_depth: int = UNBOUNDED
-    max_nodes: int = UNBOUNDED
-
-    def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
-        return np.ones(probabilities.shape, np.bool_)
-
-    def expand(self, depth: int, scores: Array) -> Bools:
-        return np.ones(scores.shape, np.bool_)
+SINGLE_PATH = TopPaths(width=1, frontier=1, max_depth=UNBOUNDED)  # the growth of a chain
 
 
 def best(scores: Array, count: int) -> Bools:

@@ -25,6 +25,7 @@ from decoder.drafters.blocks import Rope, Rotary
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashLayer, DFlashModel
 from decoder.model.loading import LoadedModel
+from decoder.model.runtime.linear import plain_state
 from decoder.tree.draft_tree import Lattice, best_first
 from lab.drafters.dflash2.model import AFTER, BEFORE, convolve
 from lab.training.corpus import TrainingText
@@ -161,6 +162,17 @@ def head_tokens(texts: Sequence[TrainingText], size: int, vocab: int) -> torch.T
     others = [token for token in range(vocab) if token not in chosen]
     spread = np.linspace(0, len(others) - 1, size - len(chosen)).astype(int)
     return torch.tensor(sorted(chosen | {others[place] for place in spread}))
+
+
+def trainable_copy(model: DFlashModel) -> DFlashModel:
+    """A model in float32 with the weights of one whose passes may have been made."""
+    state = plain_state(model)
+    tokens = model.head_tokens
+    copy = type(model)(model.config, None if tokens is None else len(tokens))
+    copy = copy.to(state["fc.weight"].device)
+    copy.load_state_dict(state)
+    copy.head_tokens = tokens
+    return copy.float()
 
 
 class DFlashObjective:
@@ -301,7 +313,7 @@ class DFlashObjective:
 
         size  of a block; None for that of the drafter
         A block at anchor a sees the features of the tokens before a, and itself. The states are
-        those of `DFlashPasses.block` after `add_context` of these features.
+        those of `DFlashPasses.block` after `store_context` of these features.
         """
         model, size = self.model, size or self._size
         device = tokens.device

@@ -12,7 +12,7 @@ import torch
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
-from decoder.drafters.dflash.model import DFlashModel, trainable_copy
+from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import LoadedModel, default_target, load_model
 from decoder.model.making import make_target
@@ -23,6 +23,7 @@ from lab.training.dflash import (
     fresh_config,
     fresh_model,
     head_tokens,
+    trainable_copy,
 )
 from lab.training.features import Examples
 from lab.training.kinds import KINDS

@@ -25,6 +25,7 @@ from decoder.drafters.caches import (
     ALL_ROWS,
     CachePlace,
     DraftCacheShape,
+    PlacedText,
     RowForwards,
     SharedCaches,
     TableCache,
@@ -152,7 +153,8 @@ class DFlashDrafter(Drafter):
         config, logits = self.model.config, self.head.logits(hidden)
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
-        return logits if config.softcap is None else _capped(logits, config.softcap)
+        softcap = config.softcap
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     @property
     def block_sizes(self) -> range:
@@ -167,7 +169,7 @@ class DFlashDrafter(Drafter):
     ) -> DFlashSession:
         return DFlashSession(self, features)
 
-    def forward(self) -> DFlashForward:
+    def forward(self) -> EagerDFlash | GraphedDFlash:
         """The passes over a new text; captured if the target's forwards are."""
         capture = self.target.runtime.capture
         if capture is None:
@@ -270,29 +272,8 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
     refuse_misfit(problems, target)
 
 
-def _capped(logits: torch.Tensor, size: float) -> torch.Tensor:
-    return torch.tanh(logits / size) * size
-
-
-class DFlashForward(Protocol):
-    """The passes over one text: its context in the draft cache, and blocks after it."""
-
-    @property
-    def length(self) -> int:
-        """The number of tokens of the context."""
-
-    def cut(self, tokens: int) -> None:
-        """Forget the context after its first `tokens` tokens."""
-
-    def take_in(self, features: torch.Tensor) -> None:
-        """Append the target's features [tokens, ids * hidden] to the context."""
-
-    def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
-        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
-
-
-class EagerDFlash(DFlashForward):
-    """The passes run eagerly, over one cache for each text."""
+class EagerDFlash:
+    """The passes run eagerly, over one cache for each text: its context, and blocks after it."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
         self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
@@ -302,17 +283,26 @@ class EagerDFlash(DFlashForward):
 
     @property
     def length(self) -> int:
+        """The number of tokens of the context."""
         return self._cache.length
 
     def cut(self, tokens: int) -> None:
+        """Forget the context after its first `tokens` tokens."""
         self._cache.length = min(self._cache.length, tokens)
 
     def take_in(self, features: torch.Tensor) -> None:
-        self._passes.add_context(features, self._rope(len(features)), self._cache)
+        """Append the target's features [tokens, ids * hidden] to the context."""
+        self._cache.make_room(len(features))
+        self._passes.store_context(features, self._rope(len(features)), self._cache)
+        self._cache.length += len(features)
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
-        ids = to_device(tokens, self._target.device)
-        hidden = self._passes.block(self._embed(ids), self._rope(len(tokens)), self._cache)
+        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
+        passes, cache, ids = self._passes, self._cache, to_device(tokens, self._target.device)
+        cache.make_room(len(tokens))
+        embedded = self._embed(ids)
+        spans = {kind: passes.span(cache, embedded, *kind) for kind in passes.config.kinds}
+        hidden = passes.block(embedded, self._rope(len(tokens)), cache, spans)
         predicting = hidden[self._first_row : self._first_row + depth]
         return self._scores.outputs(predicting, ids[:1], torch.tensor(temperature))
 
@@ -342,17 +332,17 @@ class CapturedBlocks:
         self.take_in = RowForwards("taking in features", self._take_in, capture)
         self.block = RowForwards("the draft of a block", self._block, capture)
 
-    def set_temperature(self, temperature: float) -> None:
-        """Let the captured blocks read this temperature from now on."""
-        if temperature != self._filled:
+    def draft(self, place: CachePlace, tokens: NDArray[np.int64], temperature: float) -> Tensors:
+        """What `BlockScores.outputs` gives for a block int64 [block] behind the place's text."""
+        if temperature != self._filled:  # captured blocks read the tensor
             self._temperature.fill_(temperature)
             self._filled = temperature
-
-    def visible(self, rows: int) -> DenseVisible:
-        """The mask of a block among itself in layers without a window, the same in all of them."""
+        # The mask among the block itself is the same in all layers without a window.
+        rows = len(tokens)
         causal = any(causal for window, causal in self._passes.config.kinds if window is None)
         mask = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
-        return DenseVisible(mask)
+        block = RowBlock(place.sequence, tokens, np.arange(rows), DenseVisible(mask))
+        return self.block(place, block)
 
     def _take_in(self, tables: RowTables, data: torch.Tensor, features: torch.Tensor) -> Tensors:
         rope = self._rotary(tables.positions, self._target.dtype)
@@ -368,42 +358,24 @@ class CapturedBlocks:
             for window, causal in set(config.kinds)
         }
         embedded = self._embed(tables.tokens)
-        hidden = self._passes.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
+        hidden = self._passes.block(embedded, self._rotary(tables.positions, dtype), cache, spans)
         predicting = hidden[config.first_row :]
         return self._scores.outputs(predicting, tables.tokens[:1], self._temperature)
 
 
-class GraphedDFlash(DFlashForward):
-    """The captured passes over one text, which is a sequence of the shared cache."""
+class GraphedDFlash(PlacedText):
+    """The captured passes over one text; what they do, `EagerDFlash` says."""
 
     def __init__(self, captured: CapturedBlocks) -> None:
+        super().__init__(captured.caches)
         self._captured = captured
-        self._place: CachePlace | None = None
-
-    @property
-    def length(self) -> int:
-        return 0 if self._place is None else self._place.length
-
-    def cut(self, tokens: int) -> None:
-        if self._place is not None:
-            self._place.cut(tokens)
 
     def take_in(self, features: torch.Tensor) -> None:
         rows = len(features)
-        place = self._room(rows)
-        tokens = np.zeros(rows, np.int64)  # unused
+        place, tokens = self.room(rows), np.zeros(rows, np.int64)  # which are unused
         block = RowBlock(place.sequence, tokens, np.arange(rows), None)
         self._captured.take_in(place, block, features)
         place.cache.lengths[place.sequence] += rows
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
-        rows = len(tokens)
-        self._captured.set_temperature(temperature)
-        place = self._room(rows)
-        visible = self._captured.visible(rows)
-        block = RowBlock(place.sequence, tokens, np.arange(rows), visible)
-        return self._captured.block(place, block)
-
-    def _room(self, rows: int) -> CachePlace:
-        self._place = self._captured.caches.room(self, self._place, rows)
-        return self._place
+        return self._captured.draft(self.room(len(tokens)), tokens, temperature)

@@ -151,11 +151,27 @@ class DFlashModel(nn.Module):
             model = cls(config, None if tokens is None else len(tokens))
         stored = cls.stored_names(model.state_dict(), weights.shapes.keys())
         shapes = {stored[name]: tuple(t.shape) for name, t in model.state_dict().items()}
-        weights.check(*_with_tables(shapes, config))
+        places = dict(shapes)  # and those of the tables: embedding and head need not be stored
+        optional: dict[str, tuple[int, ...]] = {}
+        if config.vocab is not None:
+            vocab, hidden, drafted = config.vocab, config.shape.hidden, config.draft_vocab
+            head = (drafted or vocab, hidden)
+            optional = {EMBEDDING: (vocab, hidden), HEAD: head, MEMBERS: (vocab,)}
+            places |= optional | ({} if drafted is None else {OFFSETS: (drafted,)})
+        weights.check(places, frozenset(optional))
         tensors = weights.read(shapes, like.device)
         load_weights(model, {name: tensors[place] for name, place in stored.items()}, like.dtype)
         model._tables = weights
-        model.head_tokens = tokens if config.draft_vocab is None else _tokens(weights, config)
+        model.head_tokens = tokens
+        if config.draft_vocab is not None:
+            offsets = weights.read({OFFSETS: ()}, torch.device("cpu"))[OFFSETS]
+            ids, vocab = offsets + torch.arange(len(offsets)), config.vocab or 0
+            if offsets.is_floating_point() or not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+                raise InputError(
+                    f"{OFFSETS} in {folder} does not map to tokens below {config.vocab}",
+                    hint="The checkpoint is damaged, or its vocab_size is wrong.",
+                )
+            model.head_tokens = ids.numpy()
         return model
 
     @classmethod
@@ -200,17 +216,6 @@ class DFlashModel(nn.Module):
             write_tokens(folder, self.head_tokens)
 
 
-def trainable_copy(model: DFlashModel) -> DFlashModel:
-    """A model in float32 with the weights of one whose passes may have been made."""
-    state = plain_state(model)
-    tokens = model.head_tokens
-    copy = type(model)(model.config, None if tokens is None else len(tokens))
-    copy = copy.to(state["fc.weight"].device)
-    copy.load_state_dict(state)
-    copy.head_tokens = tokens
-    return copy.float()
-
-
 class DFlashPasses:
     """The two passes over a model's weights; see `DFlashModel.passes`."""
 
@@ -223,14 +228,11 @@ class DFlashPasses:
             norms = [layer.self_attn.k_norm.weight for layer in model.layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
-    def add_context(self, features: torch.Tensor, rope: Rope, cache: DraftCache) -> None:
-        """Append the target's features [tokens, ids * hidden] to every layer's context."""
-        cache.make_room(len(features))
-        self.store_context(features, rope, cache)
-        cache.length += len(features)
-
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
-        """Write the rows of `add_context` after every layer's context, without counting them."""
+        """Write the target's features [tokens, ids * hidden] after every layer's context.
+
+        The context's length stays as it is.
+        """
         model, shape = self.model, self.config.shape
         context = model.hidden_norm(self._project(features))
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
@@ -240,19 +242,14 @@ class DFlashPasses:
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
             cache.write(number, cache.length, key, value)
 
-    def block(self, block: torch.Tensor, rope: Rope, cache: DraftCache) -> torch.Tensor:
+    def block(
+        self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
+    ) -> torch.Tensor:
         """Hidden states [block, hidden] for the target's head, of embeddings [block, hidden].
 
         Row 0 is the bonus token, the others are masks; the cache's context stays the same.
+        `spans` says what rows see in layers of each kind.
         """
-        cache.make_room(len(block))
-        spans = {kind: self._span(cache, block, *kind) for kind in self.config.kinds}
-        return self.fill_in(block, rope, cache, spans)
-
-    def fill_in(
-        self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
-    ) -> torch.Tensor:
-        """The same as `block`, with the span that rows see in layers of each kind given."""
         if self.config.embedding_scale != 1.0:
             block = block * self.config.embedding_scale
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
@@ -260,7 +257,7 @@ class DFlashPasses:
         normed: torch.Tensor = self.model.norm(block)
         return normed
 
-    def _span(
+    def span(
         self, cache: DraftCache, block: torch.Tensor, window: int | None, causal: bool
     ) -> Span:
         """The span that block rows see: all without a mask, unless windowed or causal.
@@ -291,30 +288,3 @@ def alike(rows: torch.Tensor, others: torch.Tensor) -> bool:
     """Whether rows are equal but for what a narrow dtype loses."""
     rows, others = rows.double().cpu(), others.double().cpu()
     return bool((rows - others).abs().max() <= others.abs().max() / 64)
-
-
-def _with_tables(
-    shapes: Mapping[str, tuple[int, ...]], config: DFlashConfig
-) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
-    """All tensors that may be stored, and those of them that need not be."""
-    if config.vocab is None:
-        return dict(shapes), frozenset()
-    vocab, hidden = config.vocab, config.shape.hidden
-    drafted = config.draft_vocab or vocab
-    optional = {EMBEDDING: (vocab, hidden), HEAD: (drafted, hidden), MEMBERS: (vocab,)}
-    needed = {} if config.draft_vocab is None else {OFFSETS: (drafted,)}
-    return {**shapes, **optional, **needed}, frozenset(optional)
-
-
-def _tokens(weights: Weights, config: DFlashConfig) -> Any:
-    """The tokens of a reduced vocabulary, int64 [draft_vocab]."""
-    offsets = weights.read({OFFSETS: ()}, torch.device("cpu"))[OFFSETS]
-    tokens = offsets + torch.arange(len(offsets))
-    if offsets.is_floating_point() or not 0 <= int(tokens.min()) <= int(tokens.max()) < (
-        config.vocab or 0
-    ):
-        raise InputError(
-            f"{OFFSETS} in {weights.folder} does not map to tokens below {config.vocab}",
-            hint="The checkpoint is damaged, or its vocab_size is wrong.",
-        )
-    return tokens.numpy()

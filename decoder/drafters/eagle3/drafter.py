@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from decoder.drafters.caches import (
     ALL_ROWS,
     CachePlace,
     DraftCacheShape,
+    PlacedText,
     RowForwards,
     SharedCaches,
     TableCache,
@@ -86,13 +86,18 @@ class Eagle3Drafter(Drafter):
     ) -> Eagle3Session:
         return Eagle3Session(self, prompt, features)
 
-    def forward(self) -> Eagle3Forward:
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings [rows, hidden] of target tokens: the drafter's own, or the target's."""
+        own = self.model.config.own_embedding
+        return self.model.embed_tokens(ids) if own else self.target.embed(ids)
+
+    def forward(self) -> EagerEagle3 | GraphedEagle3:
         """The passes over a new text; captured if the target's forwards are."""
         capture = self.target.runtime.capture
         if capture is None:
-            return EagerEagle3(self.model, self.target, self.rotary)
+            return EagerEagle3(self)
         if self._captured is None or self._captured.capture is not capture:
-            self._captured = CapturedLevels(self.model, self.target, self.rotary, capture)
+            self._captured = CapturedLevels(self, capture)
         return GraphedEagle3(self._captured)
 
 
@@ -139,7 +144,7 @@ class Eagle3Session(DraftSession):
         self._waiting.clear()
         self._narrow.clear()
 
-    def _tree(self, context: Ints) -> Eagle3Forward:
+    def _tree(self, context: Ints) -> EagerEagle3 | GraphedEagle3:
         """The forward with all of the context taken in, ready for a new tree."""
         self._take_in(context)
         check_observed(self._forward.length, len(context))
@@ -174,7 +179,7 @@ class _Eagle3Distributions:
     vocab  of the target, to spread q over, with `tokens` of q's columns; None: as they are
     """
 
-    forward: Eagle3Forward
+    forward: EagerEagle3 | GraphedEagle3
     temperature: float
     tokens: Ints | None = None
     vocab: int | None = None
@@ -193,13 +198,11 @@ class _Eagle3Distributions:
 def check_fit(config: Eagle3Config, target: Target) -> None:
     """Raise InputError unless the drafter was made for such a target."""
     hidden, layers = target.architecture.hidden, target.architecture.layers
+    vocab = target.architecture.vocab
     problems = differences(
         {
             "target hidden size": (config.target_hidden, hidden),
-            "vocabulary": (
-                None if is_padded(config.vocab, target.architecture.vocab) else config.vocab,
-                target.architecture.vocab,
-            ),
+            "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
         }
     )
     if config.shape.hidden != hidden and not config.own_embedding:
@@ -212,59 +215,29 @@ def check_fit(config: Eagle3Config, target: Target) -> None:
     refuse_misfit(problems, target)
 
 
-class Eagle3Forward(Protocol):
-    """The passes over one text: its context in the draft cache, and trees that grow after it."""
+class EagerEagle3:
+    """The passes run eagerly, over one cache for each text: its context, and trees after it."""
 
-    @property
-    def length(self) -> int:
-        """The number of tokens of the context."""
-
-    def cut(self, tokens: int) -> None:
-        """Forget the context after its first tokens; `extend` must follow before a tree."""
-
-    def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
-        """Append rows of narrowed features [rows, hidden] and the tokens after them."""
-
-    def root(self) -> torch.Tensor:
-        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        """Logits [F, draft_vocab] below the frontier's nodes."""
-
-
-class Embedding:
-    """Embeddings [rows, hidden] of target tokens: the drafter's own, or the target's."""
-
-    def __init__(self, model: Eagle3Model, target: Target) -> None:
-        self._model, self._target = model, target
-
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        if self._model.config.own_embedding:
-            embedded: torch.Tensor = self._model.embed_tokens(ids)
-            return embedded
-        return self._target.embed(ids)
-
-
-class EagerEagle3(Eagle3Forward):
-    """The passes run eagerly, over one cache for each text; a tree's rows follow the context."""
-
-    def __init__(self, model: Eagle3Model, target: Target, rotary: Rotary) -> None:
-        self._model, self._rotary = model, rotary
-        self._embed = Embedding(model, target)
-        self._cache = DraftCache(model.config.shape, 1, target.dtype, target.device)
+    def __init__(self, drafter: Eagle3Drafter) -> None:
+        self._model, self._rotary, self._embed = drafter.model, drafter.rotary, drafter.embed
+        shape, target = drafter.model.config.shape, drafter.target
+        self._cache = DraftCache(shape, 1, target.dtype, target.device)
         self._root = torch.empty(0)  # the layer's output [1, hidden] at the newest row
         self._hidden = self._root  # the layer's output at the last frontier
         self._ancestors = np.zeros((1, 0), np.bool_)  # of its nodes, among the tree's rows so far
 
     @property
     def length(self) -> int:
+        """The number of tokens of the context."""
         return self._cache.length
 
     def cut(self, tokens: int) -> None:
+        """Forget the context after its first tokens; `extend` must follow before a tree."""
         self._cache.length = min(self._cache.length, tokens)
 
     @torch.inference_mode()
     def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
+        """Append rows of narrowed features [rows, hidden] and the tokens after them."""
         cache, rows, device = self._cache, len(hidden), hidden.device
         cache.make_room(rows)
         start, end = cache.length, cache.length + rows
@@ -279,21 +252,19 @@ class EagerEagle3(Eagle3Forward):
 
     @torch.inference_mode()
     def root(self) -> torch.Tensor:
+        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
         self._hidden, self._ancestors = self._root, np.zeros((1, 0), np.bool_)
         return self._model.logits(self._hidden)
 
     @torch.inference_mode()
     def expand(self, frontier: Frontier) -> torch.Tensor:
+        """Logits [F, draft_vocab] below the frontier's nodes."""
         cache, device, dtype = self._cache, self._hidden.device, self._hidden.dtype
         rows = len(frontier.rows)
         visible = seen_in_tree(self._ancestors, frontier)
         cache.make_room(visible.shape[1])
-        seen = span(
-            self._model.config.shape,
-            (0, cache.length + visible.shape[1]),
-            to_device(visible, device),
-            dtype,
-        )
+        ends = 0, cache.length + visible.shape[1]
+        seen = span(self._model.config.shape, ends, to_device(visible, device), dtype)
         # Children of the root follow the context directly.
         positions = torch.full((rows,), cache.length + frontier.depth - 1, device=device)
         hidden = self._hidden[to_device(frontier.above, device)]
@@ -310,13 +281,10 @@ class CapturedLevels:
     temperature change by round, run eagerly. So do the rows of a long prompt.
     """
 
-    def __init__(
-        self, model: Eagle3Model, target: Target, rotary: Rotary, capture: BudgetedCapture
-    ) -> None:
-        self._model, self._rotary, self._dtype = model, rotary, target.dtype
-        self._embed = Embedding(model, target)
-        self.capture, self.device = capture, target.device
-        shape = model.config.shape
+    def __init__(self, drafter: Eagle3Drafter, capture: BudgetedCapture) -> None:
+        self._model, self._rotary, self._embed = drafter.model, drafter.rotary, drafter.embed
+        shape, target = drafter.model.config.shape, drafter.target
+        self._dtype, self.capture, self.device = target.dtype, capture, target.device
         cache_shape = DraftCacheShape(layers=1, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self.caches = SharedCaches(cache_shape, target.dtype, target.device, target)
         # The layer's output at the last frontier, which the next level reads. One for all texts,
@@ -331,9 +299,12 @@ class CapturedLevels:
 
     def expand(self, place: CachePlace, block: RowBlock, above: Ints) -> torch.Tensor:
         """Logits [rows, draft_vocab] of nodes below the rows `above` of the last frontier."""
-        if block.rows > len(self._hidden):
-            self._widen(block.rows)
         rows = block.rows
+        if rows > len(self._hidden):  # captured levels read the old tensor and are dropped
+            wider = self._new_hidden(2 * rows)
+            wider[: len(self._hidden)] = self._hidden
+            self._hidden = wider
+            self._expand.forget()
         hidden, logits = self._expand(place, block, to_device(above, self.device))
         self._hidden[:rows].copy_(hidden[:rows])
         return logits[:rows]
@@ -349,11 +320,9 @@ class CapturedLevels:
         return output, self._model.logits(output)
 
     def _run(self, tables: RowTables, data: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        rope = self._rotary(tables.positions, self._dtype)
-        cache = TableCache(data, tables)
-        output: torch.Tensor = self._model(
-            self._embed(tables.tokens), hidden, rope, cache, ALL_ROWS
-        )
+        rope, cache = self._rotary(tables.positions, self._dtype), TableCache(data, tables)
+        embedded = self._embed(tables.tokens)
+        output: torch.Tensor = self._model(embedded, hidden, rope, cache, ALL_ROWS)
         return output
 
     def _new_hidden(self, rows: int) -> torch.Tensor:
@@ -361,36 +330,21 @@ class CapturedLevels:
             rows, self._model.config.shape.hidden, dtype=self._dtype, device=self.device
         )
 
-    def _widen(self, rows: int) -> None:
-        """Make room for more rows; captured levels read the old tensor and are dropped."""
-        wider = self._new_hidden(2 * rows)
-        wider[: len(self._hidden)] = self._hidden
-        self._hidden = wider
-        self._expand.forget()
 
-
-class GraphedEagle3(Eagle3Forward):
-    """The captured passes over one text, a sequence of the shared cache; tree rows are pending."""
+class GraphedEagle3(PlacedText):
+    """The captured passes over one text, whose tree rows are pending; see `EagerEagle3`."""
 
     def __init__(self, captured: CapturedLevels) -> None:
+        super().__init__(captured.caches)
         self._captured = captured
-        self._place: CachePlace | None = None
         self._root = (torch.empty(0), torch.empty(0))  # output and logits at the newest row
         self._ancestors = np.zeros((1, 0), np.bool_)  # of the last frontier's nodes
-
-    @property
-    def length(self) -> int:
-        return 0 if self._place is None else self._place.length
-
-    def cut(self, tokens: int) -> None:
-        if self._place is not None:
-            self._place.cut(tokens)
 
     @torch.inference_mode()
     def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
         rows = len(hidden)
         self.cut(self.length)  # the rows of the last tree
-        place = self._room(rows)
+        place = self.room(rows)
         visible = DenseVisible(np.tri(rows, dtype=np.bool_))
         block = RowBlock(place.sequence, next_tokens, np.arange(rows), visible)
         output, logits = self._captured.extend(place, block, hidden)
@@ -408,7 +362,7 @@ class GraphedEagle3(Eagle3Forward):
     @torch.inference_mode()
     def expand(self, frontier: Frontier) -> torch.Tensor:
         rows = len(frontier.rows)
-        place = self._room(rows)
+        place = self.room(rows)
         visible = seen_in_tree(self._ancestors, frontier)
         offsets = np.full(rows, frontier.depth - 1)
         block = RowBlock(place.sequence, frontier.tokens, offsets, DenseVisible(visible))
@@ -416,10 +370,6 @@ class GraphedEagle3(Eagle3Forward):
         place.cache.pending[place.sequence] += rows
         self._ancestors = visible
         return logits
-
-    def _room(self, rows: int) -> CachePlace:
-        self._place = self._captured.caches.room(self, self._place, rows)
-        return self._place
 
 
 def seen_in_tree(ancestors: Bools, frontier: Frontier) -> Bools:

@@ -31,12 +31,7 @@ FEATURES = 3  # hidden states of the target that are read
 OWN_EMBEDDING = "embed_tokens.weight"
 
 # Fields of related drafters that change the computation, with the value that leaves it as here.
-PLAIN = {
-    "norm_before_fc": False,
-    "norm_output": False,
-    "fc_norm": False,
-    "parallel_drafting": False,
-}
+PLAIN = dict.fromkeys(("norm_before_fc", "norm_output", "fc_norm", "parallel_drafting"), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,21 +214,18 @@ def load_eagle3(folder: Path, published: Mapping[str, Any], like: torch.Tensor) 
     weights.check(shapes | unused, optional=frozenset(unused))
     load_weights(model, weights.read(shapes, like.device), like.dtype)
     if config.mapped:
-        _check_mapping(model.d2t, config, where)
+        if model.d2t.is_floating_point():
+            raise InputError(f"d2t beside {where} must hold whole numbers and is {model.d2t.dtype}")
+        ids = token_ids(model.d2t)
+        if int(ids.min()) < 0 or int(ids.max()) >= config.vocab:
+            raise InputError(
+                f"d2t beside {where} maps draft ids to tokens outside the vocabulary of "
+                f"{config.vocab}",
+                hint="The checkpoint is damaged, or its vocab_size is wrong.",
+            )
     return model
 
 
 def token_ids(offsets: torch.Tensor) -> torch.Tensor:
     """The token of each draft id, int64 [draft_vocab], from the offsets stored as d2t."""
     return offsets + torch.arange(len(offsets), device=offsets.device)
-
-
-def _check_mapping(offsets: torch.Tensor, config: Eagle3Config, where: str) -> None:
-    if offsets.is_floating_point():
-        raise InputError(f"d2t beside {where} must hold whole numbers and is {offsets.dtype}")
-    ids = token_ids(offsets)
-    if int(ids.min()) < 0 or int(ids.max()) >= config.vocab:
-        raise InputError(
-            f"d2t beside {where} maps draft ids to tokens outside the vocabulary of {config.vocab}",
-            hint="The checkpoint is damaged, or its vocab_size is wrong.",
-        )

@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash.model import DFlashModel, trainable_copy
+from decoder.drafters.dflash.model import DFlashModel
 from decoder.engine import TreeDecoder
 from decoder.model.target import Target
 from lab.papers.blockpilot.drafter import LEAST_BLOCK, RADIUS, Input, local_candidates
 from lab.training.corpus import TrainingText
-from lab.training.dflash import DFlashObjective, DFlashTraining
+from lab.training.dflash import DFlashObjective, DFlashTraining, trainable_copy
 
 # The criterion for the best block size: the acceptance length (equation 3 of the paper), or the
 # acceptance length over the time of a cycle (equation 1).

@@ -1,5 +1,7 @@
 """The autoregressive drafter against its model run anew on every path, without a cache."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,14 +13,14 @@ from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.model.loading import load_model
-from decoder.tree.growth import SinglePath, TopPaths, grow
+from decoder.tree.growth import SINGLE_PATH, TopPaths, grow
 from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 from tests.tiny_folder import write_all, write_weights
 
 VOCAB = 97
 GROWTHS = {
     "top paths": TopPaths(width=3, frontier=3, max_depth=4),
-    "single path": SinglePath(max_depth=6),
+    "single path": replace(SINGLE_PATH, max_depth=6),
 }
 
 
@@ -170,6 +172,10 @@ class TestVocabularies:
 def test_it_drafts_deeper_only_where_a_growth_rule_has_a_larger_depth_of_its_own():
     free, bounded = (drafter_of(random_model("qwen3"), **own) for own in ({}, {"max_depth": 4}))
     both = EnsembleDrafter(NgramDrafter(max_depth=3), free)
-    for growth, deepest in ((TopPaths(), 8), (SinglePath(), 8), (SinglePath(max_depth=12), 12)):
+    for growth, deepest in (
+        (TopPaths(), 8),
+        (SINGLE_PATH, 8),
+        (replace(SINGLE_PATH, max_depth=12), 12),
+    ):
         found = [drafter.deepest(growth) for drafter in (free, both, bounded)]
         assert found == [deepest, deepest, 4]

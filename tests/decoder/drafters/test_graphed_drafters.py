@@ -120,7 +120,7 @@ class TestTheSameCandidates:
             assert_same(found, expected)
             for session in sessions:
                 session.observe(tokens[at + 1 : at + 9].tolist(), features[at : at + 8])
-            place = getattr(sessions[1], "_forward", sessions[1])._place
+            place = getattr(sessions[1], "_forward", getattr(sessions[1], "_text", None))._place
             places.add(place.cache.capacity)
         if case != "autoregressive":
             assert places == {1024, 2048}

@@ -156,7 +156,8 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
     monkeypatch.setattr(  # which asks for the mapped vocabulary
         gpu_timing, "Eagle3Drafter",
         lambda target, model: SimpleNamespace(
-            model=model, rotary=Rotary(model.config.shape, target.device)
+            model=model, rotary=Rotary(model.config.shape, target.device), target=target,
+            embed=target.embed,
         ),
     )  # fmt: skip
     with pretended_device() as launched:
@@ -180,7 +181,7 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
             assert captured._take_in(tables, cache, empty(16, features)) == ()
             made_of = captured._block(tables, cache)
         else:
-            captured, layers = CapturedLevels(drafter.model, target, drafter.rotary, capture), 2
+            captured, layers = CapturedLevels(drafter, capture), 2
             cache = empty(1, 2, 1, 8, 2048, 128)
             captured._extend(tables, cache, empty(16, 4096))
             made_of = captured._level(tables, cache, empty(16, dtype=torch.int64))

@@ -10,7 +10,7 @@ from decoder.model.attention import RowBlock, attend, reference_attention, tail_
 from decoder.model.runtime import fused
 from decoder.model.runtime.fused import reference_table_attention, text_attention
 from decoder.model.target import Step
-from decoder.tree.draft_tree import ancestor_bits, pack_bits
+from decoder.tree.draft_tree import ancestor_bits, pack_bits, visibility
 from tests.decoder.models import random_model, random_tree, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases, one_sequence
 
@@ -35,9 +35,9 @@ def test_bits_say_what_visibility_says(rows, seed):
     unpacked = np.array(
         [[bool(bits[i, j // 32] >> (j % 32) & 1) for j in range(words * 32)] for i in range(rows)]
     )
-    assert (unpacked[:, :rows] == tree.visibility()).all()
+    assert (unpacked[:, :rows] == visibility(tree.parents)).all()
     assert not unpacked[:, rows:].any()
-    assert (pack_bits(tree.visibility(), words) == bits).all()
+    assert (pack_bits(visibility(tree.parents), words) == bits).all()
 
 
 def test_padding_writes_behind_the_rows_and_sees_one_key():
@@ -125,7 +125,7 @@ def test_split_equals_full(shape, seed):
     query = torch.randn(2, kv_heads * group, rows, width, generator=generator)
     key = torch.randn(2, kv_heads, context + rows, width, generator=generator)
     value = torch.randn(2, kv_heads, context + rows, width, generator=generator)
-    visible = torch.from_numpy(random_tree(rows, seed).visibility())
+    visible = torch.from_numpy(visibility(random_tree(rows, seed).parents))
     truth = full_masked_attention(query, key, value, visible)
     mask = tail_mask(visible, group, rows, torch.float32) if rows > 1 else None
     ours = attend(query, key, value, mask, width**-0.5)

@@ -63,7 +63,7 @@ class TestFound:
         assert source.line == f"profile {path} (quick, {date}, grade: usable)"
         assert source.profile is not None
         assert source.profile.to_yaml() == Profile.from_yaml(path).to_yaml()
-        assert (source.warnings, source.online) == ((), False)
+        assert (source.warnings, source.cost.mode) == ((), "static")
         rows = np.array(probed.surface.rows)
         predicted = source.cost.cost.verify_s(rows - 1, np.array(probed.surface.context))
         expected = probed.verify_calibration().predict_s(rows, np.array(probed.surface.context))
@@ -75,7 +75,7 @@ class TestFound:
         (warning,) = source.warnings
         assert "torch is" in warning
         assert "was 1.0.0" in warning
-        assert source.online
+        assert source.cost.mode != "static"
 
     @pytest.mark.parametrize(("kind", "mode"), [
         ("composed", "affine"), ("transferred", "affine"), ("quick", "ema+calib"),
@@ -84,7 +84,7 @@ class TestFound:
         fields = {"kind": kind, "source": "somewhere else"}
         ProfileStore().save(altered(probed, provenance=fields, runtime={"torch": "1.0.0"}))
         source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert source.online and source.cost.mode == mode
+        assert source.cost.mode == mode
 
     def test_a_profile_of_kernels_alone_gets_the_floor_of_the_host(
         self, target, probed, monkeypatch
@@ -102,7 +102,7 @@ class TestFound:
         ProfileStore().save(kernels)
         source = find_cost(target, NgramDrafter(), ProfileChoice())
         assert asked == [(target, 1, 256)]
-        assert source.online
+        assert source.cost.mode != "static"
         assert any("composed" in warning for warning in source.warnings)
         sizes = np.arange(64)
         np.testing.assert_array_equal(source.cost.cost.verify_s(sizes, 200), np.full(64, 30.0))
@@ -236,7 +236,7 @@ class TestNotFound:
         assert source.line.startswith("no profile for this device")
         (warning,) = source.warnings
         assert warning.startswith(f"left out a profile that cannot be used: {path}: ")
-        assert not source.online
+        assert source.cost.mode == "static"
         again = find_cost(target, NgramDrafter(), ProfileChoice())
         assert again.line.startswith(f"profile {path.with_suffix('')}-2.yaml")
         assert path.read_text() == damaged
@@ -302,7 +302,7 @@ def test_the_decoder_accepts_it(path, runtime, target, monkeypatch):
     other.runtime = SimpleNamespace(kind=runtime, buckets=BUCKETS if runtime == "graphs" else ())
     source = find_cost(other, NgramDrafter(), ProfileChoice(require=True))
     assert str(path) in source.line and shipped.provenance.kind in source.line
-    assert source.online and source.warnings
+    assert source.cost.mode != "static" and source.warnings
     nodes = [0, 15, 63, 255]
     expected = shipped.verify_calibration().predict_s([1, 16, 64, 256], 1040)
     assert source.cost.verify_s(nodes, 1040) == pytest.approx(expected, rel=1e-6) or (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree import draft_tree
-from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, chain
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, chain, visibility
 from tests.conftest import reference
 from tests.decoder.models import paths_of
 
@@ -103,7 +103,7 @@ def test_chain_of_conditional_candidates_follows_the_likeliest_child():
 
 def test_visibility_is_ancestors_and_self():
     tree = best_first(lattice([[0.6, 0.4], [0.7, 0.3]]), 6)
-    paths, visible = paths_of(tree), tree.visibility()
+    paths, visible = paths_of(tree), visibility(tree.parents)
     for row, path in enumerate(paths):
         ancestors = {paths.index(path[:length]) for length in range(len(path) + 1)}
         assert set(np.flatnonzero(visible[row])) == ancestors

@@ -1,12 +1,14 @@
 """Growth rules against straight-line references that walk paths one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from decoder.tree.growth import SinglePath, TopPaths, grow
+from decoder.tree.growth import SINGLE_PATH, TopPaths, grow
 from lab.papers.dynatree.baselines import Beam, FixedTree, source_of
 from tests.decoder.models import as_paths
 
@@ -125,7 +127,7 @@ def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
     children, path = children_of(candidates), ()
     while len(path) < depth and children(path):
         path = (*path, children(path)[0][0])
-    found = as_paths(grow(source_of(candidates), SinglePath(max_depth=depth), DEEP))
+    found = as_paths(grow(source_of(candidates), replace(SINGLE_PATH, max_depth=depth), DEEP))
     assert list(found) == [path[: i + 1] for i in range(len(path))]
 
 
