@@ -33,7 +33,7 @@ def make(line_steps, line_acceptance):
             overheads=Overheads(),
             policy=ServingPolicy.parse(policy),
             acceptance=None if policy == "plain" else line_acceptance,
-            drafter=None if policy == "plain" else lookup_drafter(host_s=0.0),
+            drafter=None if policy == "plain" else dataclasses.replace(lookup_drafter(), host_s=0.0),
         )
 
     return server

@@ -40,7 +40,7 @@ def server(line_steps, line_acceptance) -> Server:
         overheads=Overheads(layer_s=1e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=1e-4),
         policy=ServingPolicy(),
         acceptance=line_acceptance,
-        drafter=lookup_drafter(host_s=0.0),
+        drafter=dataclasses.replace(lookup_drafter(), host_s=0.0),
     )
 
 
