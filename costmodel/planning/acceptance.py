@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from costmodel.acceptance import (
+    BLOCK_GAMMA,
     TAIL,
     AcceptanceProcess,
     PublishedRow,
@@ -30,7 +31,6 @@ READERS = "rooftree.readers"  # entry points: a name, and a function from text t
 MOST_NODES = 511
 MOST_CURVE_NODES = 65_536  # of a curve in a file
 MOST_PLANNED_DEPTH = 256
-BLOCK_GAMMA = 15
 # Least relative error of A - 1 for a workload like a data set that was measured.
 LEAST_SPREAD = 0.05
 # Relative error of A - 1 for a bare rate, and for acceptance published for another target.

@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.acceptance import BLOCK_GAMMA
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
-from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
+from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.drafting import BLOCK_KINDS, CHECKPOINTS, drafter_kind
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision

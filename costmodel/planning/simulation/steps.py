@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
+from costmodel.acceptance import BLOCK_GAMMA
+from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import TokenWork, planned_share, verification_s
 from costmodel.planning.forwards import ForwardSeconds
 from costmodel.planning.servers import OperatingPoint, Server
