@@ -18,6 +18,7 @@ from costmodel.planning.traffic import Traffic
 
 LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
 TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
+FREE = dataclasses.replace(lookup_drafter(), host_s=0.0)
 FIXTURES = settings(
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -33,7 +34,7 @@ def make(line_steps, line_acceptance):
             overheads=Overheads(),
             policy=ServingPolicy.parse(policy),
             acceptance=None if policy == "plain" else line_acceptance,
-            drafter=None if policy == "plain" else dataclasses.replace(lookup_drafter(), host_s=0.0),
+            drafter=None if policy == "plain" else FREE,
         )
 
     return server
