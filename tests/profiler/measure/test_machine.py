@@ -19,8 +19,11 @@ def metadata(**fields: Any) -> Metadata:
 
 def test_another_rooftree_is_named_with_its_command(tmp_path):
     program = tmp_path / "rooftree"
-    program.write_text("import time; time.sleep(600)")
-    with subprocess.Popen([sys.executable, str(program), "bench", "--seed", "1"]) as other:
+    program.write_text("print('up', flush=True); input()")
+    command = [sys.executable, str(program), "bench", "--seed", "1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:  # type: ignore[call-overload]
+        other.stdout.readline()  # its arguments are not readable while it is being started
         busy = BusyProcess(pid=other.pid, name="rooftree", core_share=0.9)
         try:
             (line,) = warnings(metadata(), Activity(processes=(busy,), steal_share=0.0))
