@@ -17,10 +17,11 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from costmodel.errors import InputError, reason_of
+from costmodel.plugins import load_entry_point
 
 DRAFTERS = "rooftree.drafters"
 POLICIES = "rooftree.policies"
@@ -60,23 +61,6 @@ def make_extension(name: str, group: str, kind: type[T], **available: object) ->
             hint=f"Its classes are {', '.join(classes)}." if classes else "It has no class.",
         )
     return build(factory, kind, name, available)
-
-
-def extension_names(group: str) -> list[str]:
-    """The names that installed packages give to their drafters or policies."""
-    return sorted({entry.name for entry in entry_points(group=group)})
-
-
-def load_entry_point(entry: EntryPoint) -> Factory:
-    """What an entry point names. Raises InputError where it cannot be imported."""
-    try:
-        factory: Factory = entry.load()
-    except Exception as error:
-        raise InputError(
-            f"the entry point '{entry.name}' ({entry.value}) cannot be loaded: {reason_of(error)}",
-            hint=f"Mend or remove the package {entry.dist.name if entry.dist else 'of it'}.",
-        ) from error
-    return factory
 
 
 def checkpoint_formats() -> dict[str, Any]:

@@ -15,11 +15,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 import click
 
 from costmodel.errors import EXIT_OUTPUT, RooftreeError
+from costmodel.plugins import load_plugin, plugin_names
+from profiler.commands.options import with_json_told
 from profiler.report.console import note
 
 EXIT_USAGE = 2
@@ -59,14 +60,6 @@ TOGETHER = {
 PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs
 
 
-def with_json_told(command: click.Command) -> click.Command:
-    """The command, whose help says where it and its subcommands take `--json`."""
-    for one in (command, *getattr(command, "commands", {}).values()):
-        if getattr(one.callback, "takes_json", False):
-            one.epilog = "With --json the result is one JSON object on stdout."
-    return command
-
-
 class LazyGroup(click.Group):
     """A group of the core's commands and those of entry points; only one that runs is imported."""
 
@@ -89,13 +82,11 @@ class LazyGroup(click.Group):
             raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *sorted(entry.name for entry in entry_points(group=PLUGINS))]
+        return [*COMMANDS, *plugin_names(PLUGINS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            for entry in entry_points(group=PLUGINS, name=cmd_name):
-                return with_json_told(entry.load())
-            return None
+            return with_json_told(load_plugin(PLUGINS, cmd_name))
         module = importlib.import_module(f"profiler.commands.{TOGETHER.get(cmd_name, cmd_name)}")
         function = cmd_name.replace("-", "_") if cmd_name in TOGETHER else "command"
         return with_json_told(getattr(module, function))

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from costmodel.acceptance import (
 )
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, read_bytes, read_json
+from costmodel.plugins import load_plugin, plugin_names
 from costmodel.statistics import Array, Ints
 
 Shape = Literal["plain", "chain", "tree"]
@@ -230,11 +230,12 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
 def _of_other_tools(path: Path) -> dict[str, Any] | None:
     """The fields of another tool's file; None for a file that no reader knows."""
     text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
-    for entry in entry_points(group=READERS):
+    for name in plugin_names(READERS):
+        reader = load_plugin(READERS, name)
         try:
-            fields: dict[str, Any] | None = entry.load()(text)
+            fields: dict[str, Any] | None = reader(text)
         except (InputError, TypeError, ValueError, LookupError) as failure:
-            raise InputError(f"{path}: {entry.name} cannot be read ({failure})") from None
+            raise InputError(f"{path}: {name} cannot be read ({failure})") from None
         if fields is not None:
             return fields
     return None

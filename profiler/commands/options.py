@@ -146,6 +146,14 @@ def json_option(command: Decorated) -> Decorated:
     return with_json  # type: ignore[return-value]
 
 
+def with_json_told(command: click.Command | None) -> click.Command | None:
+    """The command, whose help says where it and its subcommands take `--json`."""
+    for one in (command, *getattr(command, "commands", {}).values()):
+        if one is not None and getattr(one.callback, "takes_json", False):
+            one.epilog = "With --json the result is one JSON object on stdout."
+    return command
+
+
 def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """`int8` is a way to keep weights, which a command takes as `quantization`."""
     ctx.params["quantization"] = "int8" if value == "int8" else None

@@ -2,15 +2,12 @@
 
 import json
 import re
-import tomllib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from costmodel.errors import InputError
-from costmodel.planning import acceptance
 from costmodel.planning.acceptance import find_acceptance, from_file
 from integrations.acceptance_files import read_vllm_metrics, speculation_profile
 from profiler.cli import run
@@ -43,15 +40,6 @@ BY_POSITION = (
 COUNTERS = NAMES + "".join(
     f'{BY_POSITION}"{i}"}} {n}\n' for i, n in enumerate(("80.0", "40.0", "2e1"))
 )
-
-
-@pytest.fixture(autouse=True)
-def readers(monkeypatch):
-    """The entry points as pyproject.toml has them, installed or not."""
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    named = tomllib.loads(text)["project"]["entry-points"][acceptance.READERS]
-    points = [EntryPoint(name, value, acceptance.READERS) for name, value in named.items()]
-    monkeypatch.setattr(acceptance, "entry_points", lambda group: points)
 
 
 def stored(folder, data) -> Path:

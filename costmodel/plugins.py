@@ -1,0 +1,31 @@
+"""Entry points: the doors by which integrations, the lab and other packages plug into the core."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from costmodel.errors import InputError, reason_of
+
+
+def plugin_names(group: str) -> list[str]:
+    """The names that installed packages give to their entry points of a group."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """The object of a name; None without one. Raises InputError where it cannot be imported."""
+    for entry in entry_points(group=group, name=name):
+        return load_entry_point(entry)
+    return None
+
+
+def load_entry_point(entry: EntryPoint) -> Any:
+    """What an entry point names. Raises InputError where it cannot be imported."""
+    try:
+        return entry.load()
+    except Exception as error:
+        raise InputError(
+            f"the entry point '{entry.name}' ({entry.value}) cannot be loaded: {reason_of(error)}",
+            hint=f"Mend or remove the package {entry.dist.name if entry.dist else 'behind it'}.",
+        ) from error
