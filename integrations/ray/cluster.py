@@ -19,7 +19,7 @@ from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, InputError, MeasurementError, RooftreeError, reason_of
 from costmodel.profile.profile import Profile
 from decoder.device import fingerprint
-from profiler.calibrate.fleet.scheduler import FleetDevice, Job, JobState, NodeLostError, NodeResult
+from integrations.ray.fleet import FleetDevice, Job, JobState, NodeLostError, NodeResult
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import SweepProgress

@@ -17,20 +17,20 @@ from costmodel.errors import MeasurementError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.roofline import Roofline
-from profiler.calibrate.run import CalibrationListener, calibrate
-from profiler.calibrate.source import CalibrationSettings
-from profiler.calibrate.sources import url as module
-from profiler.calibrate.sources.http_client import Address, ServerClient
-from profiler.calibrate.sources.requests import (
+from integrations.openai_server import source as module
+from integrations.openai_server.client import Address, ServerClient
+from integrations.openai_server.requests import (
     ArrivalGuard,
     ServedPlan,
     ServedWorkload,
     draw_contexts,
     lm_head_s,
 )
-from profiler.calibrate.sources.url import UrlSource
+from integrations.openai_server.source import UrlSource
+from profiler.calibrate.run import CalibrationListener, calibrate
+from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import Task
-from tests.profiler.openai_server import MODEL, OpenAIServer
+from tests.integrations.openai_server.made_server import MODEL, OpenAIServer
 
 pytestmark = pytest.mark.cpu_kind
 

@@ -16,17 +16,17 @@ from costmodel.profile.schema import RuntimeSection
 from costmodel.weights import layer_bytes
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
-from profiler.calibrate.imported import listed_device
-from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
-from profiler.calibrate.sources.decoder import CPU_CONTEXTS
-from profiler.calibrate.sources.http_client import Address, ServedModel, ServerClient
-from profiler.calibrate.sources.requests import (
+from integrations.openai_server.client import Address, ServedModel, ServerClient
+from integrations.openai_server.requests import (
     ArrivalGuard,
     ServedPlan,
     ServedWorkload,
     draw_contexts,
     forward_times,
 )
+from profiler.calibrate.decoder import CPU_CONTEXTS
+from profiler.calibrate.imported import listed_device
+from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sweep import SweepResult
 from profiler.measure.instruments import Instruments, ReportTimer
 from profiler.measure.samples import NoiseRule

@@ -20,8 +20,8 @@ from profiler.calibrate.files import device_label
 from profiler.calibrate.points import PREFILL_TOKENS, SweepPlan
 from profiler.calibrate.sections import drafter_sections
 from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
-from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import SweepResult
+from profiler.calibrate.workload import Workload
 from profiler.measure.instruments import instruments
 
 CPU_CONTEXTS = (64, 256, 1024, 2048)

@@ -7,8 +7,8 @@ import pytest
 from costmodel.catalog import Peaks, find_target
 from costmodel.errors import MeasurementError
 from costmodel.roofline import Roofline
-from profiler.calibrate.sources import requests
-from profiler.calibrate.sources.requests import Floor, forward_times, lm_head_s, step_seconds
+from integrations.openai_server import requests
+from integrations.openai_server.requests import Floor, forward_times, lm_head_s, step_seconds
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import PointSamples
 

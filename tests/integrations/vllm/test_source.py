@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from integrations.vllm.engine import StepTime
-from profiler.calibrate.sources.vllm import EnginePlan, EngineWorkload
+from integrations.vllm.source import EnginePlan, EngineWorkload
 from profiler.calibrate.sweep import Task
 
 PLAN = EnginePlan(contexts=(64, 256, 2048), batches=(1, 2, 8), most_rows=16, drafts=True)

@@ -29,10 +29,10 @@ from integrations.vllm.configuration import (
     speculative_options,
 )
 from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
+from profiler.calibrate.decoder import CPU_CONTEXTS
 from profiler.calibrate.files import device_label
 from profiler.calibrate.points import draw_rows, verify_grid
 from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
-from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import MIN_SAMPLES, CpuGuard, Instruments, ReportTimer, gpu_guard
 from profiler.measure.samples import NoiseRule

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError, MeasurementError
-from profiler.calibrate.sources.http_client import Address, RequestLimits, ServerClient
-from tests.profiler.openai_server import MODEL, OpenAIServer
+from integrations.openai_server.client import Address, RequestLimits, ServerClient
+from tests.integrations.openai_server.made_server import MODEL, OpenAIServer
 
 
 def connected(server: OpenAIServer, **options) -> ServerClient:

@@ -20,8 +20,8 @@ import numpy as np
 from costmodel.errors import MeasurementError
 from costmodel.fields import LEAST_S
 from costmodel.roofline import Roofline, physical_bytes, physical_flops
+from integrations.openai_server.client import Completion, ServerClient
 from profiler.calibrate.points import draw_rows, verify_grid
-from profiler.calibrate.sources.http_client import Completion, ServerClient
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import Guard
 from profiler.measure.samples import PointSamples

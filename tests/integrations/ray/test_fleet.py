@@ -7,8 +7,8 @@ import pytest
 
 from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, MeasurementError
-from profiler.calibrate.fleet import scheduler
-from profiler.calibrate.fleet.scheduler import FleetDevice, FleetRules, JobState, calibrate_fleet
+from integrations.ray import fleet
+from integrations.ray.fleet import FleetDevice, FleetRules, JobState, calibrate_fleet
 
 H100 = DeviceFingerprint(kind="cuda", name="NVIDIA H100", memory_bytes=80 * 2**30)
 L40S = DeviceFingerprint(kind="cuda", name="NVIDIA L40S", memory_bytes=45 * 2**30)
@@ -42,7 +42,7 @@ class FakeCluster:
 
     def start(self, device: FleetDevice) -> object:
         if device not in self.present:
-            raise scheduler.NodeLostError("not there")
+            raise fleet.NodeLostError("not there")
         self.started.append(device.node)
         self.running.append(device)
         hosts = [other.host for other in self.running]
@@ -56,17 +56,17 @@ class FakeCluster:
             self.present.append(self.arrive[self.polls])
         return sorted(jobs, key=lambda job: job[0])[:1]
 
-    def result(self, job: tuple[int, FleetDevice]) -> scheduler.NodeResult:
+    def result(self, job: tuple[int, FleetDevice]) -> fleet.NodeResult:
         device = job[1]
         self.running.remove(device)
         end = self.ends.get(device.node, ["ok"]).pop(0) if self.ends.get(device.node) else "ok"
         if end == "gone":
             self.present = [other for other in self.present if other.node != device.node]
         if end in ("lost", "gone"):
-            raise scheduler.NodeLostError("power cut")
+            raise fleet.NodeLostError("power cut")
         if end == "bad":
             raise MeasurementError("too noisy")
-        return scheduler.NodeResult(profile=f"profile of {device.node}")
+        return fleet.NodeResult(profile=f"profile of {device.node}")
 
     def state(self, job: object) -> JobState:
         return JobState(share=0.5, text="half")
@@ -91,7 +91,7 @@ def test_each_kind_is_measured_once():
 def test_a_lost_nodes_kind_goes_to_another_node():
     cluster = FakeCluster([device("a", H100), device("b", H100)], ends={"a": ["gone"]})
     said: list[str] = []
-    outcomes = calibrate_fleet(cluster, scheduler.FleetListener(say=said.append))
+    outcomes = calibrate_fleet(cluster, fleet.FleetListener(say=said.append))
     assert summary(outcomes) == [("NVIDIA H100", "profile of b", 2)]
     assert outcomes[0].device.node == "b"
     assert any("lost host-a (power cut); trying again" in line for line in said)
@@ -141,4 +141,4 @@ def test_a_cluster_without_devices():
     ({"mig": "1g.10gb"}, False), ({"threads": 4}, False),
 ])  # fmt: skip
 def test_kinds_are_told_apart_as_profiles_are(changed, same):
-    assert scheduler.same_kind(H100, H100.model_copy(update=changed)) is same
+    assert fleet.same_kind(H100, H100.model_copy(update=changed)) is same

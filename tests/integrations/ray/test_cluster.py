@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from costmodel.profile.profile import Profile
+from integrations.ray import cluster as fleet_ray
+from integrations.ray.fleet import calibrate_fleet
 from profiler import cli
-from profiler.calibrate.fleet import ray_cluster as fleet_ray
-from profiler.calibrate.fleet.scheduler import calibrate_fleet
 from profiler.calibrate.source import CalibrationSettings
 from tests.conftest import CALIBRATED
 from tests.tiny_folder import fake_clock, isolate, write_config
@@ -70,7 +70,7 @@ def cluster(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_two_kinds_give_two_profiles_though_a_node_dies(cluster, arguments, capsys, monkeypatch):
     """The two-CPU node is removed as its calibration starts, and an equal one joins."""
-    from profiler.calibrate.fleet.ray_cluster import RayCluster
+    from integrations.ray.cluster import RayCluster
 
     start, removed = RayCluster.start, []
 
