@@ -7,10 +7,18 @@ from typing import Any
 
 from costmodel.errors import InputError, reason_of
 
+# The groups, and what an entry point of each is; decoder/extensions.py has drafters and policies.
+COMMANDS = "rooftree.commands"  # a click command, `rooftree NAME`
+SOURCES = "rooftree.sources"  # a click command, `rooftree calibrate NAME`
+READERS = "rooftree.readers"  # a function that reads a file: of `times.NAME` or `acceptance.NAME`
+SETTINGS = "rooftree.settings"  # a costmodel.planning.exports.SettingsWriter
+OPERATOR_TABLES = "rooftree.operator_tables"
 
-def plugin_names(group: str) -> list[str]:
-    """The names that installed packages give to their entry points of a group."""
-    return sorted({entry.name for entry in entry_points(group=group)})
+
+def plugin_names(group: str, kind: str = "") -> list[str]:
+    """The names that installed packages give to entry points of a group, behind the word `kind`."""
+    names = {entry.name for entry in entry_points(group=group)}
+    return sorted(name.removeprefix(kind) for name in names if name.startswith(kind))
 
 
 def load_plugin(group: str, name: str) -> Any:

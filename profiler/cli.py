@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import click
 
 from costmodel.errors import EXIT_OUTPUT, RooftreeError
+from costmodel.plugins import COMMANDS as PLUGINS
 from costmodel.plugins import load_plugin, plugin_names
 from profiler.commands.options import with_json_told
 from profiler.report.console import note
@@ -56,8 +57,6 @@ TOGETHER = {
     "doctor": "catalog",
     "demo-model": "generate",
 }
-
-PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs
 
 
 class LazyGroup(click.Group):

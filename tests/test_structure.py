@@ -22,7 +22,7 @@ MOST_LINES = 500
 # Python files. The aims are a core of 37,000, a lab of 12,000, studies of 6,000, tests of 30,000.
 # Until the house is put in order the others may pass what there was by 2 %; docs/LOG.md says more.
 CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
-CORE_FILES, CORE_LINES = 220, 42_450
+CORE_FILES, CORE_LINES = 229, 42_450
 LAB_FILES, LAB_LINES = 90, 12_000  # without its studies
 STUDIES, STUDIES_LINES = 24, 6_500  # those that can be run
 TEST_LINES = 33_765

@@ -22,12 +22,11 @@ from costmodel.acceptance import (
 )
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, read_bytes, read_json
-from costmodel.plugins import load_plugin, plugin_names
+from costmodel.plugins import READERS, load_plugin, plugin_names
 from costmodel.statistics import Array, Ints
 
 Shape = Literal["plain", "chain", "tree"]
 
-READERS = "rooftree.readers"  # entry points: a name, and a function from text to fields or None
 MOST_NODES = 511
 MOST_CURVE_NODES = 65_536  # of a curve in a file
 MOST_PLANNED_DEPTH = 256
@@ -230,12 +229,12 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
 def _of_other_tools(path: Path) -> dict[str, Any] | None:
     """The fields of another tool's file; None for a file that no reader knows."""
     text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
-    for name in plugin_names(READERS):
-        reader = load_plugin(READERS, name)
+    for name in plugin_names(READERS, "acceptance."):
+        reader = load_plugin(READERS, f"acceptance.{name}")
         try:
             fields: dict[str, Any] | None = reader(text)
         except (InputError, TypeError, ValueError, LookupError) as failure:
-            raise InputError(f"{path}: {name} cannot be read ({failure})") from None
+            raise InputError(f"{path}: this file of {name} cannot be read ({failure})") from None
         if fields is not None:
             return fields
     return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from costmodel.plugins import load_plugin, plugin_names
+from costmodel.plugins import SOURCES, load_plugin, plugin_names
 from profiler.commands.options import (
     batch_option,
     budget_option,
@@ -26,9 +26,6 @@ from profiler.commands.options import (
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
     from profiler.calibrate.run import CalibrationListener, CalibrationResult
-
-
-SOURCES = "rooftree.sources"  # entry points: a name, and the click command that calibrates it
 
 
 class Sources(click.Group):

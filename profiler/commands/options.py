@@ -10,12 +10,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import click
 
-# What engines' settings are written for (costmodel/planning/exports/settings.py).
-EXPORTS = (
-    "vllm", "vllm-contexts", "vllm-synthetic", "sglang", "sglang-dspark", "sglang-dspark-steps",
-    "tensorrt-llm", "transformers", "model-optimizer",
-)  # fmt: skip
-
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 

@@ -18,10 +18,12 @@ from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server, plan_profile
 from costmodel.planning.servers import Interval, OperatingPoint, Sizing
-from costmodel.planning.tables import context_table, step_s, steps_table, sum_table
+from costmodel.planning.tables import step_s
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
 from integrations.pilot import DraftTable
+from integrations.sglang.settings import steps_table, sum_table
+from integrations.vllm.settings import context_table
 from tests.costmodel.planning.conftest import point
 
 QWEN = "Qwen/Qwen3-8B"

@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from costmodel.planning.exports import PLANNED_FOR, export_plan, steady
+from costmodel.planning.exports import export_plan, settings_writer, steady
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan_profile
@@ -55,7 +55,7 @@ def exported(engine: str, drafter: str = "dflash", **options) -> tuple[str, dict
         gpus=(path.name,),
         traffic=Traffic(prompt_tokens=1000, output_tokens=400),
         rate=1.0,
-        engine=PLANNED_FOR[engine],
+        engine=settings_writer(engine).engine,
         acceptance="0.7",
         drafter=drafter,
         most_running=128,

@@ -1,0 +1,4 @@
+"""SGLang: its settings from a plan.
+
+The folder may import the core.
+"""

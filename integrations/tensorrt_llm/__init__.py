@@ -1,0 +1,4 @@
+"""TensorRT-LLM: its settings from a plan.
+
+The folder may import the core.
+"""
