@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from costmodel.catalog import resolve_target
 from costmodel.errors import RooftreeError
-from costmodel.imports.profiles import READERS
+from costmodel.imports.profiles import read_times
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import from_file
 from costmodel.planning.traffic import read_trace
@@ -145,7 +145,7 @@ def table(head: str, rows: Iterable[str]) -> str:
 
 
 def times_of(tool: str) -> Callable[[Path], None]:
-    return lambda path: positive(READERS[tool](path, None).points.seconds)
+    return lambda path: positive(read_times(tool, path, None).points.seconds)
 
 
 PROMPT = {"category": "math", "prompt": "What is 6 \u00d7 7?\u2028Say it."}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,9 @@ from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import select_calibration
 from costmodel.catalog import DeviceFingerprint, device_slug, find_device, protocols_of
 from costmodel.errors import InputError
-from costmodel.imports.readers import read_batched_bench, read_csv, read_dspark, read_llama_bench
-from costmodel.imports.table import ImportedTable, WeightFormat
+from costmodel.imports.table import ImportedTable, WeightFormat, read_csv
 from costmodel.io import now_utc, tool_version
+from costmodel.plugins import READERS, load_plugin, plugin_names
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
     ELEMENT_BYTES,
@@ -34,14 +33,6 @@ from costmodel.profile.schema import (
 )
 from costmodel.roofline import Roofline
 
-# The formats of `rooftree fit --from`; a reader takes the path and, where the file does not say it,
-# the cached tokens of each request.
-READERS: dict[str, Callable[[Path, int | None], ImportedTable]] = {
-    "csv": read_csv,
-    "llama-bench": read_llama_bench,
-    "llama-batched-bench": read_batched_bench,
-    "sglang-dspark": read_dspark,
-}
 # Points of larger tables that a profile is fitted to; all others are held out.
 MOST_FITTED = 120
 # Medians of measured times over the physical roofline: a wrong unit is far outside.
@@ -71,6 +62,20 @@ class TimedModel:
             tensor_parallel=self.tensor_parallel,
             protocols=protocols_of(self.device.slug, self.tensor_parallel),
         )
+
+
+def read_times(name: str, path: Path, context: int | None = None) -> ImportedTable:
+    """The forward times in a file: a CSV, or the format of an entry point `times.NAME`.
+
+    context  cached tokens of each request, where the file does not say it
+    Raises InputError.
+    """
+    reader = read_csv if name == "csv" else load_plugin(READERS, f"times.{name}")
+    if reader is None:
+        listed = ", ".join(("csv", *plugin_names(READERS, "times.")))
+        raise InputError(f"no format is called '{name}'", hint=f"Use one of: {listed}")
+    table: ImportedTable = reader(path, context)
+    return table
 
 
 def check_times(points: Points, roofline: Roofline, path: Path, *, on_cpu: bool = False) -> str:

@@ -25,7 +25,7 @@ from tests.profiler.made_profile import make_profile
 from tests.tiny_folder import isolate, write_all
 
 ROOT = Path(__file__).parents[3]
-TIMES = ROOT / "tests/costmodel/imports/data/times.csv"
+TIMES = ROOT / "tests/integrations/data/times.csv"
 SHIPPED = str(shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml")
 TRAFFIC = ["--prompt-tokens", "1000", "--output-tokens", "400", "--rate", "5/s"]
 

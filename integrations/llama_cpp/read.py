@@ -1,98 +1,23 @@
-"""Readers of other tools' files of forward times: CSV tables, llama.cpp's, SGLang's DSpark tables.
+"""Forward times in files of llama.cpp's own tools.
 
-`llama-bench -o jsonl` (llama.cpp): a line is one test. `-p` tests are one forward of `n_prompt`
-rows on `n_depth` cached tokens, `-n` tests are `n_gen` plain steps. Times are in nanoseconds.
+`llama-bench -o jsonl`: a line is one test. `-p` tests are one forward of `n_prompt` rows on
+`n_depth` cached tokens, `-n` tests are `n_gen` plain steps. Times are in nanoseconds.
 
-`llama-batched-bench` (llama.cpp): PP prompt and TG generated tokens for each of B sequences. It
-names neither weights nor build, so a file also holds `llama-bench`'s table of the same model, as
-llama.cpp's scripts/bench-models.sh writes both.
-
-DSpark tables (SGLang 0.5.23, --speculative-dspark-sps-table-path): steps per second by the rows of
-a step (`sample_batch_tokens`, `sample_steps_per_sec`), or seconds as a sum, `bias_seconds` plus
-alpha(requests) plus theta(rows), both linear between their probes. Neither says the context.
+`llama-batched-bench`: PP prompt and TG generated tokens for each of B sequences. It names neither
+weights nor build, so a file also holds `llama-bench`'s table of the same model, as llama.cpp's
+scripts/bench-models.sh writes both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-
-import numpy as np
 
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
 from costmodel.imports.table import ImportedTable, ShapeTimes, TableRecord, WeightFormat
-from costmodel.io import (
-    MAX_TABLE_BYTES,
-    json_lines,
-    number_of,
-    read_bytes,
-    read_json,
-    read_table,
-    text_of,
-)
-
-_TIMES = ("seconds", "milliseconds", "microseconds", "forward_s", "forward_ms", "forward_us")
-_UNITS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6, "ns": 1e-9}
-_UNITS |= {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
-# At the end of a name, as in `forward_ms`, `latency (ms)`, `time [us]`, `seconds`.
-_UNIT = re.compile(rf"(?:^|[_ (\[])({'|'.join(_UNITS)})[)\]]?$")
-_CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
-
-
-def read_csv(path: Path, context: int | None = None) -> ImportedTable:
-    """The points of a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
-
-    Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
-    `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
-    name ends in a unit, such as `latency (ms)`. Raises InputError with the line and the problem.
-    """
-    names, lines = read_table(path, ("new_tokens", "context_tokens"), hint=_CSV_HINT)
-    time, unit = _time_column(names, path)
-    times = ShapeTimes(path, hint=_CSV_HINT)
-    empty = True
-    for at, row in lines:
-        if not row[time]:
-            continue
-        empty, seconds = False, unit * number_of(row[time], at, time)
-        if not seconds > 0:
-            raise InputError(f"{at}: {time} must be a number above 0 (is {row[time]})")
-        shape = (
-            _whole(row, "new_tokens", 1, at),
-            _whole(row, "context_tokens", 0, at),
-            _whole(row, "batch", 1, at) if "batch" in names else 1,
-        )
-        times.add(shape, seconds)
-    if empty:
-        raise InputError(f"{path} has no rows with a time in the column {time}", hint=_CSV_HINT)
-    return ImportedTable(
-        points=times.points(),
-        tool="CSV table",
-        version=None,
-        runtime="kernels",
-        lacks=("host time, as far as the table leaves it out",),
-    )
-
-
-def _time_column(names: list[str], path: Path) -> tuple[str, float]:
-    units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
-    for name in _TIMES:
-        if name in units:
-            return name, units[name]
-    if len(units) == 1:
-        return next(iter(units.items()))
-    problem = "several columns of times: " if units else "no column of times"
-    raise InputError(f"{path} has {problem}{', '.join(units)}", hint=_CSV_HINT)
-
-
-def _whole(row: dict[str, str], name: str, least: int, at: str) -> int:
-    value = number_of(row[name], at, name)
-    if value != int(value) or not least <= value < 1e9:
-        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {row[name]})")
-    return int(value)
-
+from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, text_of
 
 _LLAMA_HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"
 # One profile is of one build, model and setting.
@@ -267,63 +192,3 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
         parameters=round(parameters),
         model=first["kind"],
     )
-
-
-_DSPARK_HINT = "Give the file that --speculative-dspark-sps-table-path takes"
-# Rows of one request in the points that are read off a sum.
-_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32)
-
-
-def read_dspark(path: Path, context: int | None = None) -> ImportedTable:
-    """A table of either schema, measured over `context` cached tokens. Raises InputError."""
-    table = TableRecord(read_json(path, hint=_DSPARK_HINT), str(path), hint=_DSPARK_HINT)
-    if context is None:
-        raise InputError(
-            f"{path} does not say how many tokens were cached",
-            hint="Give --context, the tokens of each request while it was profiled",
-        )
-    times = ShapeTimes(path, hint=_DSPARK_HINT)
-    added = "bias_seconds" in table.fields
-    for rows, batch, seconds in _sums(table) if added else _steps(table):
-        times.add((rows, context, batch), seconds)
-    how = "a sum over requests and rows" if added else "by rows alone, counted as one sequence"
-    return ImportedTable(
-        points=times.points(),
-        tool="SGLang DSpark table",
-        version=None,
-        runtime="external",
-        lacks=(
-            f"any context but {context} (as told)",
-            "the draft, host time and acceptance apart: each step includes them",
-        ),
-        left_out=times.left_out,
-        model=how,
-    )
-
-
-def _steps(table: TableRecord) -> Iterator[tuple[int, int, float]]:
-    rows, rates = table.wholes("sample_batch_tokens"), table.numbers("sample_steps_per_sec")
-    _same_length(table, rows, rates, "sample_batch_tokens and sample_steps_per_sec")
-    table.whole("max_batch_tokens", rows[-1])
-    yield from ((count, 1, 1 / rate) for count, rate in zip(rows, rates, strict=True))
-
-
-def _sums(table: TableRecord) -> Iterator[tuple[int, int, float]]:
-    """Seconds by (rows, batch) where both functions were probed."""
-    bias_s = table.positive("bias_seconds")
-    # The tool rounds tokens to multiples of 64, few ones to 0.
-    requests, rows = table.wholes("bs_probes"), table.wholes("m_probes", 0)
-    alpha_s, theta_s = table.terms("alpha_seconds"), table.terms("theta_seconds")
-    _same_length(table, requests, alpha_s, "bs_probes and alpha_seconds")
-    _same_length(table, rows, theta_s, "m_probes and theta_seconds")
-    for batch, part_s in zip(requests, alpha_s, strict=True):
-        for each in _ROWS:
-            if rows[0] <= batch * each <= rows[-1]:
-                yield each, batch, bias_s + part_s + float(np.interp(batch * each, rows, theta_s))
-
-
-def _same_length(table: TableRecord, one: list[int], other: list[float], names: str) -> None:
-    if len(one) != len(other):
-        raise InputError(
-            f"{table.at}: {names} have {len(one)} and {len(other)} numbers", hint=_DSPARK_HINT
-        )

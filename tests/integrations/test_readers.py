@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from costmodel.imports.profiles import READERS
-from tests.costmodel.imports.files import ROWS, forward_s, write_json, write_lines
+from costmodel.imports.profiles import read_times
+from profiler.commands.fit import FORMATS
+from tests.integrations.written_times import ROWS, forward_s, write_json, write_lines
 
 DATA = Path(__file__).parent / "data"
 LLAMA = DATA / "llama_bench.jsonl"
@@ -24,7 +25,7 @@ SUM |= {"m_probes": [1, 4, 16, 64], "theta_seconds": [0.0, 0.001, 0.002, 0.005]}
 
 
 def read(name: str, path: Path, context: int | None = None):
-    return READERS[name](path, context)
+    return read_times(name, path, context)
 
 
 def times_of(table) -> dict[tuple[int, int, int], float]:
@@ -218,7 +219,7 @@ def test_a_number_with_a_comma_is_no_two_cells(tmp_path):
         read("csv", path)
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"[{", b'{"a": 1}', b"PAR1 PAR1"])
 def test_damaged_files_are_one_line(tmp_path, name, content):
     path = tmp_path / "damaged"
