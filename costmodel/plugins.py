@@ -12,7 +12,8 @@ COMMANDS = "rooftree.commands"  # a click command, `rooftree NAME`
 SOURCES = "rooftree.sources"  # a click command, `rooftree calibrate NAME`
 READERS = "rooftree.readers"  # a function that reads a file: of `times.NAME` or `acceptance.NAME`
 SETTINGS = "rooftree.settings"  # a costmodel.planning.exports.SettingsWriter
-OPERATOR_TABLES = "rooftree.operator_tables"
+# Published ones (costmodel.compose.tables.PublishedTables), or a function that reads a folder.
+OPERATOR_TABLES = "rooftree.operator_tables"  # of `published.NAME` or `folder.NAME`
 
 
 def plugin_names(group: str, kind: str = "") -> list[str]:

@@ -17,10 +17,9 @@ from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
-from costmodel.compose.aiconfigurator import ENGINES, load_published
 from costmodel.compose.attention import TileForm
-from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import CHUNK_ROWS, ComposedForward
+from costmodel.compose.tables import folder_tables, published_tables
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile
@@ -119,9 +118,10 @@ def compose(options: ComposeOptions) -> Profile:
     if options.device_name is None:
         raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
     device, target = find_device(options.device_name), options.target
+    published = published_tables()
 
     def forward(engine: str) -> ComposedForward:
-        tables = load_published(
+        tables = published.load(
             device,
             engine,
             head_dim=table_heads(target),
@@ -139,7 +139,7 @@ def compose(options: ComposeOptions) -> Profile:
 
     chosen = forward(options.engine)
     others = []
-    for engine in ENGINES:
+    for engine in published.engines:
         if engine == options.engine:
             continue
         try:
@@ -155,15 +155,14 @@ def table_heads(architecture: ModelArchitecture) -> int:
 
 
 def _compose_folder(options: ComposeOptions, folder: Path) -> Profile:
-    device, _, _ = folder_subject(folder)
+    tables = folder_tables(folder, options.source)
+    device = tables.device
     if options.device_name is not None:
         named = find_device(options.device_name)
         if named.slug != device.slug:
             raise InputError(f"{folder} holds operators of {device.name}, not of {named.name}")
     forward = ComposedForward(
-        architecture=options.target,
-        tables=load_folder(folder, options.source),
-        tensor_parallel=options.tensor_parallel,
+        architecture=options.target, tables=tables, tensor_parallel=options.tensor_parallel
     )
     return composed_profile(forward, error_bar(forward))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, Peaks
 from costmodel.compose.attention import Attention, interpolate
 from costmodel.compose.matmul import MatmulTable
+from costmodel.errors import InputError
+from costmodel.plugins import OPERATOR_TABLES, load_plugin, plugin_names
 from costmodel.roofline import distinct_experts
 from costmodel.weights import WEIGHT_BYTES, Cache, Weights
 
@@ -214,3 +218,48 @@ def product_peaks(device: DeviceSpec, weights: Weights) -> Peaks:
     few_bits = device.fp4_flops_per_s if weights == "nvfp4" else device.fp8_flops_per_s
     speedup = _SPEEDUP[weights] if few_bits else 1.0
     return Peaks(flops_per_s=device.peak_flops_per_s * speedup, bytes_per_s=device.peak_bytes_per_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedTables:
+    """Operator tables that somebody publishes: an entry point `published.NAME`.
+
+    engines       whose kernels they time
+    devices       slugs of the devices that they are of
+    is_installed  whether their files are at hand
+    load          the tables of a device and engine; keywords: `head_dim`, `experts`, `weights`,
+                  `cache`. Raises InputError or DeviceError
+    """
+
+    engines: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    is_installed: Callable[[], bool] = lambda: False
+    load: Callable[..., OperatorTables]
+
+
+@cache
+def published_tables() -> PublishedTables:
+    """The tables of the first entry point; without one there are none of any device."""
+    for name in plugin_names(OPERATOR_TABLES, "published."):
+        tables: PublishedTables = load_plugin(OPERATOR_TABLES, f"published.{name}")
+        return tables
+    return PublishedTables(load=_without_tables)
+
+
+def _without_tables(*given: Any, **options: Any) -> OperatorTables:
+    raise InputError("no package plugs in published operator tables")
+
+
+def folder_tables(folder: Path, source: str = "") -> OperatorTables:
+    """The tables in a folder, by the first entry point `folder.NAME` that reads it.
+
+    Raises InputError, of the first one where none does.
+    """
+    failures = []
+    for name in plugin_names(OPERATOR_TABLES, "folder."):
+        try:
+            tables: OperatorTables = load_plugin(OPERATOR_TABLES, f"folder.{name}")(folder, source)
+            return tables
+        except InputError as failure:
+            failures.append(failure)
+    raise next(iter(failures), InputError("no package plugs in a reader of folders of tables"))

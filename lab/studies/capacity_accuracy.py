@@ -23,11 +23,11 @@ import numpy as np
 
 from costmodel.catalog import find_target
 from costmodel.compose.profiles import ComposeOptions, compose
-from costmodel.compose.published import data_folder
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward
 from costmodel.weights import Weights
+from integrations.aiconfigurator.package import data_folder
 from lab.studies.fit_overheads import FITTED, MeasuredServer, ServerLoad, fit_overheads, steady_work
 
 PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.aiconfigurator import load_published
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import RooftreeError
 from costmodel.io import shipped_directory
@@ -17,6 +16,7 @@ from costmodel.planning.search import make_server
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.roofline import Roofline
+from integrations.aiconfigurator.tables import load_published
 from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])

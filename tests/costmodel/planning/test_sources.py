@@ -7,8 +7,6 @@ from collections import Counter
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose import aiconfigurator
-from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.support import supported
 from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
@@ -20,6 +18,9 @@ from costmodel.planning.search import make_server
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from integrations.aiconfigurator import tables as aiconfigurator
+from integrations.aiconfigurator.package import SYSTEMS
+from tests.costmodel.conftest import without_tables
 from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])
@@ -149,7 +150,7 @@ def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
 
 
 def test_support_has_a_row_for_each_label(tmp_path, monkeypatch):
-    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
+    monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
     stored = supported(labelled(tmp_path, "gptq_marlin"))
     rows = [row for row in stored if row.weights and row.provenance]
     (row,) = rows

@@ -1,4 +1,4 @@
-"""The files of aiconfigurator-core's operator tables: their places and columns."""
+"""The package aiconfigurator-core: its devices, and the places and columns of its tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.catalog import DeviceSpec
+from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import DeviceError, InputError
 
+ENGINES = ("vllm", "sglang", "trtllm")
+SYSTEMS = {
+    "a100-sxm-80gb": "a100_sxm",
+    "h100-sxm": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "l40s": "l40s",
+    "rtx-pro-6000-server": "rtx_pro_6000_server",
+}
 Columns = dict[str, NDArray[Any]]
 # Tables with outliers of up to 2.7 times the true time; later versions are sound.
 UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "sglang", "0.5.10")}
+
+
+def is_installed() -> bool:
+    """Whether the extra `operators` is installed."""
+    return all(map(importlib.util.find_spec, ("aiconfigurator_core", "pyarrow")))
 
 
 def data_folder() -> Path:
@@ -73,3 +92,26 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise InputError(f"{path.name} has a {name} that is no finite number")
     return read
+
+
+def find_system(device: DeviceSpec, engine: str) -> str:
+    """The package's name of a device. Raises InputError or DeviceError where it has no tables."""
+    if engine not in ENGINES:
+        raise InputError(
+            f"no engine is called '{engine}'", hint=f"Use one of: {', '.join(ENGINES)}"
+        )
+    if device.slug not in SYSTEMS:
+        raise DeviceError(
+            f"there are no published operator tables of {device.name}",
+            hint=f"There are for: {', '.join(SYSTEMS)}; {_transfer_hint(device)}",
+        )
+    return SYSTEMS[device.slug]
+
+
+def _transfer_hint(device: DeviceSpec) -> str:
+    errors = {slug: transfer_errors().expected(slug, device.slug)[0] for slug in SYSTEMS}
+    best = min(errors, key=errors.__getitem__)
+    return (
+        f"`rooftree transfer` scales a profile, from {best} with the smallest error of the scaling,"
+        f" {errors[best]:.1%}"
+    )

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
+from integrations.llmservingsim.tables import folder_subject, load_folder
 from tests.costmodel.conftest import LLAMA, measured_forwards
 
 OPERATORS = "rtx-pro-6000-server_llama-3.1-8b_tp1"

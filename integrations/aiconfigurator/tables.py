@@ -25,25 +25,29 @@ from costmodel.compose.attention import (
     rising,
 )
 from costmodel.compose.matmul import MatmulTable
-from costmodel.compose.published import (
+from costmodel.compose.tables import (
+    BytesAtBandwidth,
+    ExpertTable,
+    OperatorTables,
+    PublishedTables,
+    RecurrentTable,
+    product_peaks,
+)
+from costmodel.errors import DeviceError, InputError
+from costmodel.weights import WEIGHT_BYTES, Cache, Weights
+from integrations.aiconfigurator.package import (
+    ENGINES,
+    SYSTEMS,
     UNSOUND,
     Columns,
     data_folder,
+    find_system,
+    is_installed,
     newest_version,
     package_version,
     read_table,
     version_key,
 )
-from costmodel.compose.tables import (
-    BytesAtBandwidth,
-    ExpertTable,
-    OperatorTables,
-    RecurrentTable,
-    product_peaks,
-)
-from costmodel.compose.transfer_errors import transfer_errors
-from costmodel.errors import DeviceError, InputError
-from costmodel.weights import WEIGHT_BYTES, Cache, Weights
 
 _PLAIN_PRODUCTS = ("bfloat16", "mxfp4")  # weights whose products, experts apart, are of bfloat16
 # The names of types of experts in the tables, the first that is there; else the weights' own.
@@ -61,18 +65,6 @@ Curve = tuple[Array, Array]
 Shapes = dict[tuple[int, int], Curve]
 Experts = dict[tuple[int, ...], ExpertTable]
 
-ENGINES = ("vllm", "sglang", "trtllm")
-SYSTEMS = {
-    "a100-sxm-80gb": "a100_sxm",
-    "h100-sxm": "h100_sxm",
-    "h200": "h200_sxm",
-    "b200": "b200_sxm",
-    "b300": "b300_sxm",
-    "gb200": "gb200",
-    "gb300": "gb300",
-    "l40s": "l40s",
-    "rtx-pro-6000-server": "rtx_pro_6000_server",
-}
 # Tiling of each prompt kernel. Chunked measurements show that of FlashAttention 2 on other devices.
 KERNELS = {
     "vllm_flash_attn": TileForm(tile_rows=64),
@@ -137,29 +129,6 @@ def load_published(
 def _first(engine: str) -> list[str]:
     """All engines, this one first."""
     return sorted(ENGINES, key=lambda name: name != engine)
-
-
-def find_system(device: DeviceSpec, engine: str) -> str:
-    """The package's name of a device. Raises InputError or DeviceError where it has no tables."""
-    if engine not in ENGINES:
-        raise InputError(
-            f"no engine is called '{engine}'", hint=f"Use one of: {', '.join(ENGINES)}"
-        )
-    if device.slug not in SYSTEMS:
-        raise DeviceError(
-            f"there are no published operator tables of {device.name}",
-            hint=f"There are for: {', '.join(SYSTEMS)}; {_transfer_hint(device)}",
-        )
-    return SYSTEMS[device.slug]
-
-
-def _transfer_hint(device: DeviceSpec) -> str:
-    errors = {slug: transfer_errors().expected(slug, device.slug)[0] for slug in SYSTEMS}
-    best = min(errors, key=errors.__getitem__)
-    return (
-        f"`rooftree transfer` scales a profile, from {best} with the smallest error of the scaling,"
-        f" {errors[best]:.1%}"
-    )
 
 
 @functools.cache
@@ -498,3 +467,8 @@ def all_reduce_curves(data: Path, engine: str) -> dict[int, Curve]:
         size, first = np.unique(table["message_size"][of_count], return_index=True)
         curves[int(count)] = (size.astype(float), table["latency"][of_count][first] * 1e-3)
     return curves
+
+
+TABLES = PublishedTables(
+    engines=ENGINES, devices=tuple(SYSTEMS), is_installed=is_installed, load=load_published
+)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose import aiconfigurator as published
-from costmodel.compose.aiconfigurator import load_published
 from costmodel.compose.attention import TileForm
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
 from costmodel.errors import DeviceError, InputError
 from costmodel.planning.forwards import TargetForward
 from costmodel.roofline import distinct_experts
+from integrations.aiconfigurator import tables as published
+from integrations.aiconfigurator.tables import load_published
 from tests.costmodel.conftest import LLAMA, measured_forwards
 
 MOE = find_target("Qwen/Qwen3-30B-A3B").architecture
