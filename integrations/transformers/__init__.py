@@ -1,4 +1,4 @@
-"""transformers: a script for this project's decoder, from a plan.
+"""transformers: this decoder inside `model.generate`, and scripts of it from a plan.
 
 The folder may import the core.
 """

@@ -21,7 +21,7 @@ from costmodel.planning.servers import Interval, OperatingPoint, Sizing
 from costmodel.planning.tables import step_s
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
-from integrations.pilot import DraftTable
+from integrations.draft_lengths.pilot import DraftTable
 from integrations.sglang.settings import steps_table, sum_table
 from integrations.vllm.settings import context_table
 from tests.costmodel.planning.conftest import point

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from integrations.costs import StepCosts
-from integrations.policy import LEAST_GAIN, DraftPolicy, RunningSequence
+from integrations.draft_lengths.costs import StepCosts
+from integrations.draft_lengths.policy import LEAST_GAIN, DraftPolicy, RunningSequence
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
 
 ALLOWED = (0, 1, 2, 3, 5, 8)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from integrations.acceptance import ANY_KIND, AcceptanceByPosition
-from integrations.costs import StepCosts
+from integrations.draft_lengths.acceptance import ANY_KIND, AcceptanceByPosition
+from integrations.draft_lengths.costs import StepCosts
 
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
 EXPLORED_SHARE = 0.003  # of the time, that may be lost on drafts longer than the best

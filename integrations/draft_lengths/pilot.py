@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.errors import InputError
-from integrations.policy import DraftPolicy, RunningSequence, mean_context
+from integrations.draft_lengths.policy import DraftPolicy, RunningSequence, mean_context
 
 MOST_CONTEXT = 10**9
 UNKNOWN = -1  # an engine's placeholder for a draft token that it does not know yet

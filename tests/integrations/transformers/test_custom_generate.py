@@ -10,9 +10,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
-from decoder.custom_generate import CustomGenerate, sampling_of
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
+from integrations.transformers.custom_generate import CustomGenerate, sampling_of
 from tests.decoder.models import FAMILIES, PROMPT, WholeDrafter, random_model
 from tests.tiny_folder import write_all
 

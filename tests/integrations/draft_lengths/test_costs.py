@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from costmodel.errors import ProfileError
-from integrations.acceptance import ANY_KIND, FIRST_GUESS, SHARED_MEMORY, AcceptanceByPosition
-from integrations.costs import CONTEXT_RANGE, ContextCurves, StepCosts
+from integrations.draft_lengths.acceptance import (
+    ANY_KIND,
+    FIRST_GUESS,
+    SHARED_MEMORY,
+    AcceptanceByPosition,
+)
+from integrations.draft_lengths.costs import CONTEXT_RANGE, ContextCurves, StepCosts
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile, step_s
 
 CONTEXT = 2048 - CONTEXT_RANGE / 2  # the middle of a range of contexts

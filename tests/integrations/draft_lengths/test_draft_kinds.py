@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integrations.draft_kinds import LONGEST_AGREEMENT, MOST_PAIRS, MatchedText, SeenPairs
+from integrations.draft_lengths.draft_kinds import (
+    LONGEST_AGREEMENT,
+    MOST_PAIRS,
+    MatchedText,
+    SeenPairs,
+)
 
 
 def by_hand(text: list[int], least: int, most: int) -> int:

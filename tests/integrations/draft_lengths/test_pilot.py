@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from costmodel.errors import InputError
-from integrations.acceptance import ANY_KIND
-from integrations.pilot import UNKNOWN, DraftTable, StepPilot, TablePilot
-from integrations.policy import DraftPolicy, RunningSequence
+from integrations.draft_lengths.acceptance import ANY_KIND
+from integrations.draft_lengths.pilot import UNKNOWN, DraftTable, StepPilot, TablePilot
+from integrations.draft_lengths.policy import DraftPolicy, RunningSequence
 
 
 class NotedPolicy(DraftPolicy):
