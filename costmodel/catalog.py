@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from costmodel.fields import Bytes, Count, Section, Text, Watts
-from costmodel.hf_config import positions_of, text_fields
-from costmodel.hub import hub_config, is_hub_id
+from costmodel.hf_config import hub_config, is_hub_id, positions_of, text_fields
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 from costmodel.statistics import Array
 from costmodel.weights import checkpoint_name, stored_weights, with_quantization

@@ -39,7 +39,7 @@ from decoder.model.making import Quantization, make_target, quantised, runtime_k
 from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.target import Target
 from decoder.policies.base import DEFAULT_MAX_NODES, GRAPHS_MAX_NODES, Fit, Policy
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
 from decoder.text import StopStrings, TextRequest, TextStream, checkpoint_settings, end_tokens

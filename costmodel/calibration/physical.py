@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ValidationError, model_validator
 
-from costmodel.calibration.base import RooflineCalibration
-from costmodel.calibration.points import Points
+from costmodel.calibration.points import Points, RooflineCalibration
 from costmodel.catalog import all_reduce_s
 from costmodel.errors import InputError
 from costmodel.fields import Count, Factor, Statistic

@@ -7,11 +7,16 @@ import dataclasses
 
 import numpy as np
 
-from costmodel.calibration.base import CALIBRATIONS, Calibration, CalibrationName
 from costmodel.calibration.choices import choices, regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
-from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.points import (
+    CALIBRATIONS,
+    Calibration,
+    CalibrationName,
+    ErrorSummary,
+    Points,
+)
 from costmodel.calibration.stairs import StairsCalibration, fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline

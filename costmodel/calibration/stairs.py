@@ -18,9 +18,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.calibration.base import predict_slices
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import Points
+from costmodel.calibration.points import Points, predict_slices
 from costmodel.errors import InputError
 from costmodel.fields import LogScale, LogScaleOrZero, Section
 from costmodel.statistics import Array, Bools, robust_sigma

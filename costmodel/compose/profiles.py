@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import fit_linear
@@ -36,9 +35,8 @@ from costmodel.profile.schema import (
     TokensSection,
 )
 from costmodel.roofline import Roofline
+from costmodel.statistics import Array
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes, quantization
-
-Array = NDArray[np.float64]
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -14,8 +14,7 @@ from costmodel.catalog import DeviceSpec, device_slug, load_devices, load_target
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import table_heads
 from costmodel.compose.tables import OperatorTables, published_tables
-from costmodel.compose.transfer import transferred_error
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors, transferred_error
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ProvenanceKind

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, Peaks
@@ -18,9 +17,9 @@ from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import InputError
 from costmodel.plugins import OPERATOR_TABLES, load_plugin, plugin_names
 from costmodel.roofline import distinct_experts
+from costmodel.statistics import Array
 from costmodel.weights import WEIGHT_BYTES, Cache, Weights
 
-Array = NDArray[np.float64]
 SmallKind = Literal["embedding", "norm", "rotary", "activation"]
 # Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
 _SPEEDUP = {

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from costmodel.calibration.base import Calibration
+from costmodel.calibration.points import Calibration
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection, NodesSection, PlainSection, TokensSection

@@ -7,9 +7,9 @@ from typing import Any
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, device_by_name
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
-from costmodel.hub import is_hub_id
+from costmodel.hf_config import is_hub_id
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.profile.schema import DrafterSection, EngineDrafterSection

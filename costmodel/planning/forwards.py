@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.calibration.base import Calibration
+from costmodel.calibration.points import Calibration
 from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name
 from costmodel.compose.operators import CHUNK_ROWS
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile

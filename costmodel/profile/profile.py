@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from costmodel.calibration.base import Calibration
 from costmodel.calibration.linear import LinearCalibration
+from costmodel.calibration.points import Calibration
 from costmodel.calibration.stairs import MIN_POINTS
 from costmodel.catalog import DeviceFingerprint, device_by_name
 from costmodel.errors import InputError, ProfileError

@@ -11,10 +11,15 @@ from numpy.typing import ArrayLike
 from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.calibration.base import Calibration, CalibrationName, RooflineCalibration
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.points import (
+    Calibration,
+    CalibrationName,
+    ErrorSummary,
+    Points,
+    RooflineCalibration,
+)
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
 from costmodel.catalog import DeviceFingerprint, Peaks, protocols_of
@@ -45,7 +50,7 @@ from costmodel.fields import (
     check_lengths,
     check_spread,
 )
-from costmodel.profile.columns import ColumnsSection
+from costmodel.profile.text import ColumnsSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, extend_linear
 

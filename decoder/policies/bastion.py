@@ -1,4 +1,4 @@
-"""The adaptive policy of BASTION: in each round the tree size of highest estimated speed.
+"""The adaptive policy of BASTION, the tree size of highest estimated speed; policies by name.
 
 It learns three things while decoding: the drafter's bias at each depth, the speed of the
 text, and whether drafting pays.
@@ -11,9 +11,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from costmodel.errors import InputError
 from costmodel.statistics import Array
+from decoder.extensions import POLICIES, make_extension
 from decoder.jit import jit
-from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Policy, TreeRequest
+from decoder.names import FIXED, check_policy
+from decoder.policies.base import (
+    DEFAULT_MAX_NODES,
+    Chain,
+    Cost,
+    FindCost,
+    Fixed,
+    Limits,
+    Plain,
+    Policy,
+    TreeRequest,
+)
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
 
@@ -284,3 +297,30 @@ def _best_index(scores, sizes, cycle_s, plain_tokens, draft_s, rate):  # type: i
         if more > rate * longer_s:
             best = index
     return best
+
+
+def parse_policy(text: str, cost: FindCost, max_nodes: int) -> Policy:
+    """The policy of a name, as `bastion` or `fixed:16`; `POLICY_NAMES` lists those of the decoder.
+
+    Entry points give other packages' policies names, and `package.module:Class` needs none.
+
+    cost       gives the cost model; called only for a policy that reads one
+    max_nodes  bounds every tree whose size is not in the name
+    Raises InputError for another name.
+    """
+    if max_nodes < 1:
+        raise InputError(f"the largest tree must have 1 node or more, got {max_nodes}")
+    if text == "bastion":
+        return Bastion(cost(), max_nodes)
+    if text == "chain":
+        return Chain(max_nodes=max_nodes)
+    if text == "plain":
+        return Plain()
+    check_policy(text)
+    match = FIXED.fullmatch(text)
+    if match is not None:
+        return Fixed(int(match[1]))
+    policy = make_extension(text, POLICIES, Policy, cost=cost, max_nodes=max_nodes)
+    if policy is None:  # the entry point is that of a format
+        raise InputError(f"'{text}' is not a policy")
+    return policy

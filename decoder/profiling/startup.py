@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.calibration.base import Calibration
+from costmodel.calibration.points import Calibration
 from costmodel.errors import ProfileError
 from costmodel.io import now_utc
 from costmodel.online.cycle import CycleCost

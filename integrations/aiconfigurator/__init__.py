@@ -1,4 +1,1 @@
-"""aiconfigurator-core (NVIDIA): its operator tables (extra `operators`).
-
-The folder may import the core.
-"""
+"""aiconfigurator-core (NVIDIA): its operator tables (extra `operators`)."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.catalog import DeviceSpec
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import DeviceError, InputError
 
 ENGINES = ("vllm", "sglang", "trtllm")

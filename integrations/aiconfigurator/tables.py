@@ -34,6 +34,7 @@ from costmodel.compose.tables import (
     product_peaks,
 )
 from costmodel.errors import DeviceError, InputError
+from costmodel.statistics import Array
 from costmodel.weights import WEIGHT_BYTES, Cache, Weights
 from integrations.aiconfigurator.package import (
     ENGINES,
@@ -60,7 +61,6 @@ _OTHER_FORMS: dict[Weights, tuple[Weights, ...]] = {
     "fp8": ("fp8_block",), "fp8_dynamic": ("fp8_block",), "fp8_block": ("fp8",),
 }  # fmt: skip
 
-Array = NDArray[np.float64]
 Curve = tuple[Array, Array]
 Shapes = dict[tuple[int, int], Curve]
 Experts = dict[tuple[int, ...], ExpertTable]

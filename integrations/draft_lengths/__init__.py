@@ -1,5 +1,5 @@
 """Draft lengths from a profile, as the schedulers of several engines choose them.
 
-`policy` weighs `costs` against `acceptance`, `pilot` does so step after step, `draft_kinds` tells
-good drafts. It runs inside the engines, and imports `costmodel` alone.
+`policy` weighs `costs` against `acceptance`, and `pilot` does so step after step. It runs inside
+the engines, and imports `costmodel` alone.
 """

@@ -1,4 +1,1 @@
-"""llama.cpp: its files of forward times.
-
-The folder may import the core.
-"""
+"""llama.cpp: its files of forward times."""

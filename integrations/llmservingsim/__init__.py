@@ -1,4 +1,1 @@
-"""LLMServingSim: operator tables in the formats of its profilers.
-
-The folder may import the core.
-"""
+"""LLMServingSim: operator tables in the formats of its profilers."""

@@ -1,4 +1,1 @@
-"""NVIDIA Model-Optimizer: its files of acceptance, read and written.
-
-The folder may import the core.
-"""
+"""NVIDIA Model-Optimizer: its files of acceptance, read and written."""

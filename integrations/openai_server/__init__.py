@@ -1,4 +1,1 @@
-"""OpenAI-compatible servers, calibrated from outside by the times of their answers.
-
-The folder may import the core.
-"""
+"""OpenAI-compatible servers, calibrated from outside by the times of their answers."""

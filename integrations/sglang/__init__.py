@@ -1,4 +1,1 @@
-"""SGLang: its settings from a plan.
-
-The folder may import the core.
-"""
+"""SGLang: its settings from a plan."""

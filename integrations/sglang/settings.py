@@ -26,18 +26,19 @@ from costmodel.planning.exports import (
     at_load,
     batch_table,
     checkpoint_of,
+    doubling,
     drafter_of,
     kind_of,
     one_option_a_line,
     precision_options,
     served_name,
+    step_s,
     why_plain,
     written_file,
 )
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.result import PlanOption
 from costmodel.planning.servers import Server
-from costmodel.planning.tables import doubling, step_s
 from costmodel.planning.traffic import Traffic
 
 VERSION = "SGLang 0.5.23"

@@ -1,4 +1,1 @@
-"""TensorRT-LLM: its settings from a plan.
-
-The folder may import the core.
-"""
+"""TensorRT-LLM: its settings from a plan."""

@@ -15,19 +15,21 @@ import numpy as np
 
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.exports import (
+    NO_DIFFERENCE,
     Export,
     SettingsWriter,
     batch_table,
     checkpoint_of,
     drafter_of,
+    joined,
     kind_of,
     one_option_a_line,
     precision_options,
     served_name,
+    step_s,
     why_plain,
 )
 from costmodel.planning.servers import CONCURRENCIES, Server
-from costmodel.planning.tables import NO_DIFFERENCE, joined, step_s
 from costmodel.planning.traffic import Traffic
 
 KINDS = ("dflash", "dspark", "eagle3", "mtp", "ngram")  # of drafters, as its methods

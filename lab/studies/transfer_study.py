@@ -24,8 +24,7 @@ from scipy.optimize import nnls
 
 from costmodel.calibration.points import Points
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.transfer import scaled_points
-from costmodel.compose.transfer_errors import LEAST_ERROR, TransferErrors, transfer_errors
+from costmodel.compose.transfer import LEAST_ERROR, TransferErrors, scaled_points, transfer_errors
 from costmodel.io import shipped_directory, write_atomic
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.calibration.base import CALIBRATIONS
 from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
-from costmodel.calibration.points import Points
+from costmodel.calibration.points import CALIBRATIONS, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device, resolve_target
 from costmodel.imports.profiles import (

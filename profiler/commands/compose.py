@@ -60,8 +60,7 @@ def transfer(name: str, device_name: str, output: Path | None, as_json: bool) ->
     across vendors largest.
     """
     from costmodel.catalog import find_device
-    from costmodel.compose.transfer import transfer_profile
-    from costmodel.compose.transfer_errors import transfer_errors
+    from costmodel.compose.transfer import transfer_errors, transfer_profile
     from costmodel.errors import ProfileError
     from costmodel.profile.lookup import named_profile
     from costmodel.profile.store import ProfileStore

@@ -21,7 +21,7 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice
 from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder import models

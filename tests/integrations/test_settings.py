@@ -12,13 +12,12 @@ from costmodel.catalog import load_targets
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.drafting import DraftCost, drafter_kind
-from costmodel.planning.exports import checkpoint_of, export_plan, served_name
+from costmodel.planning.exports import checkpoint_of, export_plan, served_name, step_s
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server, plan_profile
 from costmodel.planning.servers import Interval, OperatingPoint, Sizing
-from costmodel.planning.tables import step_s
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
 from integrations.draft_lengths.pilot import DraftTable

@@ -8,8 +8,7 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose.support import supported
-from costmodel.compose.transfer import transferred_error
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors, transferred_error
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import shipped_directory
 from costmodel.planning.engines import weight_bytes

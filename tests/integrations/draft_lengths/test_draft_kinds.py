@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integrations.draft_lengths.draft_kinds import (
+from integrations.draft_lengths.acceptance import (
     LONGEST_AGREEMENT,
     MOST_PAIRS,
     MatchedText,

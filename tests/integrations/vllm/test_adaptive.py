@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.integrations.draft_lengths.test_costs import curves
 
 from integrations.draft_lengths.costs import StepCosts
 from integrations.vllm import adaptive
+from tests.integrations.draft_lengths.test_costs import curves
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
 
 STEPS = 7
