@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -22,11 +23,18 @@ def plugin_names(group: str, kind: str = "") -> list[str]:
     return sorted(name.removeprefix(kind) for name in names if name.startswith(kind))
 
 
-def load_plugin(group: str, name: str) -> Any:
-    """The object of a name; None without one. Raises InputError where it cannot be imported."""
-    for entry in entry_points(group=group, name=name):
+def load_plugins(group: str, kind: str = "") -> Iterator[tuple[str, Any]]:
+    """The names and objects of a group's entry points. Raises InputError, as `load_plugin`."""
+    for name in plugin_names(group, kind):
+        yield name, load_plugin(group, name, kind)
+
+
+def load_plugin(group: str, name: str, kind: str = "", more: Sequence[str] = ()) -> Any:
+    """The object of a name. Raises InputError, also where there is none; `more` names exist too."""
+    for entry in entry_points(group=group, name=kind + name):
         return load_entry_point(entry)
-    return None
+    listed = ", ".join((*more, *plugin_names(group, kind)))
+    raise InputError(f"no entry point of {group} is called '{name}'", hint=f"Use one of: {listed}")
 
 
 def load_entry_point(entry: EntryPoint) -> Any:

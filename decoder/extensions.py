@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from costmodel.errors import InputError, reason_of
-from costmodel.plugins import load_entry_point
+from costmodel.plugins import load_entry_point, load_plugins
 
 DRAFTERS = "rooftree.drafters"
 POLICIES = "rooftree.policies"
@@ -65,8 +65,7 @@ def make_extension(name: str, group: str, kind: type[T], **available: object) ->
 
 def checkpoint_formats() -> dict[str, Any]:
     """The classes of other packages that recognise checkpoints, by the names of entry points."""
-    loaded = {entry.name: load_entry_point(entry) for entry in entry_points(group=DRAFTERS)}
-    return {name: loaded[name] for name in sorted(loaded) if hasattr(loaded[name], "recognises")}
+    return {name: one for name, one in load_plugins(DRAFTERS) if hasattr(one, "recognises")}
 
 
 def build(factory: Factory, kind: type[T], name: str, available: dict[str, object]) -> T:

@@ -85,7 +85,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return with_json_told(load_plugin(PLUGINS, cmd_name))
+            known = cmd_name in plugin_names(PLUGINS)
+            return with_json_told(load_plugin(PLUGINS, cmd_name)) if known else None
         module = importlib.import_module(f"profiler.commands.{TOGETHER.get(cmd_name, cmd_name)}")
         function = cmd_name.replace("-", "_") if cmd_name in TOGETHER else "command"
         return with_json_told(getattr(module, function))

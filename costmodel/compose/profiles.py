@@ -21,19 +21,8 @@ from costmodel.compose.operators import CHUNK_ROWS, ComposedForward
 from costmodel.compose.tables import folder_tables, published_tables
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    CalibrationSection,
-    PeaksSection,
-    PlainSection,
-    ProvenanceKind,
-    ProvenanceSection,
-    RuntimeSection,
-    StagesSection,
-    SurfaceSection,
-    TargetSection,
-    TokensSection,
-)
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes, quantization
@@ -244,7 +233,7 @@ def composed_profile(
                 "experts": forward.experts_form,
                 "note": _note(forward, bar),
             },
-            runtime=RuntimeSection(
+            runtime=schema.RuntimeSection(
                 kind="kernels",
                 dtype="bfloat16",
                 quantization=quantization(tables.weights, tables.cache),
@@ -266,14 +255,14 @@ class ProfileParts:
     `provenance` holds the fields of ProvenanceSection except kind, tool_version and points.
     """
 
-    kind: ProvenanceKind
+    kind: schema.ProvenanceKind
     device: DeviceSpec
     architecture: ModelArchitecture
     points: Points
     provenance: dict[str, Any]
-    runtime: RuntimeSection
+    runtime: schema.RuntimeSection
     roofline: Roofline
-    stages: StagesSection
+    stages: schema.StagesSection
 
 
 def assemble(parts: ProfileParts) -> Profile:
@@ -281,29 +270,29 @@ def assemble(parts: ProfileParts) -> Profile:
     device, points = parts.device, parts.points
     physical = fit_physical(points, parts.roofline)
     return Profile(
-        provenance=ProvenanceSection(
+        provenance=schema.ProvenanceSection(
             kind=parts.kind, tool_version=tool_version(), points=len(points), **parts.provenance
         ),
         device=DeviceFingerprint(kind="cuda", name=device.name, memory_bytes=device.memory_bytes),
-        target=TargetSection.of(parts.architecture),
+        target=schema.TargetSection.of(parts.architecture),
         runtime=parts.runtime,
-        peaks=PeaksSection(
+        peaks=schema.PeaksSection(
             source="datasheet",
             flops_per_s=parts.roofline.peaks.flops_per_s,
             bytes_per_s=parts.roofline.peaks.bytes_per_s,
         ),
-        calibration=CalibrationSection(
+        calibration=schema.CalibrationSection(
             selected="stairs",
             linear=fit_linear(points, parts.roofline),
             physical=physical,
             stairs=fit_stairs(points, physical, exact=True).scales,
         ),
-        surface=SurfaceSection.of(points),
+        surface=schema.SurfaceSection.of(points),
         stages=parts.stages,
     )
 
 
-def _stages(forward: ComposedForward) -> StagesSection:
+def _stages(forward: ComposedForward) -> schema.StagesSection:
     steps: list[tuple[int, int, float]] = []
     for b in BATCHES:
         contexts = [c for c in CONTEXTS if b == 1 or _fits(forward, b, c)]
@@ -311,13 +300,13 @@ def _stages(forward: ComposedForward) -> StagesSection:
             seconds = _rising(forward.seconds([1], contexts, b))[0]
             steps.extend((b, c, t) for c, t in zip(contexts, seconds, strict=True))
     prompts = forward.prefill_s(PROMPTS)
-    return StagesSection(
-        plain=PlainSection(
+    return schema.StagesSection(
+        plain=schema.PlainSection(
             batch=tuple(b for b, _, _ in steps),
             context=tuple(c for _, c, _ in steps),
             **columns([float(t) for _, _, t in steps]),
         ),
-        prefill=TokensSection(tokens=PROMPTS, **columns(prompts.tolist())),
+        prefill=schema.TokensSection(tokens=PROMPTS, **columns(prompts.tolist())),
     )
 
 

@@ -15,7 +15,7 @@ from costmodel.catalog import DeviceSpec, Peaks
 from costmodel.compose.attention import Attention, interpolate
 from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import InputError
-from costmodel.plugins import OPERATOR_TABLES, load_plugin, plugin_names
+from costmodel.plugins import OPERATOR_TABLES, load_plugins
 from costmodel.roofline import distinct_experts
 from costmodel.statistics import Array
 from costmodel.weights import WEIGHT_BYTES, Cache, Weights
@@ -239,10 +239,8 @@ class PublishedTables:
 @cache
 def published_tables() -> PublishedTables:
     """The tables of the first entry point; without one there are none of any device."""
-    for name in plugin_names(OPERATOR_TABLES, "published."):
-        tables: PublishedTables = load_plugin(OPERATOR_TABLES, f"published.{name}")
-        return tables
-    return PublishedTables(load=_without_tables)
+    without = PublishedTables(load=_without_tables)
+    return next((tables for _, tables in load_plugins(OPERATOR_TABLES, "published.")), without)
 
 
 def _without_tables(*given: Any, **options: Any) -> OperatorTables:
@@ -255,9 +253,9 @@ def folder_tables(folder: Path, source: str = "") -> OperatorTables:
     Raises InputError, of the first one where none does.
     """
     failures = []
-    for name in plugin_names(OPERATOR_TABLES, "folder."):
+    for _, read in load_plugins(OPERATOR_TABLES, "folder."):
         try:
-            tables: OperatorTables = load_plugin(OPERATOR_TABLES, f"folder.{name}")(folder, source)
+            tables: OperatorTables = read(folder, source)
             return tables
         except InputError as failure:
             failures.append(failure)

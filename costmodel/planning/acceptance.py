@@ -22,7 +22,7 @@ from costmodel.acceptance import (
 )
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, read_bytes, read_json
-from costmodel.plugins import READERS, load_plugin, plugin_names
+from costmodel.plugins import READERS, load_plugins
 from costmodel.statistics import Array, Ints
 
 Shape = Literal["plain", "chain", "tree"]
@@ -229,8 +229,7 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
 def _of_other_tools(path: Path) -> dict[str, Any] | None:
     """The fields of another tool's file; None for a file that no reader knows."""
     text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
-    for name in plugin_names(READERS, "acceptance."):
-        reader = load_plugin(READERS, f"acceptance.{name}")
+    for name, reader in load_plugins(READERS, "acceptance."):
         try:
             fields: dict[str, Any] | None = reader(text)
         except (InputError, TypeError, ValueError, LookupError) as failure:

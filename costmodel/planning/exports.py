@@ -17,13 +17,13 @@ from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.drafting import BLOCK_KINDS, CHECKPOINTS, drafter_kind
 from costmodel.planning.forwards import TargetForward
-from costmodel.planning.request import PlanRequest, Precision
+from costmodel.planning.request import PlanRequest
 from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import BatchChoice, OperatingPoint, Server
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
-from costmodel.plugins import SETTINGS, load_plugin, plugin_names
+from costmodel.plugins import SETTINGS, load_plugin
 from costmodel.profile.store import ProfileStore
 
 NO_DIFFERENCE = 0.01  # a shorter draft within this share of the highest rate is taken instead
@@ -45,6 +45,59 @@ class Export:
     def request(self) -> PlanRequest:
         """What was planned for."""
         return self.plan.request
+
+    @property
+    def target(self) -> str:
+        """The target's name as engines take it."""
+        return served_name(self.request.target)
+
+    @property
+    def table(self) -> list[list[int]]:
+        """Rows of [first batch, last batch, drafted tokens]."""
+        return batch_table(self.best.points)
+
+    @property
+    def at_load(self) -> OperatingPoint:
+        """The operating point at the planned load."""
+        return self.best.sizing.at_load if self.best.sizing else self.best.points[0]
+
+    @property
+    def drafter(self) -> str:
+        """The planned drafter, or the usual kind."""
+        return self.best.drafter.name if self.best.drafter else "dflash"
+
+    @property
+    def checkpoint(self) -> str:
+        """The drafter's checkpoint, or a gap where it is not known."""
+        return checkpoint_of(self.drafter, self.target)
+
+    @property
+    def precision_options(self) -> list[str]:
+        """vLLM's and SGLang's options for quantised weights and cache; stored scales need none."""
+        precision = self.request.precision
+        options = ["--quantization fp8"] if precision.weights == "fp8_dynamic" else []
+        return options + (["--kv-cache-dtype fp8"] if precision.cache == "fp8" else [])
+
+    @property
+    def why_plain(self) -> str:
+        """The reason why a plan drafts nothing."""
+        if self.request.policy.kind == "plain":
+            return "the policy is plain"
+        if self.request.acceptance is None:
+            return "there is no acceptance data"
+        return "the plan drafts nothing at this load"
+
+    def kind(self, engine: str, known: Sequence[str]) -> str:
+        """The planned drafter's kind. Raises InputError for one that the engine does not run."""
+        name = self.drafter
+        kind = drafter_kind(name)
+        if kind not in known or "@" in name:
+            raise InputError(
+                f"{engine} cannot run the chains that were planned with the drafter {name}",
+                hint=f"It runs {', '.join(known)}: plan with one by --drafter, or with --engine"
+                " rooftree --export transformers",
+            )
+        return kind
 
     def server(self) -> Server:
         """The best option's server, of which tables of costs are made."""
@@ -76,10 +129,7 @@ class SettingsWriter:
 
 def settings_writer(name: str) -> SettingsWriter:
     """The form of settings of a name. Raises InputError."""
-    writer: SettingsWriter | None = load_plugin(SETTINGS, name)
-    if writer is None:
-        listed = ", ".join(plugin_names(SETTINGS))
-        raise InputError(f"no export is for '{name}'", hint=f"Use one of: {listed}")
+    writer: SettingsWriter = load_plugin(SETTINGS, name)
     return writer
 
 
@@ -173,36 +223,9 @@ def checkpoint_of(drafter: str, target: str) -> str:
     return (published or f"PATH_OF_A_{kind.upper()}_DRAFTER") + at + option
 
 
-def drafter_of(best: PlanOption) -> str:
-    return best.drafter.name if best.drafter else "dflash"
-
-
-def kind_of(best: PlanOption, engine: str, known: Sequence[str]) -> str:
-    """The planned drafter's kind. Raises InputError for one that the engine does not run."""
-    name = drafter_of(best)
-    kind = drafter_kind(name)
-    if kind not in known or "@" in name:
-        raise InputError(
-            f"{engine} cannot run the chains that were planned with the drafter {name}",
-            hint=f"It runs {', '.join(known)}: plan with one by --drafter, or with --engine"
-            " rooftree --export transformers",
-        )
-    return kind
-
-
 def written_file(name: str, *lines: str) -> list[str]:
     """Shell lines that write a file."""
     return [f"cat > {name} <<'END'", *lines, "END"]
-
-
-def at_load(best: PlanOption) -> OperatingPoint:
-    return best.sizing.at_load if best.sizing else best.points[0]
-
-
-def precision_options(precision: Precision) -> list[str]:
-    """Options of both engines for quantised weights and cache; stored scales need no option."""
-    options = ["--quantization fp8"] if precision.weights == "fp8_dynamic" else []
-    return options + (["--kv-cache-dtype fp8"] if precision.cache == "fp8" else [])
 
 
 def one_option_a_line(options: Sequence[str]) -> list[str]:
@@ -211,14 +234,6 @@ def one_option_a_line(options: Sequence[str]) -> list[str]:
         ("  " if i else "") + option + (" \\" if i + 1 < len(options) else "")
         for i, option in enumerate(options)
     ]
-
-
-def why_plain(request: PlanRequest) -> str:
-    if request.policy.kind == "plain":
-        return "the policy is plain"
-    if request.acceptance is None:
-        return "there is no acceptance data"
-    return "the plan drafts nothing at this load"
 
 
 def step_s(

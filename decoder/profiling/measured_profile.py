@@ -18,16 +18,8 @@ from costmodel.calibration.points import Points
 from costmodel.calibration.selection import select_calibration
 from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name
 from costmodel.io import now_utc, tool_version
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
-from costmodel.profile.schema import (
-    CalibrationSection,
-    PeaksSection,
-    ProvenanceKind,
-    ProvenanceSection,
-    RuntimeSection,
-    SurfaceSection,
-    TargetSection,
-)
 from costmodel.roofline import Roofline
 from decoder.device import dtype_name, fingerprint, synchronise
 from decoder.model.runtime.linear import TiledLinear, packing_refused
@@ -67,8 +59,8 @@ def soft_key(target: Target) -> SoftKey:
     )
 
 
-def runtime_section(target: Target) -> RuntimeSection:
-    return RuntimeSection(
+def runtime_section(target: Target) -> schema.RuntimeSection:
+    return schema.RuntimeSection(
         kind=target.runtime.kind,
         dtype=dtype_name(target.dtype),
         quantization=target.loaded.quantization,
@@ -83,12 +75,12 @@ def runtime_section(target: Target) -> RuntimeSection:
     )
 
 
-def find_peaks(target: Target) -> PeaksSection:
+def find_peaks(target: Target) -> schema.PeaksSection:
     """The peaks of the target's device."""
     return peaks_of(target.device, target.dtype)
 
 
-def peaks_of(device: torch.device, dtype: torch.dtype) -> PeaksSection:
+def peaks_of(device: torch.device, dtype: torch.dtype) -> schema.PeaksSection:
     """The peaks of a device: measured, and those of the datasheet if it is known.
 
     Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
@@ -102,7 +94,7 @@ def peaks_of(device: torch.device, dtype: torch.dtype) -> PeaksSection:
         used, source = listed.peaks, "datasheet"
     else:
         used, source = measured, "measured"
-    return PeaksSection(
+    return schema.PeaksSection(
         source=source,
         flops_per_s=used.flops_per_s,
         bytes_per_s=used.bytes_per_s,
@@ -118,10 +110,10 @@ class MeasuredSubject:
 
     device: DeviceFingerprint
     architecture: ModelArchitecture
-    runtime: RuntimeSection
+    runtime: schema.RuntimeSection
     note: str = ""
 
-    def roofline(self, peaks: PeaksSection) -> Roofline:
+    def roofline(self, peaks: schema.PeaksSection) -> Roofline:
         """The paper's roofline, over which calibrations are fitted."""
         return self.runtime.roofline(self.device, self.architecture, peaks)
 
@@ -143,9 +135,9 @@ class Measurement:
     sections    optional sections by name: stages, drafters, ...
     """
 
-    kind: ProvenanceKind
+    kind: schema.ProvenanceKind
     points: Points
-    peaks: PeaksSection
+    peaks: schema.PeaksSection
     provenance: dict[str, Any] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
 
@@ -166,7 +158,7 @@ def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
     peaks = proven_peaks(measurement.peaks, subject, measurement.points)
     selection = select_calibration(measurement.points, subject.roofline(peaks))
     return Profile(
-        provenance=ProvenanceSection(
+        provenance=schema.ProvenanceSection(
             kind=measurement.kind,
             created_utc=now_utc(),
             tool_version=tool_version(),
@@ -175,16 +167,18 @@ def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
             **measurement.provenance,
         ),
         device=subject.device,
-        target=TargetSection.of(subject.architecture),
+        target=schema.TargetSection.of(subject.architecture),
         runtime=subject.runtime,
         peaks=peaks,
-        calibration=CalibrationSection.of(selection),
-        surface=SurfaceSection.of(measurement.points),
+        calibration=schema.CalibrationSection.of(selection),
+        surface=schema.SurfaceSection.of(measurement.points),
         **measurement.sections,
     )
 
 
-def proven_peaks(peaks: PeaksSection, subject: MeasuredSubject, points: Points) -> PeaksSection:
+def proven_peaks(
+    peaks: schema.PeaksSection, subject: MeasuredSubject, points: Points
+) -> schema.PeaksSection:
     """Measured peaks, raised to the rates of the points: beside other work they come out low."""
     if peaks.source != "measured":
         return peaks

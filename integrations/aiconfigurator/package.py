@@ -15,6 +15,7 @@ from costmodel.catalog import DeviceSpec
 from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import DeviceError, InputError
 
+PACKAGES = ("aiconfigurator_core", "pyarrow")
 ENGINES = ("vllm", "sglang", "trtllm")
 SYSTEMS = {
     "a100-sxm-80gb": "a100_sxm",
@@ -34,15 +35,13 @@ UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "s
 
 def is_installed() -> bool:
     """Whether the extra `operators` is installed."""
-    return all(map(importlib.util.find_spec, ("aiconfigurator_core", "pyarrow")))
+    return all(map(importlib.util.find_spec, PACKAGES))
 
 
 def data_folder() -> Path:
     """The folder of the package's tables. Raises InputError where the extra is missing."""
     package = importlib.util.find_spec("aiconfigurator_core")
-    missing = [] if package else ["aiconfigurator-core"]
-    if importlib.util.find_spec("pyarrow") is None:
-        missing.append("pyarrow")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing or package is None or package.origin is None:
         raise InputError(
             f"composing needs the operator tables, and {' and '.join(missing)} is not installed",

@@ -10,7 +10,7 @@ import numpy as np
 from costmodel.acceptance import conditional_rates
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance
-from costmodel.planning.exports import Export, SettingsWriter, drafter_of
+from costmodel.planning.exports import Export, SettingsWriter
 
 # Kinds whose draft of K tokens begins like that of K + 1; blocks are drafted anew for each K.
 CHAINED = ("eagle", "eagle3", "draft_model", "mtp", "ngram")
@@ -54,7 +54,7 @@ def _write(export: Export) -> list[str]:
     acceptance = export.plan.acceptance
     if acceptance is None:
         raise InputError("a speculation profile is acceptance", hint="Give --acceptance")
-    profile = speculation_profile(acceptance, export.request.target, drafter_of(export.best))
+    profile = speculation_profile(acceptance, export.request.target, export.drafter)
     return [dumps(profile, indent=2)]
 
 

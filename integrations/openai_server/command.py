@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from profiler.commands.calibrate import listening, print_result, replaces
+from profiler.commands.calibrate import measure
 from profiler.commands.options import (
     batch_option,
     budget_option,
@@ -39,11 +40,6 @@ def command(
     key, put that into the environment variable ROOFTREE_API_KEY.
     """
     from integrations.openai_server.source import UrlSource
-    from profiler.calibrate.run import calibrate
-    from profiler.calibrate.source import CalibrationSettings
 
-    settings = CalibrationSettings(**options, replace=replaces(ctx))
-    source = UrlSource(settings, url, tensor_parallel=tensor_parallel_size)
-    with listening() as listener:
-        result = calibrate(settings, listener, source)
-    ctx.exit(print_result(result, as_json))
+    source = partial(UrlSource, url=url, tensor_parallel=tensor_parallel_size)
+    measure(ctx, source, as_json, options)

@@ -23,20 +23,11 @@ from costmodel.acceptance import BLOCK_GAMMA
 from costmodel.planning.exports import (
     Export,
     SettingsWriter,
-    at_load,
-    batch_table,
-    checkpoint_of,
     doubling,
-    drafter_of,
-    kind_of,
     one_option_a_line,
-    precision_options,
-    served_name,
     step_s,
-    why_plain,
     written_file,
 )
-from costmodel.planning.request import PlanRequest
 from costmodel.planning.result import PlanOption
 from costmodel.planning.servers import Server
 from costmodel.planning.traffic import Traffic
@@ -46,15 +37,13 @@ _LEAST_BIAS_S = 1e-9
 
 
 def _write(export: Export) -> list[str]:
-    request, best = export.request, export.best
-    load, target = at_load(best), served_name(request.target)
-    options = _server_options(request, best)
-    table = batch_table(best.points)
+    load, table = export.at_load, export.table
+    options = _server_options(export, export.best)
     most = max(tokens for _, _, tokens in table)
     if not most:
-        return [*one_option_a_line(options), f"# no --speculative-algorithm: {why_plain(request)}"]
-    kind = kind_of(best, "SGLang", ("dflash", "eagle3"))
-    drafter = f"--speculative-draft-model-path {checkpoint_of(drafter_of(best), target)}"
+        return [*one_option_a_line(options), f"# no --speculative-algorithm: {export.why_plain}"]
+    kind = export.kind("SGLang", ("dflash", "eagle3"))
+    drafter = f"--speculative-draft-model-path {export.checkpoint}"
     if kind == "eagle3":
         # One size from each batch on: among several, SGLang chooses by acceptance, not by cost.
         config = {str(first): {"candidate_steps": [tokens]} for first, _, tokens in table}
@@ -69,7 +58,7 @@ def _write(export: Export) -> list[str]:
         ]
         return [*written_file("adaptive.json", json.dumps(config)), *one_option_a_line(options)]
     if not load.nodes:
-        return [*one_option_a_line(options), f"# no --speculative-algorithm: {why_plain(request)}"]
+        return [*one_option_a_line(options), f"# no --speculative-algorithm: {export.why_plain}"]
     options += [
         "--speculative-algorithm DFLASH",
         drafter,
@@ -81,13 +70,13 @@ def _write(export: Export) -> list[str]:
     ]
 
 
-def _server_options(request: PlanRequest, best: PlanOption) -> list[str]:
+def _server_options(export: Export, best: PlanOption) -> list[str]:
     return [
         "python -m sglang.launch_server",
-        f"--model-path {served_name(request.target)}",
+        f"--model-path {export.target}",
         f"--tp-size {best.tensor_parallel}",
         f"--max-running-requests {max(point.running for point in best.points)}",
-        *precision_options(request.precision),
+        *export.precision_options,
     ]
 
 
@@ -99,7 +88,7 @@ def _write_dspark(export: Export, *, steps: bool) -> list[str]:
     most = max(point.running for point in best.points)
     table: StepTable = make(server, request.traffic, most_running=most, drafted=drafted)
     label = server.drafter.label if server.drafter else "none"
-    start, *others = _server_options(request, best)
+    start, *others = _server_options(export, best)
     options = [
         f"SGLANG_RAGGED_VERIFY_MODE=compact {start}",
         *others,

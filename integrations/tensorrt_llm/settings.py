@@ -7,18 +7,7 @@ both ends of each range are written, so that both readings are the same.
 
 from __future__ import annotations
 
-from costmodel.planning.exports import (
-    Export,
-    SettingsWriter,
-    batch_table,
-    checkpoint_of,
-    drafter_of,
-    kind_of,
-    one_option_a_line,
-    served_name,
-    why_plain,
-    written_file,
-)
+from costmodel.planning.exports import Export, SettingsWriter, one_option_a_line, written_file
 
 # Its names of drafters; the schedule holds for the last three from a later version on.
 NAMES = {"ngram": "NGram", "eagle3": "Eagle3", "dflash": "DFlash", "mtp": "MTP", "pard": "PARD"}
@@ -27,7 +16,7 @@ NGRAM_LOOKUP = 4  # longest n-gram that is looked up
 
 def _write(export: Export) -> list[str]:
     request, best = export.request, export.best
-    table, target = batch_table(best.points), served_name(request.target)
+    table, target = export.table, export.target
     options = [
         f"trtllm-serve {target}",
         f"--tp_size {best.tensor_parallel}",
@@ -36,17 +25,17 @@ def _write(export: Export) -> list[str]:
     config = ["kv_cache_config:", "  dtype: fp8"] if request.precision.cache == "fp8" else []
     notes, most = [], table[0][2]
     if most:
-        kind = kind_of(best, "TensorRT-LLM", tuple(NAMES))
+        kind = export.kind("TensorRT-LLM", tuple(NAMES))
         config += ["speculative_config:", f"  decoding_type: {NAMES[kind]}"]
         if kind == "ngram":
             config.append(f"  max_matching_ngram_size: {NGRAM_LOOKUP}")
         elif kind != "mtp":
-            config.append(f"  speculative_model: {checkpoint_of(drafter_of(best), target)}")
+            config.append(f"  speculative_model: {export.checkpoint}")
         ends = {batch: size for first, last, size in table for batch in (first, last)}
         schedule = ", ".join(f"{batch}: {size}" for batch, size in ends.items())
         config += [f"  max_draft_len: {most}", f"  draft_len_schedule: {{{schedule}}}"]
     else:
-        notes = [f"# no speculative_config: {why_plain(request)}"]
+        notes = [f"# no speculative_config: {export.why_plain}"]
     if not config:
         return [*one_option_a_line(options), *notes]
     options.append("--extra_llm_api_options options.yaml")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from costmodel.errors import InputError
-from costmodel.planning.exports import Export, SettingsWriter, at_load, checkpoint_of, served_name
+from costmodel.planning.exports import Export, SettingsWriter, checkpoint_of
 from costmodel.planning.request import Precision
 
 
@@ -21,7 +21,7 @@ def _write(export: Export) -> list[str]:
             " runs on one",
             hint="Plan with --tp 1, or export to vllm or sglang",
         )
-    load, planned, target = at_load(best), request.policy, served_name(request.target)
+    load, planned, target = export.at_load, request.policy, export.target
     arguments, policy = [f'"{target}"'], "plain"
     if best.drafter is not None:
         names = {"auto": "bastion", "fixed": f"fixed:{planned.nodes}"}

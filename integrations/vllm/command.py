@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
+from functools import partial
 from typing import Any
 
 import click
 
-from profiler.commands.calibrate import listening, print_result, replaces
+from profiler.commands.calibrate import measure
 from profiler.commands.options import (
     NamedValue,
     batch_option,
@@ -43,12 +42,5 @@ def command(
     The engine's scheduler runs in this process. Needs vLLM (docs/engines.md).
     """
     from integrations.vllm.source import VllmSource
-    from profiler.calibrate.run import calibrate
-    from profiler.calibrate.source import CalibrationSettings
 
-    settings = CalibrationSettings(**options, replace=replaces(ctx))
-    # What vLLM prints on stdout, which belongs to the result, goes to stderr.
-    with contextlib.redirect_stdout(sys.stderr), listening() as listener:
-        source = VllmSource(settings, options=dict(engine_options))
-        result = calibrate(settings, listener, source)
-    ctx.exit(print_result(result, as_json))
+    measure(ctx, partial(VllmSource, options=dict(engine_options)), as_json, options)

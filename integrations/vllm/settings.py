@@ -18,16 +18,9 @@ from costmodel.planning.exports import (
     NO_DIFFERENCE,
     Export,
     SettingsWriter,
-    batch_table,
-    checkpoint_of,
-    drafter_of,
     joined,
-    kind_of,
     one_option_a_line,
-    precision_options,
-    served_name,
     step_s,
-    why_plain,
 )
 from costmodel.planning.servers import CONCURRENCIES, Server
 from costmodel.planning.traffic import Traffic
@@ -48,23 +41,23 @@ def _write(
     synthetic  accepts drafts by chance, as this acceptance has it, whatever they are: for tests
     """
     request, best = export.request, export.best
-    table, target = batch_table(best.points), served_name(request.target)
+    table, target = export.table, export.target
     options = [
         f"vllm serve {target}",
         f"--tensor-parallel-size {best.tensor_parallel}",
         *([f"--data-parallel-size {request.data_parallel}"] if request.data_parallel > 1 else ()),
         *(["--enable-expert-parallel"] if request.expert_parallel else ()),
         f"--max-num-seqs {table[-1][1]}",
-        *precision_options(request.precision),
+        *export.precision_options,
     ]
     most = max(tokens for _, _, tokens in table)
     if not most:
-        return [*one_option_a_line(options), f"# no --speculative-config: {why_plain(request)}"]
-    config: dict[str, Any] = {"method": kind_of(best, "vLLM", KINDS)}
+        return [*one_option_a_line(options), f"# no --speculative-config: {export.why_plain}"]
+    config: dict[str, Any] = {"method": export.kind("vLLM", KINDS)}
     if config["method"] == "ngram":
         config["prompt_lookup_max"] = NGRAM_LOOKUP
     elif config["method"] != "mtp":
-        config["model"] = checkpoint_of(drafter_of(best), target)
+        config["model"] = export.checkpoint
     config["num_speculative_tokens"] = most
     config["num_speculative_tokens_per_batch_size"] = table
     if synthetic is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from profiler.commands.options import (
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
     from profiler.calibrate.run import CalibrationListener, CalibrationResult
+    from profiler.calibrate.source import CalibrationSettings, CalibrationSource
 
 
 class Sources(click.Group):
@@ -35,7 +37,8 @@ class Sources(click.Group):
         return plugin_names(SOURCES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return with_json_told(load_plugin(SOURCES, cmd_name))
+        known = cmd_name in plugin_names(SOURCES)
+        return with_json_told(load_plugin(SOURCES, cmd_name)) if known else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--replace" in args:
@@ -76,11 +79,26 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
     from profiler.measure.lock import refuse_if_held
 
     refuse_if_held(options["device"])
-    with listening() as listener:
+    measure(ctx, None, as_json, options)
+
+
+def measure(
+    ctx: click.Context,
+    make: Callable[[CalibrationSettings], CalibrationSource] | None,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
+    """Calibrate the source that `make` makes of the settings, print its result, and exit.
+
+    make  None: this decoder. What an engine prints on stdout, which belongs to the result, goes to
+          stderr
+    """
+    with contextlib.redirect_stdout(sys.stderr), listening() as listener:
         from profiler.calibrate.run import calibrate
         from profiler.calibrate.source import CalibrationSettings
 
-        result = calibrate(CalibrationSettings(**options), listener)
+        settings = CalibrationSettings(**{"replace": replaces(ctx)} | options)
+        result = calibrate(settings, listener, make and make(settings))
     ctx.exit(print_result(result, as_json))
 
 

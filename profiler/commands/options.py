@@ -140,10 +140,10 @@ def json_option(command: Decorated) -> Decorated:
     return with_json  # type: ignore[return-value]
 
 
-def with_json_told(command: click.Command | None) -> click.Command | None:
+def with_json_told(command: click.Command) -> click.Command:
     """The command, whose help says where it and its subcommands take `--json`."""
     for one in (command, *getattr(command, "commands", {}).values()):
-        if one is not None and getattr(one.callback, "takes_json", False):
+        if getattr(one.callback, "takes_json", False):
             one.epilog = "With --json the result is one JSON object on stdout."
     return command
 

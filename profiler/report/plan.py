@@ -12,16 +12,8 @@ from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
 from costmodel.planning.result import Fleet, Plan, PlanOption, ShapeRange, TimeSpread, shape_ranges
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
+from profiler.report import drawing
 from profiler.report.console import note, paragraph, print_json, print_table
-from profiler.report.drawing import (
-    GRAY,
-    SERIES,
-    check_picture,
-    log_axes,
-    panels,
-    save_figure,
-    set_title,
-)
 
 # Causes of a cycle's time, in the order of `CycleParts`.
 CAUSES = {
@@ -117,20 +109,20 @@ def plot_plan(plan: Plan, path: Path) -> Path:
     There is a colour for each of the first eight. Raises InputError where no option can be drawn,
     and for a file that cannot be written, or is no .png, .svg or .pdf.
     """
-    check_picture(path)
+    drawing.check_picture(path)
     request, prices = plan.request, plan.request.prices
     drawn = [one for one in plan.options if one.points and (not prices or one.gpu in prices)]
     if not drawn:
         raise InputError("no option can be drawn", hint="The nearest of each is named above")
-    if len(drawn) > len(SERIES):
-        note(f"{path} has the first {len(SERIES)} of {len(drawn)} options")
-    figure, (axes,) = panels(1, size_in=PICTURE_IN)
+    if len(drawn) > len(drawing.SERIES):
+        note(f"{path} has the first {len(drawing.SERIES)} of {len(drawn)} options")
+    figure, (axes,) = drawing.panels(1, size_in=PICTURE_IN)
 
     def cost(gpu: str, gpus: float, requests_per_s: float) -> float:
         hours = gpus / (3600 * requests_per_s * request.traffic.output_tokens)
         return 1e6 * hours * prices.get(gpu, 1.0)
 
-    for option, color in zip(drawn, SERIES, strict=False):
+    for option, color in zip(drawn, drawing.SERIES, strict=False):
         gpu, degree, sizing = option.gpu, option.tensor_parallel, option.sizing
         at = [(p.tpot_s * 1e3, cost(gpu, degree, p.requests_per_s)) for p in option.points]
         axes.plot(*zip(*at, strict=True), ".-", color=color, label=f"{gpu} tp {degree}")
@@ -140,14 +132,14 @@ def plot_plan(plan: Plan, path: Path) -> Path:
             whole = cost(gpu, sizing.gpus.value, request.rate / max(sizing.load, 1.0))
             axes.plot(sizing.tpot_s.value * 1e3, whole, "*", color=color, markersize=13)
     if request.goals.tpot_s is not None:
-        axes.axvline(request.goals.tpot_s * 1e3, color=GRAY, linestyle="--", label="goal")
-    log_axes(axes, "xy")
+        axes.axvline(request.goals.tpot_s * 1e3, color=drawing.GRAY, linestyle="--", label="goal")
+    drawing.log_axes(axes, "xy")
     axes.set_xlabel("ms a token (numbers: requests at once; stars: this plan)", fontsize=9)
     currency = request.currency if prices else "GPU hours"
     axes.set_ylabel(f"{currency} per 1M output tokens", fontsize=9)
     axes.legend(fontsize=8)
-    set_title(figure, heading(plan))
-    return save_figure(figure, path)
+    drawing.set_title(figure, heading(plan))
+    return drawing.save_figure(figure, path)
 
 
 def refuse_infeasible(plan: Plan) -> None:

@@ -15,17 +15,8 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
 from costmodel.speculation import USUAL_CURVE
+from profiler.report import drawing
 from profiler.report.console import print_facts, print_table
-from profiler.report.drawing import (
-    GRAY,
-    SERIES,
-    check_picture,
-    log_axes,
-    panels,
-    save_figure,
-    set_title,
-    tree_size_axis,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,24 +159,24 @@ def plot_profile(profile: Profile, path: Path) -> Path:
     the linear calibration and the selected calibration, and marks the tree that pays at the usual
     acceptance. Raises InputError where the file cannot be written, or is no .png, .svg or .pdf.
     """
-    check_picture(path)
+    drawing.check_picture(path)
     contexts = _contexts(profile, MOST_PANELS)
-    figure, grid = panels(len(contexts), columns=3, size_in=(PANEL_IN, PANEL_IN))
+    figure, grid = drawing.panels(len(contexts), columns=3, size_in=(PANEL_IN, PANEL_IN))
     for axes, context in zip(grid, contexts, strict=True):
         _draw_context(axes, profile, context)
     low, high = (pick(axes.get_ylim()[end] for axes in grid) for end, pick in enumerate((min, max)))
     for axes in grid:
         axes.set_ylim(low, high)
-        log_axes(axes, "y")
+        drawing.log_axes(axes, "y")
     handles, names = grid[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), fontsize=8)
     runtime, kind = profile.runtime, profile.provenance.kind
-    set_title(
+    drawing.set_title(
         figure,
         f"{profile.target.name} on {profile.device.name} "
         f"({runtime.quantization or runtime.dtype}, {runtime.kind}, {kind})",
     )
-    return save_figure(figure, path)
+    return drawing.save_figure(figure, path)
 
 
 def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
@@ -194,12 +185,12 @@ def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
     nodes = rows - 1
     roofline_s = profile.roofline("paper").seconds(rows, context)
     linear_s = profile.linear_calibration().predict_s(rows, context)
-    axes.plot(nodes, roofline_s * 1e3, ":", color=GRAY, label="bare roofline")
-    axes.plot(nodes, linear_s * 1e3, "--", color=SERIES[0], label="linear calibration")
+    axes.plot(nodes, roofline_s * 1e3, ":", color=drawing.GRAY, label="bare roofline")
+    axes.plot(nodes, linear_s * 1e3, "--", color=drawing.SERIES[0], label="linear calibration")
     if profile.calibration.selected != "linear":
         chosen_s = profile.verify_calibration().predict_s(rows, context)
         label = f"{profile.calibration.selected} calibration"
-        axes.plot(nodes, chosen_s * 1e3, "-", color=SERIES[1], label=label)
+        axes.plot(nodes, chosen_s * 1e3, "-", color=drawing.SERIES[1], label=label)
     if profile.surface is not None:
         points = profile.surface.points()
         here = (points.context == context) & (points.batch == points.batch.min())
@@ -213,9 +204,9 @@ def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
             label=profile.provenance.kind,
         )
     best, _ = _paying_tree(profile, context)
-    axes.axvline(best, color=SERIES[2], alpha=0.6, label="tree that pays")
+    axes.axvline(best, color=drawing.SERIES[2], alpha=0.6, label="tree that pays")
     axes.set_yscale("log")
-    tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
+    drawing.tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
     axes.set_xlim(-0.2, 1.1 * most)
     axes.set_title(f"context {context:,}", fontsize=9)
     axes.set_xlabel("nodes", fontsize=9)

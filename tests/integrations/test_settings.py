@@ -177,7 +177,7 @@ def test_a_plan_for_another_engine_is_refused(planned, engine):
 
 
 def test_what_nobody_can_run_is_refused():
-    with pytest.raises(InputError, match="no export"):
+    with pytest.raises(InputError, match="is called 'ollama'"):
         export_plan(made(), "ollama")
     with pytest.raises(InputError, match="settings of 2 devices"):
         export_plan(made("rooftree"), "transformers")
