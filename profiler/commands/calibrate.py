@@ -104,7 +104,7 @@ def measure(
 
 def replaces(ctx: click.Context) -> bool:
     """Whether `--replace` was given to `calibrate`, of which the command is a source."""
-    return ctx.parent is not None and bool(ctx.parent.params["replace"])
+    return ctx.parent is not None and bool(ctx.parent.params.get("replace"))
 
 
 @contextlib.contextmanager

@@ -95,6 +95,8 @@ def my_engine(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text(lines)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-engine\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(str(folder))
+    for command in ("fit", "plan"):  # which list the names once a process
+        monkeypatch.delitem(sys.modules, f"profiler.commands.{command}", raising=False)
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_engine"]:
         del sys.modules[name]
