@@ -267,7 +267,7 @@ def load_targets() -> Mapping[str, TargetEntry]:
 def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -> TargetEntry:
     """The target called `name`: a model folder, a config file, a known target, or a hub id.
 
-    hub          read the config of any other owner/model from the hub (`costmodel.hub`)
+    hub          read the config of any other owner/model from the hub (`costmodel.hf_config`)
     approximate  take kinds whose parts are not all counted by the usual names of their sizes
     A config is read by transformers' class of its kind; a known name needs no transformers.
     Raises InputError where nothing has this name or the config cannot be read.

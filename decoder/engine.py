@@ -115,7 +115,7 @@ class TreeDecoder:
     ) -> None:
         """
         drafter      an object, or a value of `--drafter` (decoder/drafters/factory.py)
-        policy       an object, or a value of `--policy` (decoder/policies/parse.py)
+        policy       an object, or a value of `--policy` (decoder/policies/bastion.py)
         acceptance   walk, recursive, traversal or auto (decoder/acceptance/rules.py); None: the
                      policy's
         max_nodes    bounds the adaptive trees and chains
