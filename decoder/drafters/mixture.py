@@ -25,7 +25,8 @@ import numpy as np
 from costmodel.statistics import Array
 from decoder.drafters.joint import SIBLING, TOKEN, JointDraft, child_of, first_child
 from decoder.jit import jit
-from decoder.tree.draft_tree import CandidateTree, sift_down, sift_up
+from decoder.tree.draft_tree import CandidateTree
+from decoder.tree.heap import sift_down, sift_up
 
 CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
 SURE = len(CONFIDENCE_EDGES) + 1

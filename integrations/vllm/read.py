@@ -1,7 +1,4 @@
-"""Acceptance in what a vLLM server's `/metrics` prints.
-
-It counts drafts, and accepted tokens by position, since the server's start.
-"""
+"""Acceptance in what a vLLM server's `/metrics` counts: drafts, accepted tokens by position."""
 
 from __future__ import annotations
 

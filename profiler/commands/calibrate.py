@@ -88,10 +88,9 @@ def measure(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    """Calibrate the source that `make` makes of the settings, print its result, and exit.
+    """Calibrate the source that `make` makes (None: this decoder), print its result, and exit.
 
-    make  None: this decoder. What an engine prints on stdout, which belongs to the result, goes to
-          stderr
+    What an engine prints on stdout, which belongs to the result, goes to stderr.
     """
     with contextlib.redirect_stdout(sys.stderr), listening() as listener:
         from profiler.calibrate.run import calibrate
