@@ -121,5 +121,6 @@ def test_a_strangers_engine_by_the_page_alone(my_engine, monkeypatch, run):
     asked = ("--engine", "mine", "--acceptance", "0.7", "--drafter", "ngram")
     code, out, err = run("export", "h100-sxm/qwen3-8b", *asked)
     assert code == 0, err
-    assert out.startswith("# my engine 1.0 and later") and "my-serve Qwen/Qwen3-8B drafts=[[1," in out
+    assert out.startswith("# my engine 1.0 and later")
+    assert "my-serve Qwen/Qwen3-8B drafts=[[1," in out
     assert "mine" in run("calibrate", "--help")[1]
