@@ -41,7 +41,7 @@ def is_installed() -> bool:
 def data_folder() -> Path:
     """The folder of the package's tables. Raises InputError where the extra is missing."""
     package = importlib.util.find_spec("aiconfigurator_core")
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [p.replace("_", "-") for p in PACKAGES if importlib.util.find_spec(p) is None]
     if missing or package is None or package.origin is None:
         raise InputError(
             f"composing needs the operator tables, and {' and '.join(missing)} is not installed",
