@@ -14,10 +14,10 @@ evenly loaded ones were chosen on all servers of Mixtral, Scout and gpt-oss here
 
 InferenceX's lengths are drawn from 0.8 to 1 of the nominal ones. Its closed loop starts with all
 requests at once and serves ten times as many: the mean time to the first token is a tenth of the
-start's, simulated, and nine of the plan's; where the cache holds fewer, the rest waits. Requests at once of servers by load are the rate times the
-measured seconds of a request; each has 23 to 50 distinct prompts: rows are planned with prompts
-computed and, but for a block, cached. Targets that no list has are read from the configs that
-aiconfigurator-core carries, as the command reads them from a hub.
+start's, simulated, and nine of the plan's; where the cache holds fewer, the rest waits. Requests at
+once of servers by load are the rate times the measured seconds of a request; each has 23 to 50
+distinct prompts: rows are planned with prompts computed and, but for a block, cached. Targets that
+no list has are read from the configs that aiconfigurator-core carries, as from a hub.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -138,7 +138,7 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
                 "engine_version": version[1] if version else "",
                 "precision": Precision(
                     weights=None if model.startswith("gpt-oss") else weights,
-                    cache="bfloat16" if fitted else "fp8",
+                    cache=cache_of(model, engine, gpu, line["precision"]),
                 ),
                 "expert_parallel": int(line["ep"]) > 1, "data_parallel": ranks,
             }  # fmt: skip
@@ -147,6 +147,12 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
                 lengths=(int(line["isl"]), int(line["osl"])), settings=settings,
                 running=((int(line["concurrency"]) / ranks, 1.0),),
             ), closed=True)  # fmt: skip
+
+
+def cache_of(model: str, engine: str, gpu: str, precision: str) -> Literal["bfloat16", "fp8"]:
+    """The type of InferenceX's caches, as its scripts say (SemiAnalysisAI/InferenceX @ 843c625)."""
+    hopper = gpu in ("h100", "h200") and (engine == "sglang" or model.startswith("gpt-oss"))
+    return "bfloat16" if hopper or precision == "bf16" else "fp8"
 
 
 def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
