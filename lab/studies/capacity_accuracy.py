@@ -85,22 +85,17 @@ def _row(line: dict[str, str], model: str) -> ServerRow:
     stored_scales = inferencex or line["model_path"] in QUANTISED
     if weights == "fp8" and not stored_scales:
         weights = "fp8_dynamic"
+    workload = ServerLoad(
+        prompt_tokens=length * int(line["isl"]), output_tokens=length * int(line["osl"]),
+        concurrency=int(line["batch_size"]),
+    )  # fmt: skip
     return ServerRow(
-        id=line["id"],
-        named=line["model_path"] in MODELS,
-        pair=(model, line["system"]),
-        engine=line["backend"],
-        weights=cast(Weights, weights),
-        devices=int(line["tp_size"]),
-        workload=ServerLoad(
-            prompt_tokens=length * int(line["isl"]),
-            output_tokens=length * int(line["osl"]),
-            concurrency=int(line["batch_size"]),
-        ),
-        cache_fp8=weights not in ("bfloat16", "fp8_block"),
+        id=line["id"], named=line["model_path"] in MODELS, pair=(model, line["system"]),
+        engine=line["backend"], weights=cast(Weights, weights), devices=int(line["tp_size"]),
+        workload=workload, cache_fp8=weights not in ("bfloat16", "fp8_block"),
         async_scheduling=True if inferencex and line["backend"] == "vllm" else None,
         seconds=float(line["silicon_tpot_ms"]) * 1e-3,
-    )
+    )  # fmt: skip
 
 
 def measured_server(row: ServerRow) -> MeasuredServer:
@@ -108,11 +103,9 @@ def measured_server(row: ServerRow) -> MeasuredServer:
     version = "0.11" if row.engine == "vllm" else ""
     rules = engine_rules(row.engine, version, async_scheduling=row.async_scheduling)
     forward = _forward(row.pair, row.engine, row.weights, row.cache_fp8, row.devices)
+    work = steady_work(forward, rules, row.workload)
     return MeasuredServer(
-        engine=row.engine,
-        overlaps_host=rules.overlaps_host,
-        work=steady_work(forward, rules, row.workload),
-        seconds=row.seconds,
+        engine=row.engine, overlaps_host=rules.overlaps_host, work=work, seconds=row.seconds
     )
 
 

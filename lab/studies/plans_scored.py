@@ -41,8 +41,8 @@ from costmodel.compose.published import data_folder
 from costmodel.errors import InputError, RooftreeError
 from costmodel.planning.accuracy import INTERVAL, relative_error, slower_error
 from costmodel.planning.batching import Cycle, cycle_work
-from costmodel.planning.request import PlanRequest, Precision
-from costmodel.planning.search import make_server
+from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
+from costmodel.planning.search import make_server, plan
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.simulation.engine import SimulatedServer, simulate
 from costmodel.planning.simulation.steps import exact_steps
@@ -51,21 +51,20 @@ from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from lab.studies.common import store
 
+METRICS = ("tpot", "ttft")
+# Published checkpoints by the rows' names; those of InferenceX with experts store fp8 in blocks.
 NAMES = {
-    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Llama-3.3-70B-Instruct",
+    "llama-3.1-70b-instruct": "meta-llama/Llama-3.3-70B-Instruct",
+    "deepseek-v3": "deepseek-ai/DeepSeek-R1-0528",
     "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic":
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
 }  # fmt: skip
-ENGINES = {"tensorrt-llm": "trtllm"}
 GPUS = {"h100": "h100-sxm", "a100-80gb": "a100-sxm-80gb"}
-# Published checkpoints by the label of InferenceX; experts in fp8 are stored in blocks.
-SERVED = {
-    "llama-3.1-70b-instruct": "meta-llama/Llama-3.3-70B-Instruct",
-    "deepseek-v3": "deepseek-ai/DeepSeek-R1-0528",
-}  # fmt: skip
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
-OVERHEADS_FITTED = "llama-3.1-70b-instruct"
+FITTED = "llama-3.1-70b-instruct"
+RIVALS = {"AISimulate": "aisimulate", "AIConfigurator": "aic"}
+MEAN_LENGTH, WAVES = 0.9, 10  # InferenceX's share of nominal lengths, requests of each client
 # Prompt and answer tokens, and (requests a second, seconds) of the stages of each workload.
 LOADS = {
     "general-lite": (547, 248, ((2.5, 600), (6, 600))),
@@ -77,18 +76,35 @@ LOADED = {
     "H100 by load": "error_records.csv",
     "H100 beside LLMServingSim": "llmservingsim_error_records_matched.csv",
 }  # fmt: skip
-MEAN_LENGTH = 0.9  # of InferenceX's nominal ones
 BLOCK = 16  # tokens of a prompt that are computed where the rest is cached
-WAVES = 10  # requests a client of InferenceX sends
-RIVALS = {"AISimulate": "aisimulate", "AIConfigurator": "aic"}
+# Servers that speculate: target, GPUs, engine, its version, drafter, prompt and answer tokens, and
+# (requests at once, drafted): (committed, measured ms a token). Nothing is fitted to them. The GPU
+# of vLLM's issue is that of its author's other posts; SpecForge's times are requests at once over
+# tokens a second, MT-bench's first 20 questions.
+SPECULATING = {
+    "Dogacel/Qwen3-8B-DSpark": (
+        "Qwen/Qwen3-8B", 1, "vllm", "", "dspark", (200, 500),
+        {(1, 0): (1, 6.78), (32, 0): (1, 8.83), (1, 7): (2.324, 3.83), (32, 7): (2.324, 6.0)},
+    ),
+    "vllm-project/vllm#20780": (
+        "meta-llama/Llama-3.1-8B-Instruct", 1, "vllm", "0.9", "eagle3", (100, 256),
+        {(1, 0): (1, 7.07), (1, 2): (2.36, 4.32), (1, 3): (2.79, 4.09), (1, 4): (3.08, 4.05),
+         (1, 5): (3.32, 4.13), (1, 6): (3.46, 4.2), (1, 7): (3.54, 4.29)},
+    ),
+    "sgl-project/SpecForge#339": (
+        "Qwen/Qwen3-30B-A3B", 2, "sglang", "", "eagle3", (100, 500),
+        {(1, 0): (1, 4.495), (4, 0): (1, 7.064), (8, 0): (1, 10.905), (16, 0): (1, 15.795),
+         (1, 3): (1.86, 6.259), (4, 3): (1.86, 8.931)},
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A server's seconds `tpot` and `ttft`, measured, planned and by rivals, or why not planned.
+    """A server's seconds by METRICS, measured, planned and by rivals, or why it is not planned.
 
-    `labels`: the groups it counts in. `cached`: with all but a block of the prompt cached.
-    `errors`: expected, and upwards.
+    `labels`: the groups it counts in. `planned` has `cached` too, with all but a block of the
+    prompt cached. `errors`: expected, and upwards.
     """
 
     labels: tuple[str, ...]
@@ -101,14 +117,16 @@ class ScoredRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """What a row is planned as: target, GPU and degree, lengths, and (requests at once, weight)."""
+class Asked:
+    """What a row is planned as; `running`: requests at once, and their weight in the mean."""
 
     target: str
-    place: tuple[str, int]
+    gpu: str
+    degree: int
     lengths: tuple[float, float]
     running: tuple[tuple[float, float], ...]
     settings: dict[str, Any]
+    closed_loop: bool = False
 
 
 def inferencex(path: Path) -> Iterator[ScoredRow]:
@@ -116,37 +134,33 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
     with path.open(encoding="utf-8", newline="") as stream:
         for line in csv.DictReader(stream):
             model, engine, gpu = line["model"], line["engine"], line["gpu"]
-            ranks, source = int(line["dp"]), "InferenceX"
-            fitted = () if model == OVERHEADS_FITTED else (f"{source}, unfitted",)
-            dense = (f"{source}, dense on vllm",) if (fitted, engine) == ((), "vllm") else ()
-            labels = (source, *fitted, *dense, *(f"{source}, {n}" for n in (gpu, engine, model)))
-            rivals = {
-                name: {metric: float(line[f"{key}_{metric}_ms"]) / 1e3
-                       for metric in ("tpot", "ttft") if line[f"{key}_{metric}_ms"]}
-                for name, key in RIVALS.items()
-            }  # fmt: skip
+            dense, ranks = model == FITTED, int(line["dp"])
+            groups = [gpu, engine, model, f"{model} {engine} {gpu}"]
+            groups += ["dense on vllm"] * (dense and engine == "vllm") + ["unfitted"] * (not dense)
             row = ScoredRow(
-                labels=(*labels, f"{source}, {model} {engine} {gpu}"),
-                part=part_of(line["scenario"]), rivals=rivals,
-                measured={m: float(line[f"{m}_ms_mean"]) / 1e3 for m in ("tpot", "ttft")},
+                labels=("InferenceX", *(f"InferenceX, {group}" for group in groups)),
+                part=part_of(line["scenario"]),
+                measured={m: float(line[f"{m}_ms_mean"]) / 1e3 for m in METRICS},
+                rivals={name: {m: float(line[f"{key}_{m}_ms"]) / 1e3 for m in METRICS
+                               if line[f"{key}_{m}_ms"]} for name, key in RIVALS.items()},
             )  # fmt: skip
-            weights: str | None = WEIGHTS[line["precision"]]
-            weights = "fp8" if (fitted, weights) == ((), "fp8_block") else weights
+            weights: str | None = "fp8" if dense else "fp8_block"
+            weights = WEIGHTS[line["precision"]] if line["precision"] != "fp8" else weights
             version = re.match(r"vllm/\S+:v(\d[\d.]*)", line["engine_image"])
-            settings = {
-                "engine": ENGINES.get(engine, engine),
-                "engine_version": version[1] if version else "",
-                "precision": Precision(
-                    weights=None if model.startswith("gpt-oss") else weights,
-                    cache=cache_of(model, engine, gpu, line["precision"]),
-                ),
-                "expert_parallel": int(line["ep"]) > 1, "data_parallel": ranks,
-            }  # fmt: skip
-            yield scored(row, Planned(
-                target=SERVED.get(model, model), place=(gpu, int(line["n_gpus"]) // ranks),
-                lengths=(int(line["isl"]), int(line["osl"])), settings=settings,
-                running=((int(line["concurrency"]) / ranks, 1.0),),
-            ), closed=True)  # fmt: skip
+            yield scored(row, Asked(
+                target=NAMES.get(model, model), gpu=gpu, degree=int(line["n_gpus"]) // ranks,
+                lengths=(MEAN_LENGTH * int(line["isl"]), MEAN_LENGTH * int(line["osl"])),
+                running=((int(line["concurrency"]) / ranks, 1.0),), closed_loop=True,
+                settings={
+                    "engine": "trtllm" if engine == "tensorrt-llm" else engine,
+                    "engine_version": version[1] if version else "",
+                    "precision": Precision(
+                        weights=None if model.startswith("gpt-oss") else weights,
+                        cache=cache_of(model, engine, gpu, line["precision"]),
+                    ),
+                    "expert_parallel": int(line["ep"]) > 1, "data_parallel": ranks,
+                },
+            ))  # fmt: skip
 
 
 def cache_of(model: str, engine: str, gpu: str, precision: str) -> Literal["bfloat16", "fp8"]:
@@ -167,28 +181,25 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
             cell["load"] = next((n for n in LOADS if n in folder), line["workload"])
             metric = line["metric_name"].replace("itl", "tpot").removesuffix("_mean")
             cell["measured"][metric] = float(line["actual"]) / 1e3
-            if metric in ("tpot", "ttft"):
+            if metric in METRICS:
                 cell["rivals"][line["simulator"]][metric] = float(line["predicted"]) / 1e3
     staged = any(int(place[1]) >= 0 for place in seen)
     for (folder, index, model, gpu, degree), cell in seen.items():
         if staged and int(index) < 0:
             continue
-        prompt, output, stages = LOADS[cell["load"]]
+        *lengths, stages = LOADS[cell["load"]]
         kept = [stages[int(index)]] if staged else stages
-        end_s = cell["measured"].pop("e2e")
         kind = "experts" if re.search("Mixtral|Llama-4", model) else "dense"
         row = ScoredRow(
             labels=(source, f"{source}, {kind}", f"{source}, {model}"), part=part_of(folder),
             measured=cell["measured"], rivals=dict(cell["rivals"]),
         )  # fmt: skip
-        settings = {
-            "engine_version": "0.15.1",
-            "precision": Precision(weights="fp8_dynamic" if cell["fp8"] else None),
-        }
-        yield scored(row, Planned(
-            target=NAMES.get(model, model), place=(gpu.lower(), int(float(degree))),
-            lengths=(prompt, output), settings=settings,
+        end_s, weights = cell["measured"]["e2e"], "fp8_dynamic" if cell["fp8"] else None
+        yield scored(row, Asked(
+            target=NAMES.get(model, model), gpu=gpu.lower(), degree=int(float(degree)),
+            lengths=(lengths[0], lengths[1]),
             running=tuple((rate * end_s, rate * spent_s) for rate, spent_s in kept),
+            settings={"engine_version": "0.15.1", "precision": Precision(weights=weights)},
         ))  # fmt: skip
 
 
@@ -198,9 +209,9 @@ def target_of(name: str) -> TargetEntry | InputError:
     try:
         return resolve_target(name)
     except InputError as failure:
-        folder = data_folder().parents[1] / "model_configs"
-        configs = {path.name.lower(): path for path in sorted(folder.glob("*--*_config.json"))}
-        found = [p for n, p in configs.items() if n.endswith(f"--{name.lower()}_config.json")]
+        configs = sorted((data_folder().parents[1] / "model_configs").glob("*--*_config.json"))
+        end = f"--{name.lower()}_config.json"
+        found = [path for path in configs if path.name.lower().endswith(end)]
         if not found:
             return failure
     try:
@@ -209,28 +220,27 @@ def target_of(name: str) -> TargetEntry | InputError:
         return failure
 
 
-def scored(row: ScoredRow, plan: Planned, *, closed: bool = False) -> ScoredRow:
-    """The row with its planned means over (requests at once, weight), or with the refusal."""
-    mean = MEAN_LENGTH if closed else 1.0
-    traffic = Traffic(prompt_tokens=mean * plan.lengths[0], output_tokens=mean * plan.lengths[1])
-    gpu, degree = GPUS.get(plan.place[0], plan.place[0]), plan.place[1]
+def scored(row: ScoredRow, asked: Asked) -> ScoredRow:
+    """The row with its planned means, or with the refusal."""
+    traffic = Traffic(prompt_tokens=asked.lengths[0], output_tokens=asked.lengths[1])
+    gpu = GPUS.get(asked.gpu, asked.gpu)
     try:
-        target = target_of(plan.target)
+        target = target_of(asked.target)
         if isinstance(target, InputError):
             raise target
         request = PlanRequest(
-            target=plan.target, gpus=(gpu,), traffic=traffic, rate=1.0, degrees=(degree,),
-            **plan.settings,
+            target=asked.target, gpus=(gpu,), traffic=traffic, rate=1.0, degrees=(asked.degree,),
+            **asked.settings,
         )  # fmt: skip
-        forward = forward_for(request, target, (gpu, degree), ProfileStore())
+        forward = forward_for(request, target, (gpu, asked.degree), ProfileStore())
         server = make_server(request, forward, None)
         if request.engine_version == "0.10.2":  # InferenceX's scripts ask for overlapping
             rules = dataclasses.replace(server.rules, overlaps_host=True)
             server = dataclasses.replace(server, rules=rules)
-        means = [_planned(server, traffic, number, closed=closed) for number, _ in plan.running]
+        means = [means_s(server, traffic, number, asked.closed_loop) for number, _ in asked.running]
     except RooftreeError as failure:
         return dataclasses.replace(row, refusal=failure.problem)
-    weights = [weight for _, weight in plan.running]
+    weights = [weight for _, weight in asked.running]
     planned = {n: float(np.average([one[n] for one in means], weights=weights)) for n in means[0]}
     error = relative_error(
         forward.origin, request.engine, None, 1.0, version=request.engine_version
@@ -239,36 +249,33 @@ def scored(row: ScoredRow, plan: Planned, *, closed: bool = False) -> ScoredRow:
     return dataclasses.replace(row, planned=planned, errors=errors)
 
 
-def _planned(server: Server, traffic: Traffic, asked: float, *, closed: bool) -> dict[str, float]:
+def means_s(server: Server, traffic: Traffic, asked: float, closed: bool) -> dict[str, float]:
     """Mean seconds of a server that is asked for `asked` requests at once."""
     running = max(min(asked, server.most_running(traffic)), 1.0)
     work = cycle_work(server.forward, server.rules, traffic, running, Cycle())
-    cached = dataclasses.replace(
-        work, prompts_s=min(BLOCK / traffic.prompt_tokens, 1.0) * work.prompts_s
-    )
-    overlaps = server.rules.overlaps_host
-    tpot_s, cached_s = (
-        server.overheads.time_per_token_s(one, overlaps_host=overlaps) for one in (work, cached)
+    cached_s = min(BLOCK / traffic.prompt_tokens, 1.0) * work.prompts_s
+    tpot_s, cached_tpot_s = (
+        server.overheads.time_per_token_s(one, overlaps_host=server.rules.overlaps_host)
+        for one in (work, dataclasses.replace(work, prompts_s=cached_s))
     )
     point = server.best(traffic, max(round(running), 1))
     first_s = point.ttft_s + max(asked - running, 0.0) / point.requests_per_s
     if closed:
-        first_s += (_start_s(server, traffic, point) - point.ttft_s) / WAVES
-    return {"tpot": tpot_s, "cached": cached_s, "ttft": first_s}
+        first_s += (start_s(server, traffic, point) - point.ttft_s) / WAVES
+    return {"tpot": tpot_s, "cached": cached_tpot_s, "ttft": first_s}
 
 
-def _start_s(server: Server, traffic: Traffic, point: OperatingPoint) -> float:
+def start_s(server: Server, traffic: Traffic, point: OperatingPoint) -> float:
     """Mean simulated seconds to the first token of requests that all come at once."""
     ranks = server.forward.ranks
     prompts = np.full(point.running * ranks, round(traffic.prompt_tokens))
-    simulated = SimulatedServer(
+    limits = SimulatedServer(
         rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=point.running,
         held_tokens=server.held_tokens, ranks=ranks,
     )  # fmt: skip
-    trace = Trace(
-        arrival_s=np.zeros(len(prompts)), prompt_tokens=prompts, output_tokens=np.ones_like(prompts)
-    )
-    return float(simulate(trace, simulated, exact_steps(server, [point])).first_s.mean())
+    ones = np.ones_like(prompts)
+    trace = Trace(arrival_s=np.zeros(len(prompts)), prompt_tokens=prompts, output_tokens=ones)
+    return float(simulate(trace, limits, exact_steps(server, [point])).first_s.mean())
 
 
 def part_of(scenario: str) -> str:
@@ -291,12 +298,13 @@ def _score(rows: list[ScoredRow]) -> dict[str, Any]:
     kept = [row for row in rows if not row.refusal]
     score: dict[str, Any] = {"rows": len(rows), "planned": len(kept)}
     score["refusals"] = sorted({row.refusal for row in rows if row.refusal})
-    for metric, name in (("tpot", "tpot"), ("tpot", "cached"), ("ttft", "ttft")) if kept else ():
+    for name in (*METRICS, "cached") if kept else ():
+        metric = "tpot" if name == "cached" else name
         off = np.array([row.planned[name] / row.measured[metric] for row in kept])
-        score[name] = _errors(off)
         low, high = INTERVAL * np.array([row.errors for row in kept]).T
-        score[name]["inside"] = float(np.mean((-np.log(off) > -low) & (-np.log(off) < high)))
-        if name == metric:
+        inside = float(np.mean((-np.log(off) > -low) & (-np.log(off) < high)))
+        score[name] = _errors(off) | {"inside": inside}
+        if name in METRICS:
             score[name]["rivals"] = dict(_rivals(rows, metric))
     return score
 
@@ -308,16 +316,37 @@ def _rivals(rows: list[ScoredRow], metric: str) -> Iterator[tuple[str, dict[str,
         both = [row for row in theirs if not row.refusal]
         if both:
             measured = np.array([row.measured[metric] for row in both])
-            off = np.array([row.rivals[name][metric] for row in both]) / measured
-            ours = np.array([row.planned[metric] for row in both]) / measured
-            yield name, {
-                "rows": len(theirs), "both": len(both),
-                "mean": _errors(off)["mean"], "ours": _errors(ours)["mean"],
-            }  # fmt: skip
+            off = _errors(np.array([row.rivals[name][metric] for row in both]) / measured)
+            ours = _errors(np.array([row.planned[metric] for row in both]) / measured)
+            count = {"rows": len(theirs), "both": len(both)}
+            yield name, count | {"mean": off["mean"], "ours": ours["mean"]}
 
 
 def _errors(ratios: Any) -> dict[str, float]:
     return {"mean": float(np.mean(np.abs(ratios - 1))), "bias": float(np.mean(ratios - 1))}
+
+
+def speculating(name: str) -> dict[str, dict[str, float]]:
+    """Planned over measured ms a token of a server that speculates, by requests and drafted."""
+    target, degree, engine, version, drafter, lengths, cells = SPECULATING[name]
+    result = {}
+    for (running, drafted), (committed, measured_ms) in cells.items():
+        roots = np.roots([1.0] * drafted + [1 - committed]) if drafted else np.zeros(1)
+        rate = max(root.real for root in roots if abs(root.imag) < 1e-9)  # sum of its powers
+        request = PlanRequest(
+            target=target, gpus=("h100-sxm",), degrees=(degree,), rate=1.0,
+            traffic=Traffic(prompt_tokens=lengths[0], output_tokens=lengths[1]),
+            engine=engine, engine_version=version,
+            policy=ServingPolicy.parse(f"chain:{drafted}" if drafted else "plain"),
+            acceptance=f"{rate:.6f}" if drafted else None, drafter=drafter if drafted else None,
+        )  # fmt: skip
+        points = {point.running: point for point in plan(request).options[0].points}
+        planned_ms = 1e3 * points[running].tpot_s
+        result[f"{running} at once, {drafted} drafted"] = {
+            "measured_ms": measured_ms, "planned_ms": planned_ms,
+            "error": planned_ms / measured_ms - 1,
+        }  # fmt: skip
+    return result
 
 
 def main() -> None:
@@ -329,9 +358,9 @@ def main() -> None:
     groups = scores([*rows, *inferencex(options.folder / "inferencex.csv")])
     if options.before:
         before = json.loads(options.before.read_text(encoding="utf-8"))["groups"]
-        for name, group in groups.items():
-            group["before"] = before.get(name)
-    store("plans_scored", {"groups": groups})
+        groups = {name: group | {"before": before.get(name)} for name, group in groups.items()}
+    speculation = {name: speculating(name) for name in SPECULATING}
+    store("plans_scored", {"groups": groups, "speculating": speculation})
 
 
 if __name__ == "__main__":
