@@ -9,15 +9,15 @@ inference-sim/sim-to-real-accuracy-validation @ dcec3fd). FILE is this result at
 
 What these rows were used for: scenarios are parted by the sha256 of their names, and a choice looks
 at `fit` and `choice` alone. Llama-70B's points of InferenceX are among the 1,043 that engines'
-overheads were fitted on (`capacity_accuracy`), so `unfitted` leaves them out. Routed experts over
+overheads were fitted on (`capacity_accuracy`); `unfitted` leaves them out. Routed experts over
 evenly loaded ones were chosen on all servers of Mixtral, Scout and gpt-oss here.
 
 InferenceX's lengths are drawn from 0.8 to 1 of the nominal ones. Its closed loop starts with all
 requests at once and serves ten times as many: the mean time to the first token is a tenth of the
-start's, simulated, and nine of the plan's; where the cache holds fewer, the rest waits. Requests at
-once of servers by load are the rate times the measured seconds of a request; each has 23 to 50
-distinct prompts: rows are planned with prompts computed and, but for a block, cached. Targets that
-no list has are read from the configs that aiconfigurator-core carries, as from a hub.
+start's, simulated, and nine of the plan's; where the cache holds fewer, the rest waits. Servers by
+load run the rate times the measured seconds of a request at once; each has 23 to 50 prompts, so
+rows are planned with prompts computed and, but for a block, cached. Targets that no list has are
+read from the configs that aiconfigurator-core carries, as from a hub.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +55,7 @@ METRICS = ("tpot", "ttft")
 # Published checkpoints by the rows' names; those of InferenceX with experts store fp8 in blocks.
 NAMES = {
     "llama-3.1-70b-instruct": "meta-llama/Llama-3.3-70B-Instruct",
-    "deepseek-v3": "deepseek-ai/DeepSeek-R1-0528",
+    "deepseek-v3": "deepseek-ai/DeepSeek-R1-0528", "gpt-oss-120b": "openai/gpt-oss-120b",
     "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic":
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
@@ -65,6 +65,7 @@ WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 FITTED = "llama-3.1-70b-instruct"
 RIVALS = {"AISimulate": "aisimulate", "AIConfigurator": "aic"}
 MEAN_LENGTH, WAVES = 0.9, 10  # InferenceX's share of nominal lengths, requests of each client
+BLOCK = 16  # tokens of a prompt that are computed where the rest is cached
 # Prompt and answer tokens, and (requests a second, seconds) of the stages of each workload.
 LOADS = {
     "general-lite": (547, 248, ((2.5, 600), (6, 600))),
@@ -76,7 +77,6 @@ LOADED = {
     "H100 by load": "error_records.csv",
     "H100 beside LLMServingSim": "llmservingsim_error_records_matched.csv",
 }  # fmt: skip
-BLOCK = 16  # tokens of a prompt that are computed where the rest is cached
 # Servers that speculate: target, GPUs, engine, its version, drafter, prompt and answer tokens, and
 # (requests at once, drafted): (committed, measured ms a token). Nothing is fitted to them. The GPU
 # of vLLM's issue is that of its author's other posts; SpecForge's times are requests at once over
@@ -123,7 +123,7 @@ class Asked:
     target: str
     gpu: str
     degree: int
-    lengths: tuple[float, float]
+    lengths: Sequence[float]
     running: tuple[tuple[float, float], ...]
     settings: dict[str, Any]
     closed_loop: bool = False
@@ -136,7 +136,7 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
             model, engine, gpu = line["model"], line["engine"], line["gpu"]
             dense, ranks = model == FITTED, int(line["dp"])
             groups = [gpu, engine, model, f"{model} {engine} {gpu}"]
-            groups += ["dense on vllm"] * (dense and engine == "vllm") + ["unfitted"] * (not dense)
+            groups += ["dense-on-vllm"] * (dense and engine == "vllm") + ["unfitted"] * (not dense)
             row = ScoredRow(
                 labels=("InferenceX", *(f"InferenceX, {group}" for group in groups)),
                 part=part_of(line["scenario"]),
@@ -144,8 +144,7 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
                 rivals={name: {m: float(line[f"{key}_{m}_ms"]) / 1e3 for m in METRICS
                                if line[f"{key}_{m}_ms"]} for name, key in RIVALS.items()},
             )  # fmt: skip
-            weights: str | None = "fp8" if dense else "fp8_block"
-            weights = WEIGHTS[line["precision"]] if line["precision"] != "fp8" else weights
+            weights = "fp8" if dense and line["precision"] == "fp8" else WEIGHTS[line["precision"]]
             version = re.match(r"vllm/\S+:v(\d[\d.]*)", line["engine_image"])
             yield scored(row, Asked(
                 target=NAMES.get(model, model), gpu=gpu, degree=int(line["n_gpus"]) // ranks,
@@ -197,25 +196,18 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
         end_s, weights = cell["measured"]["e2e"], "fp8_dynamic" if cell["fp8"] else None
         yield scored(row, Asked(
             target=NAMES.get(model, model), gpu=gpu.lower(), degree=int(float(degree)),
-            lengths=(lengths[0], lengths[1]),
-            running=tuple((rate * end_s, rate * spent_s) for rate, spent_s in kept),
+            lengths=lengths, running=tuple((r * end_s, r * spent_s) for r, spent_s in kept),
             settings={"engine_version": "0.15.1", "precision": Precision(weights=weights)},
         ))  # fmt: skip
 
 
 @cache
 def target_of(name: str) -> TargetEntry | InputError:
-    """A known target, or one by the config of this name among those of aiconfigurator-core."""
+    """A known target, or by InferenceX's label the config that aiconfigurator-core carries."""
+    folder = data_folder().parents[1] / "model_configs"
+    configs = {p.name.partition("--")[2].lower(): p for p in sorted(folder.glob("*_config.json"))}
     try:
-        return resolve_target(name)
-    except InputError as failure:
-        configs = sorted((data_folder().parents[1] / "model_configs").glob("*--*_config.json"))
-        end = f"--{name.lower()}_config.json"
-        found = [path for path in configs if path.name.lower().endswith(end)]
-        if not found:
-            return failure
-    try:
-        return resolve_target(str(found[0]))
+        return resolve_target(str(configs.get(f"{name}_config.json", name)))
     except InputError as failure:
         return failure
 
@@ -242,9 +234,8 @@ def scored(row: ScoredRow, asked: Asked) -> ScoredRow:
         return dataclasses.replace(row, refusal=failure.problem)
     weights = [weight for _, weight in asked.running]
     planned = {n: float(np.average([one[n] for one in means], weights=weights)) for n in means[0]}
-    error = relative_error(
-        forward.origin, request.engine, None, 1.0, version=request.engine_version
-    )
+    version, origin = request.engine_version, forward.origin
+    error = relative_error(origin, request.engine, None, 1.0, version=version)
     errors = error, slower_error(forward, server.rules, error)
     return dataclasses.replace(row, planned=planned, errors=errors)
 
@@ -302,8 +293,8 @@ def _score(rows: list[ScoredRow]) -> dict[str, Any]:
         metric = "tpot" if name == "cached" else name
         off = np.array([row.planned[name] / row.measured[metric] for row in kept])
         low, high = INTERVAL * np.array([row.errors for row in kept]).T
-        inside = float(np.mean((-np.log(off) > -low) & (-np.log(off) < high)))
-        score[name] = _errors(off) | {"inside": inside}
+        inside = np.mean((-np.log(off) > -low) & (-np.log(off) < high))
+        score[name] = _errors(off) | {"inside": round(float(inside), 4)}
         if name in METRICS:
             score[name]["rivals"] = dict(_rivals(rows, metric))
     return score
@@ -323,7 +314,8 @@ def _rivals(rows: list[ScoredRow], metric: str) -> Iterator[tuple[str, dict[str,
 
 
 def _errors(ratios: Any) -> dict[str, float]:
-    return {"mean": float(np.mean(np.abs(ratios - 1))), "bias": float(np.mean(ratios - 1))}
+    means = np.mean(np.abs(ratios - 1)), np.mean(ratios - 1)
+    return {name: round(float(one), 4) for name, one in zip(("mean", "bias"), means, strict=True)}
 
 
 def speculating(name: str) -> dict[str, dict[str, float]]:
@@ -342,10 +334,9 @@ def speculating(name: str) -> dict[str, dict[str, float]]:
         )  # fmt: skip
         points = {point.running: point for point in plan(request).options[0].points}
         planned_ms = 1e3 * points[running].tpot_s
-        result[f"{running} at once, {drafted} drafted"] = {
-            "measured_ms": measured_ms, "planned_ms": planned_ms,
-            "error": planned_ms / measured_ms - 1,
-        }  # fmt: skip
+        times = {"measured_ms": measured_ms, "planned_ms": round(planned_ms, 3)}
+        times["error"] = round(planned_ms / measured_ms - 1, 4)
+        result[f"{running} at once, {drafted} drafted"] = times
     return result
 
 
@@ -359,8 +350,8 @@ def main() -> None:
     if options.before:
         before = json.loads(options.before.read_text(encoding="utf-8"))["groups"]
         groups = {name: group | {"before": before.get(name)} for name, group in groups.items()}
-    speculation = {name: speculating(name) for name in SPECULATING}
-    store("plans_scored", {"groups": groups, "speculating": speculation})
+    drafted = {name: speculating(name) for name in SPECULATING}
+    store("plans_scored", {"groups": groups, "speculating": drafted})
 
 
 if __name__ == "__main__":

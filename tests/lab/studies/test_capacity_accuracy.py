@@ -8,12 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from costmodel.catalog import resolve_target
 from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.batching import Overheads, TokenWork, engine_overheads
 from costmodel.planning.engines import engine_rules
+from costmodel.planning.request import PlanRequest
+from costmodel.planning.search import make_server
+from costmodel.planning.sources import forward_for
+from costmodel.planning.traffic import Traffic
+from costmodel.profile.store import ProfileStore
 from lab.studies import capacity_accuracy as bench
 from lab.studies import plans_scored
 from lab.studies.fit_overheads import MeasuredServer, fit_overheads
+
+TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
 
 
 def servers(scale: dict[str, float]):
@@ -172,14 +180,52 @@ def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):
     header = "simulator,experiment_folder,model,workload,stage_index,metric_name,predicted,actual"
     line = "blis,a/9-no-model-tp2-roleplay,no/model,roleplay,{},{},12,{},H100,2,FP16\n"
     text = f"{header},hardware,tp,precision\n" + line.format(-1, "itl_mean", 10)
+    text += line.format(-1, "ttft_mean", 40)
     (tmp_path / "rows.csv").write_text(text + line.format(-1, "e2e_mean", 3000))
-    (row,) = plans_scored.by_load(tmp_path / "rows.csv")
-    assert row.refusal.startswith("no known target") and row.rivals_s == {"blis": 0.012}
+    (row,) = plans_scored.by_load(tmp_path / "rows.csv", "H100")
+    assert row.refusal.startswith("no known target")
+    assert row.rivals == {"blis": {"tpot": 0.012, "ttft": 0.012}}
+    assert row.labels == ("H100", "H100, dense", "H100, no/model")
     rows = [row] + [
-        dataclasses.replace(row, refusal="", planned_s=planned_s, errors=(0.1, 0.1))
-        for planned_s in (0.009, 0.008)
+        dataclasses.replace(
+            row, refusal="", errors=(0.1, 0.1), planned={"tpot": tpot, "cached": tpot, "ttft": 0.03}
+        )
+        for tpot in (0.009, 0.008)
     ]
-    score = plans_scored.scores(rows)["all"]
-    assert (score["rows"], score["planned"], score["inside"]) == (3, 2, 0.5)
-    assert score["planned_error"] == pytest.approx({"mean": 0.15, "bias": -0.15})
-    assert score["blis"] == pytest.approx({"rows": 2, "mean": 0.2, "ours": 0.15})
+    score = plans_scored.scores(rows)["H100"]
+    assert (score["rows"], score["planned"], score["tpot"]["inside"]) == (3, 2, 0.5)
+    rival = score["tpot"].pop("rivals")["blis"]
+    assert rival == pytest.approx({"rows": 3, "both": 2, "mean": 0.2, "ours": 0.15})
+    assert score["tpot"] == pytest.approx({"mean": 0.15, "bias": -0.15, "inside": 0.5})
+    assert score["ttft"]["mean"] == pytest.approx(0.25)
+
+
+def test_a_closed_loop_starts_with_all_its_requests(tmp_path):
+    """A start of eight waits for its prompts; a cache that holds two lets the others wait."""
+    request = PlanRequest(
+        target="Qwen/Qwen3-8B", gpus=("h100-sxm",), degrees=(1,), rate=1.0, traffic=TRAFFIC
+    )
+    target = resolve_target(request.target)
+    forward = forward_for(request, target, ("h100-sxm", 1), ProfileStore([shipped_directory()]))
+    server = make_server(request, forward, None)
+    loop, mean = (plans_scored.means_s(server, TRAFFIC, 8, closed) for closed in (True, False))
+    start_s = plans_scored.start_s(server, TRAFFIC, server.best(TRAFFIC, 8))
+    assert start_s > server.best(TRAFFIC, 1).ttft_s
+    assert loop["ttft"] == pytest.approx(0.1 * start_s + 0.9 * mean["ttft"])
+    assert loop["cached"] < loop["tpot"] == mean["tpot"]
+    most = server.most_running(TRAFFIC)
+    full, over = (plans_scored.means_s(server, TRAFFIC, n, False) for n in (most, 2 * most))
+    waits_s = most / server.best(TRAFFIC, most).requests_per_s
+    assert over["tpot"] == full["tpot"]
+    assert over["ttft"] == pytest.approx(full["ttft"] + waits_s)
+
+
+def test_stored_scores_hold_what_the_pages_state():
+    """Test part of InferenceX: all engines, dense targets on vLLM; the card that speculates."""
+    stored = json.loads((RESULT.parent / "plans_scored.json").read_text(encoding="utf-8"))
+    groups = stored["groups"]
+    assert groups["InferenceX, test"]["tpot"]["mean"] < 0.15
+    assert groups["InferenceX, dense-on-vllm, test"]["tpot"]["mean"] < 0.10
+    assert groups["InferenceX"]["planned"] >= 0.85 * groups["InferenceX"]["rows"]
+    card = stored["speculating"]["Dogacel/Qwen3-8B-DSpark"]
+    assert max(abs(cell["error"]) for cell in card.values()) < 0.03
