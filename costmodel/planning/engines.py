@@ -143,8 +143,8 @@ class EngineRules:
 # Defaults as the engines document them: vLLM gpu_memory_utilization 0.9, prompts in chunks of
 # 8192 tokens; SGLang mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks,
 # overlapped schedule; TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlapped
-# schedule, no eviction. Beside weights, cache and activations its server of an 8B model on an RTX 4090 had 0.75 GB, by the
-# blocks that it reported. Of the others the reserve is a round guess of 2 to 4 GB.
+# schedule, no eviction. Beside weights, cache and activations vLLM's server of an 8B model on an
+# RTX 4090 had 0.75 GB, by the blocks that it reported. The others' reserves are round guesses.
 # rooftree is this project's decoder: one loop that prepares, launches and waits. The others verify
 # chains only (vLLM removed tree attention in PR #42121).
 RULES = {

@@ -142,11 +142,11 @@ class PlanRequest:
     per GPU and hour in `currency`, keyed by the names in `gpus`. `utilisation` is the share of a
     server's throughput that it is loaded to where `servers`, their number, is None.
     `engine_version`, such as 0.19, may be empty. `step_tokens` are the most of a step (None: the
-    engine's default), `prefix_hits` the share of prompt tokens found in the cache. `data_parallel` groups of each degree's devices
-    share the experts of a mixture, with `expert_parallel` whole ones. `most_running` limits the
-    requests at once on a server, or group (max-num-seqs of the engines). Goals for percentiles
-    need `simulation`. Raises InputError for values out of range and settings that contradict
-    each other.
+    engine's default), `prefix_hits` the share of prompt tokens found in the cache. `data_parallel`
+    groups of each degree's devices share the experts of a mixture, with `expert_parallel` whole
+    ones. `most_running` limits the requests at once on a server, or group (max-num-seqs of the
+    engines). Goals for percentiles need `simulation`. Raises InputError for values out of range
+    and settings that contradict each other.
     """
 
     target: str

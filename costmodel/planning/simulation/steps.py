@@ -145,8 +145,8 @@ def exact_steps(
 ) -> StepTime:
     """The server's steps with the trees of `points`, computed exactly (slow).
 
-    Of prompts of `prompt_tokens` on average a share is found in the cache. Chunks of a long prompt are priced as prompts of their own: their attention to earlier chunks is
-    left out.
+    Of prompts of `prompt_tokens` on average a share is found in the cache. Chunks of a long prompt
+    are priced as prompts of their own: their attention to earlier chunks is left out.
     """
     speculation = speculation_of(points, server.acceptance)
 
