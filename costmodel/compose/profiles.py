@@ -17,10 +17,11 @@ from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
-from costmodel.compose.aiconfigurator import ENGINES, load_published
+from costmodel.compose.aiconfigurator import load_published
 from costmodel.compose.attention import TileForm
 from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import CHUNK_ROWS, ComposedForward
+from costmodel.compose.published import ENGINES
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from costmodel.errors import DeviceError, InputError
 
 Columns = dict[str, NDArray[Any]]
+ENGINES = ("vllm", "sglang", "trtllm")
 # Tables with outliers of up to 2.7 times the true time; later versions are sound.
 UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "sglang", "0.5.10")}
 
@@ -73,3 +74,13 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise InputError(f"{path.name} has a {name} that is no finite number")
     return read
+
+
+def engines_from(engine: str) -> list[str]:
+    """All engines, this one first."""
+    return sorted(ENGINES, key=lambda name: name != engine)
+
+
+def without_outliers(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds by ascending size without upward outliers: none exceeds that of more work."""
+    return np.minimum.accumulate(seconds[::-1])[::-1]

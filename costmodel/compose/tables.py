@@ -80,8 +80,8 @@ class ExpertTable:
     `estimated`: nothing was measured. `form`: the type of weights whose times these are, where the
     experts' own were measured slower than in bfloat16, or faster than the memory. `wider`: the
     table of 16-bit weights, whose times none of these exceeds. `skewed`: of tokens that are spread
-    by a power law, as by routers, where even spreading was measured too: its times are taken, for
-    few tokens at most those of the expected distinct experts.
+    by a power law, where even spreading was measured too. Routers lie in between: the geometric
+    mean of both is taken, for few tokens at most the expected distinct experts.
     """
 
     tokens: Array
@@ -111,10 +111,11 @@ class ExpertTable:
         equivalent = distinct_experts(architecture, tokens) / architecture.active_experts
         few = self.measured_at(equivalent)
         full = self.measured_at(np.array(all_used))
+        scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
         if self.skewed is not None:
             routed = self.skewed._own_s(architecture, tokens)
-            return np.where(tokens < all_used, np.minimum(few, routed), routed)
-        scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
+            routed = np.where(tokens < all_used, np.minimum(few, routed), routed)
+            scaled = np.sqrt(scaled * routed)
         return np.asarray(scaled, dtype=np.float64)
 
 

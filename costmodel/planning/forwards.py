@@ -200,12 +200,18 @@ class TargetForward:
         reduced_s = min(2 * a.layers * one_s, whole.products)
         return dataclasses.replace(whole, products=whole.products - reduced_s, all_reduce=reduced_s)
 
-    def prompt(self, tokens: float, rows: float, chunks: int) -> ForwardSeconds:
-        """Seconds that a prompt adds to `chunks` forwards of `rows` other rows (0: none)."""
+    def prompt(
+        self, tokens: float, rows: float, chunks: int, cached: float = 0.0
+    ) -> ForwardSeconds:
+        """Seconds that a prompt adds to `chunks` forwards of `rows` other rows (0: none).
+
+        It is of `tokens` behind `cached` ones, which they attend to.
+        """
         part = tokens / chunks
         added = self._prompt_rows_s(part + rows) - (self._prompt_rows_s(rows) if rows else 0.0)
         return ForwardSeconds(
-            products=chunks * max(added, 0.0), attention=self._prompt_square_s * tokens**2
+            products=chunks * max(added, 0.0),
+            attention=self._prompt_square_s * tokens * (tokens + 2 * cached),
         )
 
     def _decode(self, batch: float, context: float, rows: int) -> ForwardSeconds:

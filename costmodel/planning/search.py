@@ -87,7 +87,11 @@ def make_server(
     request: PlanRequest, forward: TargetForward, acceptance: Acceptance | None
 ) -> Server:
     """The server of a request on these forward times. Raises InputError."""
-    rules, drafter = engine_rules(request.engine, request.engine_version), None
+    device, drafter = forward.device, None
+    rules = engine_rules(
+        request.engine, request.engine_version, step_tokens=request.step_tokens,
+        prefix_hits=request.prefix_hits, device=(device.name, device.memory_bytes),
+    )  # fmt: skip
     if acceptance is not None:
         drafter = find_drafter(forward, request.drafter, acceptance.measured)
         trees = rules.verifies_trees and request.policy.kind != "chain"

@@ -35,9 +35,9 @@ def compose(
     `pip install 'rooftree[operators]'`, or a folder of operator tables.
     """
     from costmodel.catalog import resolve_target
-    from costmodel.compose.aiconfigurator import ENGINES
     from costmodel.compose.profiles import ComposeOptions
     from costmodel.compose.profiles import compose as compose_profile
+    from costmodel.compose.published import ENGINES
 
     options |= {"engine": operators} if operators in ENGINES else {"operators": Path(operators)}
     target = resolve_target(target_name, hub=True).architecture
