@@ -26,19 +26,19 @@ import argparse
 import csv
 import dataclasses
 import hashlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from costmodel.catalog import TargetEntry, resolve_target
 from costmodel.compose.published import data_folder
 from costmodel.errors import InputError, RooftreeError
+from costmodel.io import read_json
 from costmodel.planning.accuracy import INTERVAL, relative_error, slower_error
 from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
@@ -51,6 +51,7 @@ from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from lab.studies.common import store
 
+Seconds = dict[str, float]  # by METRICS
 METRICS = ("tpot", "ttft")
 # Published checkpoints by the rows' names; those of InferenceX with experts store fp8 in blocks.
 NAMES = {
@@ -60,7 +61,7 @@ NAMES = {
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
 }  # fmt: skip
-GPUS = {"h100": "h100-sxm", "a100-80gb": "a100-sxm-80gb"}
+GPUS = {"h100": "h100-sxm"}
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 FITTED = "llama-3.1-70b-instruct"
 RIVALS = {"AISimulate": "aisimulate", "AIConfigurator": "aic"}
@@ -109,9 +110,9 @@ class ScoredRow:
 
     labels: tuple[str, ...]
     part: str
-    measured: dict[str, float]
-    rivals: dict[str, dict[str, float]]
-    planned: dict[str, float] = dataclasses.field(default_factory=dict)
+    measured: Seconds
+    rivals: dict[str, Seconds]
+    planned: Seconds = dataclasses.field(default_factory=dict)
     errors: tuple[float, float] = (0.0, 0.0)
     refusal: str = ""
 
@@ -121,8 +122,7 @@ class Asked:
     """What a row is planned as; `running`: requests at once, and their weight in the mean."""
 
     target: str
-    gpu: str
-    degree: int
+    place: tuple[str, int]  # GPU and degree
     lengths: Sequence[float]
     running: tuple[tuple[float, float], ...]
     settings: dict[str, Any]
@@ -145,9 +145,13 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
                                if line[f"{key}_{m}_ms"]} for name, key in RIVALS.items()},
             )  # fmt: skip
             weights = "fp8" if dense and line["precision"] == "fp8" else WEIGHTS[line["precision"]]
+            # Types of caches as InferenceX's scripts say (SemiAnalysisAI/InferenceX @ 843c625).
+            hopper = gpu[0] == "h" and (engine == "sglang" or model.startswith("gpt-oss"))
+            wide = hopper or line["precision"] == "bf16"
             version = re.match(r"vllm/\S+:v(\d[\d.]*)", line["engine_image"])
             yield scored(row, Asked(
-                target=NAMES.get(model, model), gpu=gpu, degree=int(line["n_gpus"]) // ranks,
+                target=NAMES.get(model, model),
+                place=(GPUS.get(gpu, gpu), int(line["n_gpus"]) // ranks),
                 lengths=(MEAN_LENGTH * int(line["isl"]), MEAN_LENGTH * int(line["osl"])),
                 running=((int(line["concurrency"]) / ranks, 1.0),), closed_loop=True,
                 settings={
@@ -155,17 +159,12 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
                     "engine_version": version[1] if version else "",
                     "precision": Precision(
                         weights=None if model.startswith("gpt-oss") else weights,
-                        cache=cache_of(model, engine, gpu, line["precision"]),
+                        cache="bfloat16" if wide else "fp8",
                     ),
                     "expert_parallel": int(line["ep"]) > 1, "data_parallel": ranks,
+                    "most_running": int(line["concurrency"]),
                 },
             ))  # fmt: skip
-
-
-def cache_of(model: str, engine: str, gpu: str, precision: str) -> Literal["bfloat16", "fp8"]:
-    """The type of InferenceX's caches, as its scripts say (SemiAnalysisAI/InferenceX @ 843c625)."""
-    hopper = gpu in ("h100", "h200") and (engine == "sglang" or model.startswith("gpt-oss"))
-    return "bfloat16" if hopper or precision == "bf16" else "fp8"
 
 
 def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
@@ -177,7 +176,8 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
             place = folder, line["stage_index"], line["model"], line["hardware"], line["tp"]
             cell = seen.setdefault(place, {"rivals": defaultdict(dict), "measured": {}})
             cell["fp8"] = line["precision"] == "FP8"
-            cell["load"] = next((n for n in LOADS if n in folder), line["workload"])
+            cell["load"] = next(n for n in LOADS if n in f"{line['workload']} {folder}")
+            cell["step_tokens"] = int(float(line["max_num_batched_tokens"]))
             metric = line["metric_name"].replace("itl", "tpot").removesuffix("_mean")
             cell["measured"][metric] = float(line["actual"]) / 1e3
             if metric in METRICS:
@@ -195,9 +195,10 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
         )  # fmt: skip
         end_s, weights = cell["measured"]["e2e"], "fp8_dynamic" if cell["fp8"] else None
         yield scored(row, Asked(
-            target=NAMES.get(model, model), gpu=gpu.lower(), degree=int(float(degree)),
+            target=NAMES.get(model, model), place=(GPUS[gpu.lower()], int(float(degree))),
             lengths=lengths, running=tuple((r * end_s, r * spent_s) for r, spent_s in kept),
-            settings={"engine_version": "0.15.1", "precision": Precision(weights=weights)},
+            settings={"engine_version": "0.15.1", "step_tokens": cell["step_tokens"],
+                      "most_running": 128, "precision": Precision(weights=weights)},
         ))  # fmt: skip
 
 
@@ -215,34 +216,33 @@ def target_of(name: str) -> TargetEntry | InputError:
 def scored(row: ScoredRow, asked: Asked) -> ScoredRow:
     """The row with its planned means, or with the refusal."""
     traffic = Traffic(prompt_tokens=asked.lengths[0], output_tokens=asked.lengths[1])
-    gpu = GPUS.get(asked.gpu, asked.gpu)
     try:
         target = target_of(asked.target)
         if isinstance(target, InputError):
             raise target
         request = PlanRequest(
-            target=asked.target, gpus=(gpu,), traffic=traffic, rate=1.0, degrees=(asked.degree,),
-            **asked.settings,
+            target=asked.target, gpus=asked.place[:1], degrees=asked.place[1:], traffic=traffic,
+            rate=1.0, **asked.settings,
         )  # fmt: skip
-        forward = forward_for(request, target, (gpu, asked.degree), ProfileStore())
+        forward = forward_for(request, target, asked.place, ProfileStore())
         server = make_server(request, forward, None)
         if request.engine_version == "0.10.2":  # InferenceX's scripts ask for overlapping
             rules = dataclasses.replace(server.rules, overlaps_host=True)
             server = dataclasses.replace(server, rules=rules)
-        means = [means_s(server, traffic, number, asked.closed_loop) for number, _ in asked.running]
+        most = max(min(server.most_running(traffic), request.most_running), 1)
+        means = [means_s(server, traffic, n, most, asked.closed_loop) for n, _ in asked.running]
     except RooftreeError as failure:
         return dataclasses.replace(row, refusal=failure.problem)
-    weights = [weight for _, weight in asked.running]
-    planned = {n: float(np.average([one[n] for one in means], weights=weights)) for n in means[0]}
-    version, origin = request.engine_version, forward.origin
-    error = relative_error(origin, request.engine, None, 1.0, version=version)
-    errors = error, slower_error(forward, server.rules, error)
+    parts = [part for _, part in asked.running]
+    planned = {n: float(np.average([one[n] for one in means], weights=parts)) for n in means[0]}
+    bar = relative_error(forward.origin, request.engine, None, 1.0, version=request.engine_version)
+    errors = bar, slower_error(forward, server.rules, bar)
     return dataclasses.replace(row, planned=planned, errors=errors)
 
 
-def means_s(server: Server, traffic: Traffic, asked: float, closed: bool) -> dict[str, float]:
-    """Mean seconds of a server that is asked for `asked` requests at once."""
-    running = max(min(asked, server.most_running(traffic)), 1.0)
+def means_s(server: Server, traffic: Traffic, asked: float, most: int, loop: bool) -> Seconds:
+    """Mean seconds of a server that runs at most `most` of `asked` requests at once."""
+    running = max(min(asked, most), 1.0)
     work = cycle_work(server.forward, server.rules, traffic, running, Cycle())
     cached_s = min(BLOCK / traffic.prompt_tokens, 1.0) * work.prompts_s
     tpot_s, cached_tpot_s = (
@@ -251,7 +251,7 @@ def means_s(server: Server, traffic: Traffic, asked: float, closed: bool) -> dic
     )
     point = server.best(traffic, max(round(running), 1))
     first_s = point.ttft_s + max(asked - running, 0.0) / point.requests_per_s
-    if closed:
+    if loop:
         first_s += (start_s(server, traffic, point) - point.ttft_s) / WAVES
     return {"tpot": tpot_s, "cached": cached_tpot_s, "ttft": first_s}
 
@@ -347,9 +347,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = [r for name, file in LOADED.items() for r in by_load(options.folder / file, name)]
     groups = scores([*rows, *inferencex(options.folder / "inferencex.csv")])
-    if options.before:
-        before = json.loads(options.before.read_text(encoding="utf-8"))["groups"]
-        groups = {name: group | {"before": before.get(name)} for name, group in groups.items()}
+    before = read_json(options.before)["groups"] if options.before else {}
+    groups = {name: group | {"before": before.get(name)} for name, group in groups.items()}
     drafted = {name: speculating(name) for name in SPECULATING}
     store("plans_scored", {"groups": groups, "speculating": drafted})
 

@@ -178,8 +178,9 @@ def test_an_unknown_engine_gets_the_shared_ones():
 def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):
     """Bars of 10 % reach to 17 % above: of 10 and 20 % too fast the first is inside."""
     header = "simulator,experiment_folder,model,workload,stage_index,metric_name,predicted,actual"
-    line = "blis,a/9-no-model-tp2-roleplay,no/model,roleplay,{},{},12,{},H100,2,FP16\n"
-    text = f"{header},hardware,tp,precision\n" + line.format(-1, "itl_mean", 10)
+    line = "blis,a/9-no-model-tp2-roleplay,no/model,roleplay,{},{},12,{},H100,2,FP16,2048\n"
+    text = f"{header},hardware,tp,precision,max_num_batched_tokens\n"
+    text += line.format(-1, "itl_mean", 10)
     text += line.format(-1, "ttft_mean", 40)
     (tmp_path / "rows.csv").write_text(text + line.format(-1, "e2e_mean", 3000))
     (row,) = plans_scored.by_load(tmp_path / "rows.csv", "H100")
@@ -208,13 +209,13 @@ def test_a_closed_loop_starts_with_all_its_requests(tmp_path):
     target = resolve_target(request.target)
     forward = forward_for(request, target, ("h100-sxm", 1), ProfileStore([shipped_directory()]))
     server = make_server(request, forward, None)
-    loop, mean = (plans_scored.means_s(server, TRAFFIC, 8, closed) for closed in (True, False))
+    most = server.most_running(TRAFFIC)
+    loop, mean = (plans_scored.means_s(server, TRAFFIC, 8, most, one) for one in (True, False))
     start_s = plans_scored.start_s(server, TRAFFIC, server.best(TRAFFIC, 8))
     assert start_s > server.best(TRAFFIC, 1).ttft_s
     assert loop["ttft"] == pytest.approx(0.1 * start_s + 0.9 * mean["ttft"])
     assert loop["cached"] < loop["tpot"] == mean["tpot"]
-    most = server.most_running(TRAFFIC)
-    full, over = (plans_scored.means_s(server, TRAFFIC, n, False) for n in (most, 2 * most))
+    full, over = (plans_scored.means_s(server, TRAFFIC, n, most, False) for n in (most, 2 * most))
     waits_s = most / server.best(TRAFFIC, most).requests_per_s
     assert over["tpot"] == full["tpot"]
     assert over["ttft"] == pytest.approx(full["ttft"] + waits_s)
