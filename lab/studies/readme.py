@@ -184,19 +184,19 @@ def families_table() -> str:
 def plans_scored() -> str:
     """Errors of plans by group, the test's behind the stroke, and rivals' on the same rows."""
     groups = result("plans_scored")["groups"]
-    lines = ["|rows|planned|TPOT|bias|inside|TTFT|rivals/ours on their rows|", "|---" * 7 + "|"]
+    lines = ["|rows|planned|TPOT|bias|inside|TTFT|rival/ours: TPOT, TTFT (rows)|", "|---" * 7 + "|"]
     for name in filter(re.compile(r"InferenceX|.*, (?!test)[^ /]+").fullmatch, groups):
         group, test, rivals = groups[name], groups.get(f"{name}, test", {}), []
         if not group["planned"]:
             continue
         for rival, one in group["tpot"]["rivals"].items():
             both = one, group["ttft"]["rivals"][rival]
-            beside = ", TTFT ".join(f"{e['mean']:.0%}/{e['ours']:.0%}" for e in both)
-            rivals.append(f"{rival} {beside} ({one['both']})")
+            beside = ",".join(f"{100 * e['mean']:.0f}/{e['ours']:.0%}" for e in both)
+            rivals.append(f"{rival}:{beside}({one['both']})")
         tpot, ttft = (f"{group[m]['mean']:.1%}" + (f"/{test[m]['mean']:.1%}" if m in test else "")
                       for m in ("tpot", "ttft"))  # fmt: skip
         cells = [name, f"{group['planned']}/{group['rows']}", tpot, f"{group['tpot']['bias']:+.0%}"]
-        cells += [f"{group['tpot']['inside']:.0%}", ttft, "; ".join(rivals)]
+        cells += [f"{group['tpot']['inside']:.0%}", ttft, " ".join(rivals)]
         lines.append(f"|{'|'.join(cells)}|")
     return "\n".join(lines)
 
