@@ -33,7 +33,7 @@ _LOGIT_BYTES, _UNSORTED_SHARE = 4, 0.6
 # Power of a device over its limit at the peak rate, its exponent, and the error of estimates: the
 # mean one of all rows, and that of chips whose host decides how busy they are. Fitted to half of
 # the models of published servers (lab/studies/served_rows.py).
-POWER_SHARE, POWER_EXPONENT = 1.076, 0.118
+POWER_SHARE, POWER_EXPONENT = 1.08, 0.119
 _POWER_ERROR, _HOST_POWER_ERROR = 0.12, 0.2
 # Chips on which vLLM attends with FlashInfer, whose plan of each step the host makes.
 _HOST_PLANNED_CHIPS = ("GB100", "GB110")

@@ -100,6 +100,7 @@ def _row(line: dict[str, str]) -> ServedRow:
         request = PlanRequest(
             target=row.model, gpus=(GPUS[row.gpu],), traffic=traffic, rate=1.0, degrees=(devices,),
             engine_version="0.11", precision=Precision(weights=weights),
+            expert_parallel=int(line["expert_parallel"]) > 1,
         )  # fmt: skip
         target = resolve_target(row.model)
         forward = forward_for(request, target, (GPUS[row.gpu], devices), ProfileStore())
@@ -223,7 +224,7 @@ def live(folder: Path) -> dict[str, Any]:
         trace = Trace(arrival_s=arrival - arrival[0], prompt_tokens=prompt, output_tokens=output)
         request = PlanRequest(
             target=LIVE_TARGET, gpus=(gpu,), traffic=trace.means, rate=trace.rate_per_s,
-            engine_version="0.19", servers=1, most_running=most,
+            engine_version="0.19", servers=1, most_running=most, step_tokens=2048,
         )  # fmt: skip
         try:
             forward = forward_for(request, resolve_target(LIVE_TARGET), (gpu, 1), ProfileStore())
