@@ -264,8 +264,7 @@ def start_s(server: Server, traffic: Traffic, point: OperatingPoint) -> float:
         rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=point.running,
         held_tokens=server.held_tokens, ranks=ranks,
     )  # fmt: skip
-    ones = np.ones_like(prompts)
-    trace = Trace(arrival_s=np.zeros(len(prompts)), prompt_tokens=prompts, output_tokens=ones)
+    trace = Trace(arrival_s=0.0 * prompts, prompt_tokens=prompts, output_tokens=0 * prompts + 1)
     return float(simulate(trace, limits, exact_steps(server, [point])).first_s.mean())
 
 
