@@ -143,11 +143,12 @@ def test_a_known_truth_is_found_despite_outliers():
     assert found["one"].products == found["two"].products == found["shared"].products
 
 
-def test_shipped_overheads_are_those_of_the_stored_result():
-    stored = json.loads(RESULT.read_text(encoding="utf-8"))["overheads"]
+def test_shipped_overheads_err_no_more_than_new_ones_of_other_pairs():
+    stored = json.loads(RESULT.read_text(encoding="utf-8"))
+    assert stored["shipped"]["rows"] == stored["all"]["ours"]["rows"]
+    assert stored["shipped"]["mean"] <= stored["all"]["ours"]["mean"]
     shipped = read_yaml(shipped_directory() / "engines.yaml")
-    for engine, fields in stored.items():
-        assert shipped[engine] == pytest.approx(fields, rel=1e-3), engine
+    assert stored["overheads"].keys() <= shipped.keys()
     assert engine_overheads("trtllm") == Overheads(**shipped["trtllm"])
     versions = {"": "0.19", "0.9": "0.11", "0.13.2": "0.11", "0.14": "0.19", "0.32": "0.19"}
     for version, planned in versions.items():
