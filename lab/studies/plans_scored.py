@@ -9,8 +9,8 @@ inference-sim/sim-to-real-accuracy-validation @ dcec3fd). FILE is this result at
 
 What these rows were used for: scenarios are parted by the sha256 of their names, and a choice looks
 at `fit` and `choice` alone. Llama-70B's points of InferenceX are among the 1,043 that engines'
-overheads were fitted on (`capacity_accuracy`); `unfitted` leaves them out. Routed experts over
-evenly loaded ones were chosen on all servers of Mixtral, Scout and gpt-oss here.
+overheads were fitted on (`capacity_accuracy`); `unfitted` leaves them out. How experts are loaded,
+and Blackwell's 4-bit ones, were chosen with all rows of Mixtral, Scout and gpt-oss in sight.
 
 InferenceX's lengths are drawn from 0.8 to 1 of the nominal ones. Its closed loop starts with all
 requests at once and serves ten times as many: the mean time to the first token is a tenth of the
