@@ -128,7 +128,7 @@ def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(
     gpu=st.sampled_from([slug for slug in SYSTEMS if find_device(slug).fp8_flops_per_s]),
     name=st.sampled_from(sorted(load_targets())),
@@ -156,8 +156,7 @@ def test_fp8_and_fewer_requests_are_never_slower(gpu, name, degree, weights, pro
         times.append(np.array([point.tpot_s for point in points]))
         assert np.all(np.diff(times[-1]) >= -1e-12)
     # Composed profiles hold six digits.
-    both = min(map(len, times))
-    both -= len(times[0]) != len(times[1])  # the last point is where the memory ends
+    both = max(min(map(len, times)) - 1, 0)  # without the last point, where the memory may end
     assert np.all(times[1][:both] <= times[0][:both] * (1 + 1e-5))
 
 
