@@ -15,7 +15,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import fit_linear
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.stairs import fit_stairs
+from costmodel.calibration.stairs import StairsScales, fit_stairs
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
 from costmodel.compose.aiconfigurator import load_published
 from costmodel.compose.attention import TileForm
@@ -267,7 +267,8 @@ def composed_profile(
 class ProfileParts:
     """The parts of a profile that was not measured.
 
-    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points.
+    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points;
+    `scales` are those of a calibration whose points were scaled, which are not chosen again.
     """
 
     kind: ProvenanceKind
@@ -278,6 +279,7 @@ class ProfileParts:
     runtime: RuntimeSection
     roofline: Roofline
     stages: StagesSection
+    scales: StairsScales | None = None
 
 
 def assemble(parts: ProfileParts) -> Profile:
@@ -300,7 +302,7 @@ def assemble(parts: ProfileParts) -> Profile:
             selected="stairs",
             linear=fit_linear(points, parts.roofline),
             physical=physical,
-            stairs=fit_stairs(points, physical, exact=True).scales,
+            stairs=parts.scales or fit_stairs(points, physical, exact=True).scales,
         ),
         surface=SurfaceSection.of(points),
         stages=parts.stages,

@@ -198,10 +198,11 @@ class OperatorTables:
         seconds = _EXPERT_S + moved / (_EXPERT_READ * self.device.peak_bytes_per_s)
         seconds = seconds + flops / (_EXPERT_RATE * self.peaks.flops_per_s)
         other = self.other_experts.get((*a.expert_shape, *split))
-        bound = {"narrower" if self.weights == "bfloat16" else "wider": other}
+        plain = self.weights == "bfloat16"
         return ExpertTable(
-            tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True, **bound
-        )
+            tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True,
+            narrower=other if plain else None, wider=None if plain else other,
+        )  # fmt: skip
 
     def recurrent_table(
         self, architecture: ModelArchitecture, degree: int

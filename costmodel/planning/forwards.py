@@ -136,6 +136,7 @@ class TargetForward:
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0
+        self._decoded: dict[tuple[float, float, int], ForwardSeconds] = {}
 
     @property
     def most_tree_rows(self) -> int | None:
@@ -187,6 +188,11 @@ class TargetForward:
 
         The part of all-reduces is estimated from published ones; without any it is in the products.
         """
+        if (seconds := self._decoded.get((batch, context, rows))) is None:
+            seconds = self._decoded[batch, context, rows] = self._decode_once(batch, context, rows)
+        return seconds
+
+    def _decode_once(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         padded = min((b for b in self.profile.runtime.buckets if b >= rows > 1), default=rows)
         whole = self._decode(batch, context, padded)
         if self.unsplit and rows > 1 and self._device is not None:

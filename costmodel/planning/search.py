@@ -177,7 +177,11 @@ def _option(
         return option
     # The choices of this project's decoder, as the request's engine verifies no trees.
     decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
-    server = make_server(decoder, forward_for(decoder, target, choice, store), acceptance)
+    if request.engine == "vllm":  # whose operators time this decoder too
+        forward = TargetForward(forward.profile, decoder.engine, forward.ranks)
+    else:
+        forward = forward_for(decoder, target, choice, store)
+    server = make_server(decoder, forward, acceptance)
     trees = server.choices(request.traffic, request.most_running)
     return dataclasses.replace(option, with_trees=tuple(trees))
 
