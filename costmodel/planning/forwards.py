@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from functools import cached_property
 
@@ -136,7 +137,10 @@ class TargetForward:
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0
-        self._decoded: dict[tuple[float, float, int], ForwardSeconds] = {}
+        # A plan asks for the same steps again and again.
+        self._step_once = functools.cache(self._step)
+        self._plain_once_s = functools.cache(self._plain_s)
+        self._verify_once_s = functools.cache(self._verify_s)
 
     @property
     def most_tree_rows(self) -> int | None:
@@ -188,11 +192,9 @@ class TargetForward:
 
         The part of all-reduces is estimated from published ones; without any it is in the products.
         """
-        if (seconds := self._decoded.get((batch, context, rows))) is None:
-            seconds = self._decoded[batch, context, rows] = self._decode_once(batch, context, rows)
-        return seconds
+        return self._step_once(batch, context, rows)
 
-    def _decode_once(self, batch: float, context: float, rows: int) -> ForwardSeconds:
+    def _step(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         padded = min((b for b in self.profile.runtime.buckets if b >= rows > 1), default=rows)
         whole = self._decode(batch, context, padded)
         if self.unsplit and rows > 1 and self._device is not None:
@@ -224,14 +226,15 @@ class TargetForward:
         """Seconds of a whole bucket of rows, all-reduces among the products."""
         least = self._least_context
         if 1 < batch <= self._most_batch and rows > 1:
-            return _split(self._verify_s(rows, least, batch), self._verify_s(rows, context, batch))
-        plain, plain_least = self._plain_s(batch, context), self._plain_s(batch, least)
+            ends = (self._verify_once_s(rows, tokens, batch) for tokens in (least, context))
+            return _split(*ends)
+        plain, plain_least = self._plain_once_s(batch, context), self._plain_once_s(batch, least)
         if rows == 1 and plain is not None:
             return _split(plain_least or plain, plain)
-        products = self._verify_s(rows * batch, least)
+        products = self._verify_once_s(rows * batch, least)
         if self.architecture.recurrent and plain_least is not None:
             # What as many rows of one sequence do not pay: the states of the others.
-            products += max(plain_least - self._verify_s(batch, least), 0.0)
+            products += max(plain_least - self._verify_once_s(batch, least), 0.0)
         products = max(products, plain_least or 0.0)
         one = self._cached_s(rows, context)
         attention = one * max(1.0, batch * self._busy_share(rows))
@@ -259,7 +262,7 @@ class TargetForward:
 
     def _cached_s(self, rows: int, context: float) -> float:
         """Seconds that cached tokens add to a verification at batch 1."""
-        added = self._verify_s(rows, context) - self._verify_s(rows, self._least_context)
+        added = self._verify_once_s(rows, context) - self._verify_once_s(rows, self._least_context)
         return max(added, 0.0)
 
     def _busy_share(self, rows: int) -> float:
@@ -286,7 +289,7 @@ class TargetForward:
         """Seconds of a prompt's forward, without the part that grows with its squared length."""
         prefill = self.profile.stages.prefill
         if prefill is None:
-            return self._verify_s(max(rows, 1.0), self._least_context)
+            return self._verify_once_s(max(rows, 1.0), self._least_context)
         return float(prefill.seconds(rows)) - self._prompt_square_s * rows**2
 
     @cached_property
