@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -138,9 +137,9 @@ class TargetForward:
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0
         # A plan asks for the same steps again and again.
-        self._step_once = functools.cache(self._step)
-        self._plain_once_s = functools.cache(self._plain_s)
-        self._verify_once_s = functools.cache(self._verify_s)
+        self._step_once = cache(self._step)
+        self._plain_once_s = cache(self._plain_s)
+        self._verify_once_s = cache(self._verify_s)
 
     @property
     def most_tree_rows(self) -> int | None:
@@ -208,9 +207,7 @@ class TargetForward:
         reduced_s = min(2 * a.layers * one_s, whole.products)
         return dataclasses.replace(whole, products=whole.products - reduced_s, all_reduce=reduced_s)
 
-    def prompt(
-        self, tokens: float, rows: float, chunks: int, cached: float = 0.0
-    ) -> ForwardSeconds:
+    def prompt(self, tokens: float, rows: float, chunks: int, cached: float = 0) -> ForwardSeconds:
         """Seconds that a prompt adds to `chunks` forwards of `rows` other rows (0: none).
 
         It is of `tokens` behind `cached` ones, which they attend to.

@@ -379,10 +379,7 @@ def _traffic(options: PlanOptions, trace: Trace | None) -> tuple[Traffic, float]
 
 
 def parse_engine(text: str) -> dict[str, Any]:
-    """Engine, version and settings from `vllm@0.19,step-tokens=2048,prefix-hits=0.3`.
-
-    Raises InputError.
-    """
+    """Fields from `vllm@0.19,step-tokens=2048,prefix-hits=0.3`. Raises InputError."""
     name, *settings = split_commas(text) or [""]
     engine, at, version = name.partition("@")
     if at and not version:

@@ -318,10 +318,7 @@ class _Rank:
             self._evict(self._decoding.pop())
 
     def _evict(self, sequence: _Sequence) -> None:
-        """Free the cache of a request, which then prefills its prompt and answer so far.
-
-        Its prefix is found again.
-        """
+        """Free the cache of a request, which prefills again all but the prefix that is found."""
         self._context -= sequence.context
         self._free += sequence.held
         sequence.context += 1  # the last token was not cached yet
