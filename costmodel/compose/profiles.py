@@ -14,7 +14,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import fit_linear
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.stairs import fit_stairs
+from costmodel.calibration.stairs import StairsScales, fit_stairs
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
 from costmodel.compose.attention import TileForm
 from costmodel.compose.operators import CHUNK_ROWS, ComposedForward
@@ -252,7 +252,8 @@ def composed_profile(
 class ProfileParts:
     """The parts of a profile that was not measured.
 
-    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points.
+    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points;
+    `scales` are those of a calibration whose points were scaled, which are not chosen again.
     """
 
     kind: schema.ProvenanceKind
@@ -263,6 +264,7 @@ class ProfileParts:
     runtime: schema.RuntimeSection
     roofline: Roofline
     stages: schema.StagesSection
+    scales: StairsScales | None = None
 
 
 def assemble(parts: ProfileParts) -> Profile:
@@ -285,7 +287,7 @@ def assemble(parts: ProfileParts) -> Profile:
             selected="stairs",
             linear=fit_linear(points, parts.roofline),
             physical=physical,
-            stairs=fit_stairs(points, physical, exact=True).scales,
+            stairs=parts.scales or fit_stairs(points, physical, exact=True).scales,
         ),
         surface=schema.SurfaceSection.of(points),
         stages=parts.stages,

@@ -82,9 +82,10 @@ class ExpertTable:
     table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
     `estimated`: nothing was measured. `form`: the type of weights whose times these are, where the
     experts' own were measured slower than in bfloat16, or faster than the memory. `wider`: the
-    table of 16-bit weights, whose times none of these exceeds. `skewed`: of tokens that are spread
-    by a power law, as by routers, where even spreading was measured too: its times are taken, for
-    few tokens at most those of the expected distinct experts.
+    table of 16-bit weights, whose times none of these exceeds; `narrower`: one of fewer bits, below
+    whose times none of these falls. `skewed`: of tokens that are spread by a power law, where even
+    spreading was measured too. Routers lie in between: the geometric mean of both is taken, for few
+    tokens at most the expected distinct experts.
     """
 
     tokens: Array
@@ -93,6 +94,7 @@ class ExpertTable:
     estimated: bool = False
     form: str = ""
     wider: ExpertTable | None = None
+    narrower: ExpertTable | None = None
     skewed: ExpertTable | None = None
 
     def measured_at(self, tokens: Array) -> Array:
@@ -102,8 +104,9 @@ class ExpertTable:
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         """Seconds [tokens] at the expected number of distinct experts."""
         own_s = self._own_s(architecture, tokens)
-        wider = self.wider
-        return own_s if wider is None else np.minimum(own_s, wider.seconds(architecture, tokens))
+        for limit, table in ((np.minimum, self.wider), (np.maximum, self.narrower)):
+            own_s = own_s if table is None else limit(own_s, table.seconds(architecture, tokens))
+        return own_s
 
     def _own_s(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         measured = self.measured_at(tokens)
@@ -114,10 +117,11 @@ class ExpertTable:
         equivalent = distinct_experts(architecture, tokens) / architecture.active_experts
         few = self.measured_at(equivalent)
         full = self.measured_at(np.array(all_used))
+        scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
         if self.skewed is not None:
             routed = self.skewed._own_s(architecture, tokens)
-            return np.where(tokens < all_used, np.minimum(few, routed), routed)
-        scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
+            routed = np.where(tokens < all_used, np.minimum(few, routed), routed)
+            scaled = np.sqrt(scaled * routed)
         return np.asarray(scaled, dtype=np.float64)
 
 
@@ -196,11 +200,12 @@ class OperatorTables:
         flops = 2 * tokens * a.active_experts * a.expert_parameters / devices
         seconds = _EXPERT_S + moved / (_EXPERT_READ * self.device.peak_bytes_per_s)
         seconds = seconds + flops / (_EXPERT_RATE * self.peaks.flops_per_s)
-        if (other := self.other_experts.get((*a.expert_shape, *split))) is not None:
-            bound = np.maximum if self.weights == "bfloat16" else np.minimum
-            beyond = np.maximum(tokens / other.tokens[-1], 1.0)
-            seconds = bound(seconds, other.measured_at(tokens) * beyond)
-        return ExpertTable(tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True)
+        other = self.other_experts.get((*a.expert_shape, *split))
+        plain = self.weights == "bfloat16"
+        return ExpertTable(
+            tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True,
+            narrower=other if plain else None, wider=None if plain else other,
+        )  # fmt: skip
 
     def recurrent_table(
         self, architecture: ModelArchitecture, degree: int

@@ -65,7 +65,7 @@ def transfer_profile(
     peaks = product_peaks(device, weights)
     after = dataclasses.replace(before, peaks=peaks, protocols=())
     points = scaled_points(profile.surface.points(), before, after)
-    made = profile.provenance
+    made, scales = profile.provenance, profile.calibration.stairs
     made_in = profile.runtime.dtype
     return assemble(
         ProfileParts(
@@ -92,6 +92,7 @@ def transfer_profile(
             ),
             roofline=after.with_count("paper"),
             stages=_stages(profile, before, after),
+            scales=scales if scales and scales.exact else None,
         )
     )
 

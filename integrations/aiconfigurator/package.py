@@ -114,3 +114,13 @@ def _transfer_hint(device: DeviceSpec) -> str:
         f"`rooftree transfer` scales a profile, from {best} with the smallest error of the scaling,"
         f" {errors[best]:.1%}"
     )
+
+
+def engines_from(engine: str) -> list[str]:
+    """All engines, this one first."""
+    return sorted(ENGINES, key=lambda name: name != engine)
+
+
+def without_outliers(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds by ascending size without upward outliers: none exceeds that of more work."""
+    return np.minimum.accumulate(seconds[::-1])[::-1]

@@ -6,10 +6,7 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
-import math
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +24,6 @@ from costmodel.compose.attention import (
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.tables import (
     BytesAtBandwidth,
-    ExpertTable,
     OperatorTables,
     PublishedTables,
     RecurrentTable,
@@ -36,34 +32,25 @@ from costmodel.compose.tables import (
 from costmodel.errors import DeviceError, InputError
 from costmodel.statistics import Array
 from costmodel.weights import WEIGHT_BYTES, Cache, Weights
+from integrations.aiconfigurator.experts import all_experts
 from integrations.aiconfigurator.package import (
     ENGINES,
     SYSTEMS,
-    UNSOUND,
     Columns,
     data_folder,
+    engines_from,
     find_system,
     is_installed,
     newest_version,
     package_version,
     read_table,
     version_key,
+    without_outliers,
 )
 
 _PLAIN_PRODUCTS = ("bfloat16", "mxfp4")  # weights whose products, experts apart, are of bfloat16
-# The names of types of experts in the tables, the first that is there; else the weights' own.
-_EXPERT_TYPES: dict[Weights, tuple[str, ...]] = {
-    "fp8_dynamic": ("fp8",),
-    "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
-}
-# The other forms of a type whose tables may take its place.
-_OTHER_FORMS: dict[Weights, tuple[Weights, ...]] = {
-    "fp8": ("fp8_block",), "fp8_dynamic": ("fp8_block",), "fp8_block": ("fp8",),
-}  # fmt: skip
-
 Curve = tuple[Array, Array]
 Shapes = dict[tuple[int, int], Curve]
-Experts = dict[tuple[int, ...], ExpertTable]
 
 # Tiling of each prompt kernel. Chunked measurements show that of FlashAttention 2 on other devices.
 KERNELS = {
@@ -76,7 +63,6 @@ KERNELS = {
 _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
 UNKNOWN_KERNEL = TileForm(tile_rows=128)
 _BF16 = "bfloat16"
-_SKEWED = "power_law_1.01"
 _PHASES = ("generation", "context")  # of one row, of several
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
@@ -105,7 +91,7 @@ def load_published(
     attention = _attention(data / "attention" / engine / version, device, head_dim, cache)
     other: Weights = "fp8" if weights == _BF16 else "bfloat16"
     curves: dict[int, Curve] = {}
-    for name in _first(engine):
+    for name in engines_from(engine):
         curves = all_reduce_curves(data, name) | curves
     return OperatorTables(
         device=device,
@@ -116,19 +102,14 @@ def load_published(
         attention=attention,
         small=BytesAtBandwidth(launch_s=head.smallest_s(), device=device),
         head_dim=head_dim,
-        experts=_all_experts(data, device, engine, weights) if experts else {},
-        other_experts=_all_experts(data, device, engine, other) if experts else {},
+        experts=all_experts(data, device, engine, weights) if experts else {},
+        other_experts=all_experts(data, device, engine, other) if experts else {},
         recurrent=_recurrent(data / "linear_attention" / engine),
         all_reduce=curves,
         weights=weights,
         cache=cache,
         head=head,
     )
-
-
-def _first(engine: str) -> list[str]:
-    """All engines, this one first."""
-    return sorted(ENGINES, key=lambda name: name != engine)
 
 
 @functools.cache
@@ -164,7 +145,7 @@ def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> 
     """
     tables: list[MatmulTable] = []
     dtype = "fp8" if weights == "fp8_dynamic" else weights
-    for name in _first(engine):
+    for name in engines_from(engine):
         try:
             version = newest_version(data, data.name, name)
         except DeviceError:
@@ -173,7 +154,9 @@ def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> 
         if weights == "fp8":
             shapes = _without_scales(shapes, _scale_times(data / "quantize" / name))
         if weights != _BF16:
-            shapes = {place: (m, _rising(seconds)) for place, (m, seconds) in shapes.items()}
+            shapes = {
+                place: (m, without_outliers(seconds)) for place, (m, seconds) in shapes.items()
+            }
         if not shapes:
             continue
         table = MatmulTable(
@@ -192,11 +175,6 @@ def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> 
     return next(table for table in tables if table.smallest_s() <= _HOST_TIMED * least_s)
 
 
-def _rising(seconds: Array) -> Array:
-    """Seconds by ascending size without upward outliers: none exceeds that of more work."""
-    return np.minimum.accumulate(seconds[::-1])[::-1]
-
-
 @functools.cache
 def _scale_times(folder: Path) -> dict[int, Curve]:
     """{k: (m, seconds)} of computing the scale of x[m, k]; empty where it was not measured."""
@@ -209,7 +187,7 @@ def _scale_times(folder: Path) -> dict[int, Curve]:
         here = table["k"] == k
         m, first = np.unique(table["m"][here], return_index=True)
         seconds = table["latency"][here][first] * 1e-3
-        times[int(k)] = m.astype(float), _rising(seconds)
+        times[int(k)] = m.astype(float), without_outliers(seconds)
     return times
 
 
@@ -298,115 +276,6 @@ def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> N
     kernels, counts = np.unique(table["kernel_source"][wanted].astype(str), return_counts=True)
     wanted &= table["kernel_source"].astype(str) == kernels[np.argmax(counts)]
     return wanted
-
-
-@functools.cache
-def _all_experts(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> Experts:
-    """The engine's tables, and others' of what it lacks; none takes longer than in bfloat16.
-
-    A table that is slower than the same experts in bfloat16 is of a kernel that was not tuned, as
-    the fp8 of vLLM 0.24 (3,421 us of Scout's experts at 128 tokens, 1,423 in bfloat16); one that is
-    faster than the memory was not timed right, as its fp8 on B200 (41 us at any number of tokens).
-    The next form takes its place, then another engine's table.
-    """
-    names = _first(engine)
-
-    def merged(form: Weights) -> Experts:
-        tables = [_experts(data, data.name, name, form) for name in reversed(names)]
-        return {place: table for one in tables for place, table in one.items()}
-
-    if weights == _BF16:
-        return merged(weights)
-    forms = (weights, *_OTHER_FORMS.get(weights, ()))
-    wider = _all_experts(data, device, engine, _BF16)
-    given: list[tuple[Weights, str, Experts]] = [(form, form, merged(form)) for form in forms]
-    for form, name in itertools.product(forms, names[1:]):
-        given.append((form, f"{form} of {name}", _experts(data, data.name, name, form)))
-    tables: Experts = {}
-    for place in {place for *_, one in given for place in one}:
-        here = [(form, text, one[place]) for form, text, one in given if place in one]
-        sound = [
-            dataclasses.replace(table, form=text if text != weights else "")
-            for form, text, table in here
-            if _sound(place, table, wider.get(place), WEIGHT_BYTES[form], device)
-        ]
-        table = sound[0] if sound else dataclasses.replace(here[0][-1], form=_BF16)
-        tables[place] = dataclasses.replace(table, wider=wider.get(place))
-    return tables
-
-
-def _sound(
-    place: tuple[int, ...],
-    table: ExpertTable,
-    wider: ExpertTable | None,
-    value_bytes: float,
-    device: DeviceSpec,
-) -> bool:
-    """Whether a table is not slower than the wider type's on average, nor faster than memory.
-
-    Experts have two or three matrices: at least two are read, unless all fit into the L2.
-    """
-    hidden, width, active, experts, *split = place
-    used = np.minimum(table.tokens * active, experts) / math.prod(split)
-    moved = 2 * hidden * width * value_bytes * used
-    least_s = np.where(moved > 3 * device.l2_bytes, moved / device.peak_bytes_per_s, 0.0)
-    if table.balanced and np.any(table.seconds_measured < least_s):
-        return False
-    ratio = table.seconds_measured / (wider or table).measured_at(table.tokens)
-    return float(np.mean(np.log(ratio))) <= 0.0
-
-
-@functools.cache
-def _experts(
-    data: Path, system: str, engine: str, weights: Weights = "bfloat16"
-) -> dict[tuple[int, ...], ExpertTable]:
-    """The newest table of each shape and split on one device, with the skewed one where it exists.
-
-    Routers spread tokens by a power law: few reach fewer experts, of many the fullest one decides.
-    """
-    experts: dict[tuple[int, ...], ExpertTable] = {}
-    folders = [path for path in (data / "moe" / engine).glob("*") if path.is_dir()]
-    folders = [path for path in folders if (system, engine, path.name) not in UNSOUND]
-    sizes = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    names = ("moe_dtype", "distribution", "num_tokens", "latency")
-    for folder in sorted(folders, key=lambda path: version_key(path.name)):
-        if not (folder / "moe_perf.parquet").is_file():
-            continue
-        table = read_table(folder / "moe_perf.parquet", names + sizes)
-        for dtype in reversed(_EXPERT_TYPES.get(weights, (weights,))):
-            even, skewed = (
-                _expert_tables(table, (table["moe_dtype"] == dtype) & chosen, sizes, balanced=even)
-                for even in (True, False)
-                for chosen in [table["distribution"] == ("balanced" if even else _SKEWED)]
-            )
-            experts |= skewed
-            for place, one in even.items():
-                experts[place] = dataclasses.replace(one, skewed=skewed.get(place))
-    return experts
-
-
-def _expert_tables(
-    table: Columns, usable: NDArray[np.bool_], sizes: tuple[str, ...], *, balanced: bool
-) -> dict[tuple[int, ...], ExpertTable]:
-    """The usable rows by their sizes, the first of those with as many tokens."""
-    if not usable.any():
-        return {}
-    columns = [table[name][usable].astype(int) for name in (*sizes, "num_tokens")]
-    order = np.lexsort(columns[::-1])
-    places, seconds = np.stack(columns, axis=1)[order], table["latency"][usable][order] * 1e-3
-    first = np.diff(places, axis=0, prepend=-1).any(axis=1)
-    places, seconds = places[first], seconds[first]
-    edges = np.flatnonzero(np.diff(places[:, :-1], axis=0).any(axis=1)) + 1
-    parts = zip(np.split(places, edges), np.split(seconds, edges), strict=True)
-    return {
-        tuple(part[0, :-1].tolist()): ExpertTable(
-            tokens=part[:, -1].astype(float),
-            seconds_measured=_rising(measured_s),
-            balanced=balanced,
-        )
-        for part, measured_s in parts
-        if len(part) > 1  # one number of tokens tells nothing of others
-    }
 
 
 @functools.cache

@@ -40,7 +40,9 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 @click.option("--policy", default="auto", show_default=True,
               help="Draft trees: auto, plain, chain, chain:N or fixed:N.")  # fmt: skip
 @click.option("--engine", help="Serving engine: vllm, sglang, trtllm, or rooftree, which alone "
-              "verifies trees; also vllm@0.19 [default: --export's, else vllm].")  # fmt: skip
+              "verifies trees; also vllm@0.19,step-tokens=2048,prefix-hits=0.3: most tokens of a "
+              "step, share of prompt tokens in the cache [default: --export's, else "
+              "vllm].")  # fmt: skip
 @click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the "
               "profile [default: the acceptance's].")  # fmt: skip
 @click.option("--weights",

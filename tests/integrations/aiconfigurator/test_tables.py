@@ -14,7 +14,9 @@ from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_b
 from costmodel.errors import DeviceError, InputError
 from costmodel.planning.forwards import TargetForward
 from costmodel.roofline import distinct_experts
+from integrations.aiconfigurator import experts
 from integrations.aiconfigurator import tables as published
+from integrations.aiconfigurator.experts import all_experts
 from integrations.aiconfigurator.tables import load_published
 from tests.costmodel.conftest import LLAMA, measured_forwards
 
@@ -89,7 +91,8 @@ def package(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             (folder / "moe_perf.parquet").touch()
     monkeypatch.setattr(published, "data_folder", lambda: tmp_path)
-    monkeypatch.setattr(published, "read_table", fake_table)
+    for module in (published, experts):
+        monkeypatch.setattr(module, "read_table", fake_table)
     return tmp_path
 
 
@@ -142,12 +145,36 @@ def test_experts_that_no_gpu_times_so_are_taken_in_another_form(
     (package / "h100_sxm/moe/sglang/1").mkdir(parents=True)
     (package / "h100_sxm/moe/sglang/1/moe_perf.parquet").touch()
     by_engine = {"vllm": whole, "sglang": tables[-1]}
-    monkeypatch.setattr(published, "read_table", lambda path, _: by_engine[path.parts[-3]])
-    tables = published._all_experts(package / "h100_sxm", H100, "vllm", "fp8")
-    experts = tables[2048, 768, 8, 128, 1, 1]
-    assert experts.form == form
-    seconds = us * 1e-6 * distinct_experts(MOE, experts.tokens)
-    assert experts.seconds(MOE, experts.tokens) == pytest.approx(seconds, rel=0.02)
+    monkeypatch.setattr(experts, "read_table", lambda path, _: by_engine[path.parts[-3]])
+    tables = all_experts(package / "h100_sxm", H100, "vllm", "fp8")
+    table = tables[2048, 768, 8, 128, 1, 1]
+    assert table.form == form
+    seconds = us * 1e-6 * distinct_experts(MOE, table.tokens)
+    assert table.seconds(MOE, table.tokens) == pytest.approx(seconds, rel=0.02)
+
+
+def test_4_bit_weights_meet_8_bit_inputs_where_the_device_multiplies_both(package, monkeypatch):
+    """Whichever engine timed them; elsewhere its own in 16 bits. Skewed by half: the root of it."""
+    plain, other = moe_table(), []
+    for name, spread, factor in (("w4a16_mxfp4", "balanced", 1.0),
+                                 ("w4a16_mxfp4", "power_law_1.01", 0.25),
+                                 ("w4a8_mxfp4_mxfp8", "balanced", 0.6)):  # fmt: skip
+        labels = {"moe_dtype": np.array([name] * 21), "distribution": np.array([spread] * 21)}
+        other.append(plain | labels | {"latency": factor * plain["latency"]})
+    whole = {name: np.concatenate([one[name] for one in other[:2]]) for name in plain}
+    by_engine = {"vllm": whole, "sglang": other[2]}
+    monkeypatch.setattr(experts, "read_table", lambda path, _: by_engine[path.parts[-3]])
+    for system, us in (("h100_sxm", 2.0), ("b200_sxm", 2.4)):
+        for engine in by_engine:
+            folder = package / system / "moe" / engine / "1"
+            folder.mkdir(parents=True)
+            (folder / "moe_perf.parquet").touch()
+        device = find_device(system.removesuffix("_sxm") + "-sxm" * (system[0] == "h"))
+        table = all_experts(package / system, device, "vllm", "mxfp4")[2048, 768, 8, 128, 1, 1]
+        tokens = np.array([64.0, 1024.0])
+        assert table.seconds(MOE, tokens) == pytest.approx(
+            us * 1e-6 * distinct_experts(MOE, tokens), rel=0.1
+        )
 
 
 @pytest.mark.parametrize(
