@@ -49,6 +49,13 @@ class DrawnTree(DraftTree):
         """Rows of the children of `row`, in draw order."""
         return np.flatnonzero(self.parents == row) + 1
 
+    def child_rows(self) -> list[list[int]]:
+        """The same of every row."""
+        children: list[list[int]] = [[] for _ in range(self.rows)]
+        for node, parent in enumerate(self.parents.tolist()):
+            children[parent].append(node + 1)
+        return children
+
 
 def proposal(q: torch.Tensor) -> torch.Tensor:
     """q as float32, with values that are no probability (NaN, negative) set to 0.
@@ -363,17 +370,24 @@ class RankExpectation:
         counted = min(depth, self.DEPTHS)
         return np.pad(self._confidence[:counted], (0, depth - counted), mode="edge")
 
-    def observe(self, tree: DrawnTree, accepted_rows: list[int]) -> None:
-        """Learn from every node of the accepted path of a finished round."""
+    def observe(
+        self, tree: DrawnTree, accepted_rows: list[int], confidences: Array | None = None
+    ) -> None:
+        """Learn from every node of the accepted path of a finished round.
+
+        confidences  [rows] the largest probability of q below each row, if known on the host
+        """
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]
         if not path:
             return
-        sources = tree.sources[path]
-        q = tree.q.index_select(0, to_device(sources, tree.q.device))
-        confidences = (q.amax(-1) / q.sum(-1)).double().cpu().numpy()
-        for depth, (row, confidence) in enumerate(zip(path, confidences, strict=True)):
+        if confidences is None:
+            q = tree.q.index_select(0, to_device(tree.sources[path], tree.q.device))
+            below = (q.amax(-1) / q.sum(-1)).double().cpu().numpy()
+        else:
+            below = confidences[path]
+        for depth, (row, confidence) in enumerate(zip(path, below, strict=True)):
             children = tree.children(row)
             hit = depth < len(accepted_rows)
             tried = 1 + int(np.searchsorted(children, accepted_rows[depth])) if hit else None

@@ -1,0 +1,229 @@
+"""Nodes of a drawn tree under examination: each as it is visited, or all rows together.
+
+Both rules (decoder/acceptance/rules.py) examine nodes in a fixed order and stop at the first that
+is accepted. So a node is always met after all children before it were rejected, and what a rule
+asks of it depends on no choice. An accelerator works it out for all nodes, a level at a time, in
+one copy to the host (`judge_rows`). A CPU, where each row is a pass over the vocabulary and a copy
+does not wait, looks at the visited ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from costmodel.statistics import Array, Ints
+from decoder.acceptance.drawn import DrawnTree, sibling_ranks
+from decoder.acceptance.sampling import ROWS_AT_ONCE
+from decoder.device import to_device
+
+
+class LogitRows(Protocol):
+    """The logits [rows, vocab] of a verification: a tensor, or rows that are made when read."""
+
+    def __getitem__(self, row: int, /) -> torch.Tensor: ...
+
+
+class RandomChoices(Protocol):
+    """The random choices of an acceptance rule, as made by `SeededChoices`."""
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        """The target's distribution [vocab] of a row of logits, after top-k and top-p."""
+
+    def happens(self, probability: float) -> bool:
+        """True with this probability."""
+
+    def one_of(self, weights: torch.Tensor) -> int:
+        """An index drawn in proportion to weights [vocab]."""
+
+
+class Examined:
+    """Nodes whose children are rejected one after another; float64 [nodes, ...] on the device.
+
+    After j rejected children both rules need r_j p_j (in recursive rejection r is 1). It has a
+    closed form: with the p, q and r of the start, Q_j the mass of q without the j tokens, and
+    t_0 = 0,
+        r_j p_j = [r p - t_j q]+ / Z_j,  Z_j = D(t_j) + 1 - r,  D(t) = sum [r p - t q]+,
+        t_(j+1) = t_j + Z_j / Q_j,       r_j = D(t_j) / Z_j.
+    By induction: [r_j p_j - q_j]+ is [r p - t_j q - (Z_j / Q_j) q]+ / Z_j at tokens still in
+    q, and 0 at the removed ones, where r p < t q already: a child x is only ever rejected if
+    r_j p_j(x) < q_j(x). With S = D(t_(j+1)) / Z_j the rule's p = d / S, r = S / (S + 1 - r_j)
+    give r_(j+1) p_(j+1) = [r p - t_(j+1) q]+ / (Z_j (S + 1 - r_j)), and that denominator is
+    D(t_(j+1)) + Z_j - D(t_j) = Z_(j+1). So a rejected child costs one pass over the
+    vocabulary, and t is the only state.
+
+    At r = 1, D is 0 only if p = q at every remaining token, and then no child is rejected. If
+    rounding makes it 0 (probability about 1e-16), the target's own p is used. Where p is no
+    number no child is accepted.
+    """
+
+    def __init__(
+        self, tree: DrawnTree, rows: Ints, children: Ints, p: torch.Tensor, share: torch.Tensor
+    ) -> None:
+        """
+        children  [nodes, most] the rows of the children of `rows` [nodes], 0 behind the last
+        p         [nodes, vocab] the target's distributions, and r [nodes] in `share`
+        """
+        device = p.device
+        self.p = p.double() / p.sum(-1, keepdim=True, dtype=torch.float64)
+        self._share, self._left, self._rejected = share, share, 0  # r and D(t)
+        self._subtracted = torch.zeros_like(share)  # t
+        self._weights = self._rest = self.p * share[:, None]
+        # q may be on another device, and lack the padding of the target's vocabulary.
+        sources = to_device(np.maximum(tree.sources[rows], 0), tree.q.device)
+        q = tree.q.index_select(0, sources).to(device).double()
+        q /= q.sum(-1, keepdim=True)
+        self.confidences = q.amax(-1)
+        self._q = functional.pad(q, (0, p.shape[1] - q.shape[1]))
+        self.there = to_device(children > 0, device)
+        tokens = to_device(np.where(children > 0, tree.tokens[children - 1], 0), device)
+        self._child_weights = self._weights.gather(1, tokens)
+        self._child_q = self._q.gather(1, tokens) * self.there
+        # Q: the mass of q without the rejected children, at least that of the remaining ones.
+        to_here = self._child_q.cumsum(1)
+        remaining = to_here[:, -1:] - to_here + self._child_q
+        self._free = torch.maximum(1.0 - to_here + self._child_q, remaining)
+
+    def after(self, rejected: int) -> Examined:
+        """The same nodes, once their first children are rejected; never less than before."""
+        for child in range(self._rejected, rejected):
+            there = self.there[:, child]
+            step = torch.where(there, self._divisor / self._free[:, child], 0.0)
+            self._subtracted = self._subtracted + step
+            rest = torch.addcmul(self._weights, self._subtracted[:, None], self._q, value=-1.0)
+            self._rest = rest.clamp_min_(0.0)
+            self._left = torch.where(there, self._rest.sum(-1), self._left)
+        self._rejected = rejected
+        return self
+
+    @property
+    def _divisor(self) -> torch.Tensor:  # Z
+        return self._left + (1.0 - self._share)
+
+    def ratios(self) -> torch.Tensor:
+        """min(1, r p(x) / q(x)) [nodes] of the first child x of each that is not yet rejected."""
+        child, divisor = self._rejected, self._divisor
+        weight = self._child_weights[:, child] - self._subtracted * self._child_q[:, child]
+        ratio = weight / divisor * self._free[:, child] / self._child_q[:, child]
+        return torch.where((weight > 0.0) & (divisor > 0.0), ratio.clamp_max(1.0), 0.0)
+
+    def kept(self) -> torch.Tensor:
+        """The present r [nodes]: the probability that a node is accepted as a leaf."""
+        return (self._left / self._divisor).clamp_max(1.0).nan_to_num(1.0)
+
+    def rest(self) -> torch.Tensor:
+        """The weights [nodes, vocab] from which the last token is drawn."""
+        return torch.where((self._left > 0.0)[:, None], self._rest, self.p)
+
+
+class VisitedRows:
+    """What a rule asks of each row, worked out when it asks."""
+
+    def __init__(
+        self, tree: DrawnTree, logits: LogitRows, choices: RandomChoices, *, whole_paths: bool
+    ) -> None:
+        self._tree, self._logits, self._choices = tree, logits, choices
+        self._whole_paths, self._children = whole_paths, tree.child_rows()
+        self._shares: dict[int, float] = {}  # r of the rows, where it is not 1
+        self._open: dict[int, Examined] = {}  # on the examined path
+        self._left: Examined | None = None
+
+    def share(self, row: int, rank: int) -> float:
+        """min(1, r p(x) / q(x)) of a child; children before it are rejected from now on."""
+        children = self._children[row]
+        if rank == 0:
+            p = self._choices.distribution(self._logits[row])[None]
+            share = torch.full((1,), self._shares.get(row, 1.0), dtype=torch.float64)
+            places = np.array([row]), np.array([children])
+            self._open[row] = Examined(self._tree, *places, p, share.to(p.device))
+        ratio = float(self._open[row].after(rank).ratios())
+        if self._whole_paths:
+            self._shares[children[rank]] = ratio
+        return ratio
+
+    def kept(self, row: int) -> float:
+        """r of a row all of whose children are rejected."""
+        ended = self._ended(row)
+        return self._shares[row] if ended is None else float(ended.kept())
+
+    def token(self, row: int) -> int:
+        """A token drawn from the rest of the target's distribution there."""
+        ended = self._ended(row)
+        if ended is None:
+            return self._choices.one_of(self._choices.distribution(self._logits[row]))
+        return self._choices.one_of(ended.rest()[0])
+
+    def _ended(self, row: int) -> Examined | None:
+        if not self._children[row]:
+            return None
+        if row in self._open:
+            self._left = self._open.pop(row).after(len(self._children[row]))
+        return self._left
+
+
+class JudgedRows:
+    """The same from the numbers of all rows, on the host: `judge_rows` has their names.
+
+    visited  rows whose distributions were needed, in order
+    """
+
+    def __init__(self, tree: DrawnTree, numbers: Array) -> None:
+        self._shares, self._kept, self._tokens, self.entropies, self.confidences = numbers
+        self._children = tree.child_rows()
+        self.visited: list[int] = []
+
+    def share(self, row: int, rank: int) -> float:
+        self.visited += [] if rank else [row]
+        return float(self._shares[self._children[row][rank]])
+
+    def kept(self, row: int) -> float:
+        return float(self._kept[row])
+
+    def token(self, row: int) -> int:
+        self.visited += [] if self._children[row] else [row]
+        return int(self._tokens[row])
+
+
+def judge_rows(
+    tree: DrawnTree,
+    distributions: Callable[[torch.Tensor], torch.Tensor],
+    draw: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    device: torch.device,
+    whole_paths: bool,
+) -> torch.Tensor:
+    """What a rule asks of each row of a tree, float64 [5, rows] on the device, without a wait.
+
+    In order: min(1, r p(x) / q(x)) of the row's token x; r, and a token drawn from the rest of the
+    target's distribution, once all children are rejected; the distribution's entropy; the largest
+    probability of q below the row.
+
+    distributions  the target's [n, vocab] behind rows int64 [n]
+    draw           tokens [n] in proportion to weights float64 [n, vocab]
+    whole_paths    traversal verification; else recursive rejection, where r is 1 at every node
+    """
+    depths, parents = tree.row_depths(), tree.parents
+    children = np.zeros((tree.rows, int(np.bincount(parents).max())), dtype=np.int64)
+    children[parents, sibling_ranks(parents)] = np.arange(1, tree.rows)
+    made = torch.ones(5, tree.rows, dtype=torch.float64, device=device)
+    for depth in range(int(depths.max()) + 1):
+        level = np.flatnonzero(depths == depth)
+        for rows in np.array_split(level, -(-len(level) // ROWS_AT_ONCE)):
+            at, p = to_device(rows, device), distributions(to_device(rows, device))
+            share = made[0 if whole_paths else 1].index_select(0, at)
+            below = children[rows, : max(int((children[rows] > 0).sum(1).max()), 1)]
+            nodes, shares = Examined(tree, rows, below, p, share), []
+            for child in range(below.shape[1]):
+                ratios = nodes.after(child).ratios()
+                shares.append(torch.where(nodes.there[:, child], ratios, 1.0))
+            nodes.after(below.shape[1])
+            entropies = torch.special.entr(nodes.p).sum(-1)
+            others = (nodes.kept(), draw(nodes.rest()), entropies, nodes.confidences)
+            made[1:].index_copy_(1, at, torch.stack(others))
+            # Row 0 stands for a child that a row does not have, and keeps its 1.
+            made[0].scatter_(0, to_device(below.ravel(), device), torch.stack(shares, 1).flatten())
+    return made
