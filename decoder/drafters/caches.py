@@ -175,7 +175,7 @@ class PlacedText:
 
 CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
 
-# A function of tables, a cache's tensor and inputs [rows, ...], as `GraphedFunction` needs it.
+# A function of tables, a cache's tensor and inputs [rows, ...]; what `GraphedFunction` asks holds.
 Body = Callable[..., Tensors]
 
 
