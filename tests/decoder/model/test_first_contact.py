@@ -20,7 +20,7 @@ from decoder.model.runtime.capture import LADDER, CaptureError, CudaCapture
 from decoder.model.target import Step
 from decoder.nvml import failed_device, free_gpu_bytes
 from decoder.profiling import measured_profile
-from lab.studies.gpu_checks import KERNEL_TOLERANCES, relative_error
+from lab.studies.gpu_kernels import KERNEL_TOLERANCES, relative_error
 from profiler import checks
 from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import OutOfMemory, Task
