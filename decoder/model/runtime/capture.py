@@ -18,8 +18,10 @@ import torch
 from costmodel.errors import InputError
 
 WARM_UP_CALLS = 2  # before a capture: compile and choose kernels, allocate workspaces
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
-LADDER = (*BUCKETS, 1536, 2048)  # of all rows of a batch
+# Of all rows of a forward; 1025 are those of the largest tree.
+BUCKETS = (
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025, 1536, 2048,
+)  # fmt: skip
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -153,27 +155,15 @@ class CudaCapture:
 
 
 def bucket(rows: int) -> int | None:
-    """The smallest bucket of at least `rows` rows; None beyond the largest bucket.
+    """The padded row count of a forward of `rows` rows; None beyond the largest bucket.
 
-    Raises InputError for less than one row.
+    A batch's rows lie end to end and are padded together, whatever each sequence has, so that few
+    shapes serve a batch whose texts end one by one. Raises InputError for less than one row.
     """
-    return _step(BUCKETS, rows)
-
-
-def padded_rows(rows: int, sequences: int) -> int | None:
-    """The padded row count of a forward of `rows` rows over several sequences.
-
-    The sequences' rows lie end to end and are padded together, whatever each has, so that few
-    shapes serve a batch whose texts end one by one. None beyond the ladder.
-    """
-    return _step(BUCKETS if sequences == 1 else LADDER, rows)
-
-
-def _step(steps: tuple[int, ...], rows: int) -> int | None:
     if rows < 1:
         raise InputError(f"a forward needs one row or more, not {rows}")
-    index = bisect_left(steps, rows)
-    return steps[index] if index < len(steps) else None
+    index = bisect_left(BUCKETS, rows)
+    return BUCKETS[index] if index < len(BUCKETS) else None
 
 
 class GraphedFunction:

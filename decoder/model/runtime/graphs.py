@@ -13,14 +13,7 @@ import torch
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import (
-    BUCKETS,
-    LADDER,
-    BudgetedCapture,
-    Capture,
-    first_line,
-    padded_rows,
-)
+from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket, first_line
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
@@ -108,7 +101,7 @@ class GraphRuntime:
         return ForwardOutputs(step.logits[:rows], features, step.chosen)
 
     def refusal(self, cache: KVCache, rows: int) -> str:
-        padded, refused = padded_rows(rows, cache.sequences), self._refused.get(cache, {})
+        padded, refused = bucket(rows), self._refused.get(cache, {})
         return next((why for shape, why in refused.items() if shape.rows == padded), "")
 
     @torch.inference_mode()
@@ -118,9 +111,8 @@ class GraphRuntime:
         Smaller ones then fit into the memory of the largest. Those for which the cache has no
         room are left out. The rows written meanwhile do not become pending.
         """
-        steps = BUCKETS if sequences == 1 else LADDER
-        largest = padded_rows(rows * sequences, sequences) or steps[-1]
-        for size in sorted((size for size in steps if size <= largest), reverse=True):
+        largest = bucket(rows * sequences) or BUCKETS[-1]
+        for size in reversed(BUCKETS[: BUCKETS.index(largest) + 1]):
             shares = [len(range(s, size, sequences)) for s in range(min(size, sequences))]
             if all(cache.end(s) + share <= cache.capacity for s, share in enumerate(shares)):
                 self._captured_step(cache, [_chain_block(*share) for share in enumerate(shares)])
@@ -131,7 +123,7 @@ class GraphRuntime:
         self._outputs.clear()
 
     def _captured_step(self, cache: KVCache, blocks: Sequence[RowBlock]) -> CapturedStep | None:
-        rows = padded_rows(sum(block.rows for block in blocks), cache.sequences)
+        rows = bucket(sum(block.rows for block in blocks))
         if rows is None:
             return None
         words = max(needed_words(cache, blocks), whole_words(rows))  # whoever has the rows

@@ -16,7 +16,7 @@ from costmodel.profile.schema import PeaksSection
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.making import experts_capturable, runtime_kind
-from decoder.model.runtime.capture import BUCKETS, GraphedFunction, bucket, padded_rows
+from decoder.model.runtime.capture import BUCKETS, GraphedFunction, bucket
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.target import Step, Target
 from decoder.profiling.measured_profile import profile_key, runtime_section
@@ -48,9 +48,8 @@ def test_graphs_serve_a_text_up_to_its_window():
 
 
 def test_buckets():
-    wanted = {1: 1, 2: 2, 3: 4, 17: 24, 1024: 1024, 1025: 1025, 1026: None}
+    wanted = {1: 1, 2: 2, 3: 4, 17: 24, 1024: 1024, 1025: 1025, 1026: 1536, 2049: None}
     assert {rows: bucket(rows) for rows in wanted} == wanted
-    assert [padded_rows(rows, 4) for rows in (35, 1026, 2049)] == [48, 1536, None]
     with pytest.raises(InputError, match="one row or more"):
         bucket(0)
 
@@ -191,6 +190,8 @@ def test_the_profile_of_a_graph_runtime_says_so_and_is_priced_by_bucket():
     for low, high in ((4, 8), (8, 16), (16, 24), (24, 32)):
         assert len(set(seconds[low:high])) == 1
     assert len(set(seconds)) == 7  # buckets 1, 2, 4, 8, 16, 24 and 32
+    rows = {batch: source.cost.cost.bucket_rows(127, batch) * batch for batch in (8, 9, 16, 17)}
+    assert rows == {8: 1024, 9: 1536, 16: 2048, 17: 17 * 128}  # of a batch; more are not captured
 
 
 def test_a_drafters_function_is_replayed_on_new_inputs():
