@@ -16,7 +16,7 @@ and Matias, 2023).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -371,23 +371,17 @@ class RankExpectation:
         return np.pad(self._confidence[:counted], (0, depth - counted), mode="edge")
 
     def observe(
-        self, tree: DrawnTree, accepted_rows: list[int], confidences: Array | None = None
+        self, tree: DrawnTree, accepted_rows: list[int], confidences: Mapping[int, float] | Array
     ) -> None:
         """Learn from every node of the accepted path of a finished round.
 
-        confidences  [rows] the largest probability of q below each row, if known on the host
+        confidences  the largest probability of q below each of these rows
         """
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]
-        if not path:
-            return
-        if confidences is None:
-            q = tree.q.index_select(0, to_device(tree.sources[path], tree.q.device))
-            below = (q.amax(-1) / q.sum(-1)).double().cpu().numpy()
-        else:
-            below = confidences[path]
-        for depth, (row, confidence) in enumerate(zip(path, below, strict=True)):
+        for depth, row in enumerate(path):
+            confidence = confidences[row]
             children = tree.children(row)
             hit = depth < len(accepted_rows)
             tried = 1 + int(np.searchsorted(children, accepted_rows[depth])) if hit else None

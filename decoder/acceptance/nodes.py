@@ -121,7 +121,10 @@ class Examined:
 
 
 class VisitedRows:
-    """What a rule asks of each row, worked out when it asks."""
+    """What a rule asks of each row, worked out when it asks.
+
+    confidences  the largest probability of q below the visited rows
+    """
 
     def __init__(
         self, tree: DrawnTree, logits: LogitRows, choices: RandomChoices, *, whole_paths: bool
@@ -131,6 +134,7 @@ class VisitedRows:
         self._shares: dict[int, float] = {}  # r of the rows, where it is not 1
         self._open: dict[int, Examined] = {}  # on the examined path
         self._left: Examined | None = None
+        self.confidences: dict[int, float] = {}
 
     def share(self, row: int, rank: int) -> float:
         """min(1, r p(x) / q(x)) of a child; children before it are rejected from now on."""
@@ -140,6 +144,7 @@ class VisitedRows:
             share = torch.full((1,), self._shares.get(row, 1.0), dtype=torch.float64)
             places = np.array([row]), np.array([children])
             self._open[row] = Examined(self._tree, *places, p, share.to(p.device))
+            self.confidences[row] = float(self._open[row].confidences)
         ratio = float(self._open[row].after(rank).ratios())
         if self._whole_paths:
             self._shares[children[rank]] = ratio
@@ -166,26 +171,31 @@ class VisitedRows:
 
 
 class JudgedRows:
-    """The same from the numbers of all rows, on the host: `judge_rows` has their names.
-
-    visited  rows whose distributions were needed, in order
-    """
+    """The same from the numbers of all rows, on the host, in the order of `judge_rows`."""
 
     def __init__(self, tree: DrawnTree, numbers: Array) -> None:
-        self._shares, self._kept, self._tokens, self.entropies, self.confidences = numbers
+        self._shares, self._kept, self._tokens, self._entropies, self.confidences = numbers
         self._children = tree.child_rows()
-        self.visited: list[int] = []
+        self._visited: list[int] = []
 
     def share(self, row: int, rank: int) -> float:
-        self.visited += [] if rank else [row]
+        self._visited += [] if rank else [row]
         return float(self._shares[self._children[row][rank]])
 
     def kept(self, row: int) -> float:
         return float(self._kept[row])
 
     def token(self, row: int) -> int:
-        self.visited += [] if self._children[row] else [row]
+        self._visited += [] if self._children[row] else [row]
         return int(self._tokens[row])
+
+    def entropies(self) -> list[float]:
+        """Of the distributions that were needed, in order."""
+        needed: list[float] = self._entropies[self._visited].tolist()
+        return needed
+
+
+RowNumbers = VisitedRows | JudgedRows
 
 
 def judge_rows(

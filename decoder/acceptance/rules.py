@@ -12,7 +12,14 @@ import torch
 from costmodel.errors import InputError
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
-from decoder.acceptance.nodes import JudgedRows, LogitRows, RandomChoices, VisitedRows, judge_rows
+from decoder.acceptance.nodes import (
+    JudgedRows,
+    LogitRows,
+    RandomChoices,
+    RowNumbers,
+    VisitedRows,
+    judge_rows,
+)
 from decoder.acceptance.sampling import (
     RunningEntropy,
     Sampling,
@@ -144,9 +151,7 @@ def _follow(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
         row = child
 
 
-def recursive_rejection(
-    tree: DrawnTree, logits: LogitRows | JudgedRows, choices: RandomChoices
-) -> Accepted:
+def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: RandomChoices) -> Accepted:
     """Accept or reject each child in draw order, from the root down.
 
     Child x is accepted with probability min(1, p(x) / q(x)). On rejection, p becomes
@@ -154,9 +159,8 @@ def recursive_rejection(
     rejection the bonus token is drawn from p. This is exact for children drawn without
     replacement. Only visited rows are processed.
 
-    logits  [rows, vocab] of the verification forward, or what `judge_rows` made of them
+    rows  what it asks of each row, with r of 1 everywhere
     """
-    rows = _rows(tree, logits, choices, whole_paths=False)
     path, rank, children = [0], 0, tree.child_rows()
     while rank < len(children[path[-1]]):
         if choices.happens(rows.share(path[-1], rank)):
@@ -167,7 +171,7 @@ def recursive_rejection(
     return _outcome(tree, path, rows)
 
 
-def traversal(tree: DrawnTree, logits: LogitRows | JudgedRows, choices: RandomChoices) -> Accepted:
+def traversal(tree: DrawnTree, rows: RowNumbers, choices: RandomChoices) -> Accepted:
     """Accept or reject whole paths, from the leaves up (traversal verification).
 
     Node c below v carries r(c) = min(1, r(v) p(c) / q(c)), the root r = 1. The first leaf in
@@ -177,9 +181,8 @@ def traversal(tree: DrawnTree, logits: LogitRows | JudgedRows, choices: RandomCh
     This is exact for children drawn without replacement, and accepts at least as much as
     recursive rejection on average. Only rows that the search reaches are processed.
 
-    logits  [rows, vocab] of the verification forward, or what `judge_rows` made of them
+    rows  what it asks of each row
     """
-    rows = _rows(tree, logits, choices, whole_paths=True)
     path, ranks, children = [0], [0], tree.child_rows()
     while True:
         row, rank = path[-1], ranks[-1]
@@ -196,15 +199,7 @@ def traversal(tree: DrawnTree, logits: LogitRows | JudgedRows, choices: RandomCh
             ranks[-1] += 1
 
 
-def _rows(
-    tree: DrawnTree, logits: LogitRows | JudgedRows, choices: RandomChoices, *, whole_paths: bool
-) -> VisitedRows | JudgedRows:
-    if isinstance(logits, JudgedRows):
-        return logits
-    return VisitedRows(tree, logits, choices, whole_paths=whole_paths)
-
-
-def _outcome(tree: DrawnTree, path: list[int], rows: VisitedRows | JudgedRows) -> Accepted:
+def _outcome(tree: DrawnTree, path: list[int], rows: RowNumbers) -> Accepted:
     tokens = [int(tree.tokens[row - 1]) for row in path[1:]]
     return Accepted(path[1:], tokens, rows.token(path[-1]))
 
@@ -250,6 +245,7 @@ class AcceptanceRule:
         self._fixed = name
         self._entropy = RunningEntropy() if name == "auto" else None
         self._sampling = sampling
+        self._whole_paths = name != "recursive"
         self._expectation = RankExpectation()
         self.pick = SeededChoices(sampling, device, self._entropy)
 
@@ -310,7 +306,7 @@ class AcceptanceRule:
             lambda rows: row_distributions(logits.index_select(0, rows), self._sampling),
             lambda weights: one_of_each(weights, self.pick.uniform()),
             device=logits.device,
-            whole_paths=self._fixed != "recursive",
+            whole_paths=self._whole_paths,
         )
 
     def accept(self, tree: DraftTree, logits: Any, ahead: Array | None = None) -> Accepted:
@@ -324,13 +320,15 @@ class AcceptanceRule:
             if ahead is None:
                 return walk(tree, logits, self.pick)
             return _follow(tree, lambda row: self.pick.draws.visit(ahead, row, logits))
-        judge = recursive_rejection if self._fixed == "recursive" else traversal
-        judged = None if ahead is None or NO_TOKEN in ahead[2] else JudgedRows(tree, ahead)
-        outcome = judge(tree, judged or logits, self.pick)
-        if judged is not None:
-            self.pick.ended(judged.entropies[judged.visited].tolist())
-        confidences = None if judged is None else judged.confidences
-        self._expectation.observe(tree, outcome.rows, confidences)
+        rows: RowNumbers
+        if ahead is None or NO_TOKEN in ahead[2]:
+            rows = VisitedRows(tree, logits, self.pick, whole_paths=self._whole_paths)
+        else:
+            rows = JudgedRows(tree, ahead)
+        rule = traversal if self._whole_paths else recursive_rejection
+        outcome = rule(tree, rows, self.pick)
+        self.pick.ended(rows.entropies() if isinstance(rows, JudgedRows) else ())
+        self._expectation.observe(tree, outcome.rows, rows.confidences)
         return outcome
 
 
@@ -344,8 +342,8 @@ def accept_together(
 
     chosen  gives the greedy tokens of all rows, if the forward has chosen them
 
-    An accelerator copies what the rules need of all rows to the host at once. A CPU processes
-    visited rows only, as is done where a text's logits are processed.
+    An accelerator copies what the rules need of all rows to the host at once. A CPU, where a
+    copy does not wait, processes visited rows only, as is done where a text's logits are processed.
     """
     tensors = [rows for rows in logits if isinstance(rows, torch.Tensor)]
     together = len(tensors) == len(logits) and all(rule.greedy for rule in rules)
@@ -369,5 +367,4 @@ def accept_together(
 
 
 def argmax_at_once(device: torch.device) -> bool:
-    """False on a CPU, where a copy does not wait and each row costs a pass over the vocabulary."""
     return device.type != "cpu"

@@ -11,7 +11,7 @@ from decoder.acceptance.nodes import JudgedRows, judge_rows
 from decoder.acceptance.rules import Accepted, recursive_rejection, traversal, walk
 from decoder.tree.draft_tree import DraftTree
 from tests.conftest import reference
-from tests.decoder.enumeration import Target, drawn_trees, enumerate_rule
+from tests.decoder.enumeration import Target, drawn_trees, enumerate_rule, visiting
 
 
 def judged(rule):
@@ -34,8 +34,11 @@ def judged(rule):
     return of_all_rows
 
 
-RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal}
-RULES |= {f"{name} of all rows": judged(rule) for name, rule in RULES.items()}
+RULES = {
+    "recursive_rejection": visiting(recursive_rejection), "traversal": visiting(traversal),
+    "recursive_rejection of all rows": judged(recursive_rejection),
+    "traversal of all rows": judged(traversal),
+}  # fmt: skip
 ORACLE_CASES = 7
 
 # Parents' rows, node by node: unequal numbers of children, three levels, a chain, siblings
