@@ -16,7 +16,7 @@ and Matias, 2023).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -371,17 +371,17 @@ class RankExpectation:
         return np.pad(self._confidence[:counted], (0, depth - counted), mode="edge")
 
     def observe(
-        self, tree: DrawnTree, accepted_rows: list[int], confidences: Mapping[int, float] | Array
+        self, tree: DrawnTree, accepted_rows: list[int], confidence_of: Callable[[int], float]
     ) -> None:
         """Learn from every node of the accepted path of a finished round.
 
-        confidences  the largest probability of q below each of these rows
+        confidence_of  gives the largest probability of q below a row
         """
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]
         for depth, row in enumerate(path):
-            confidence = confidences[row]
+            confidence = confidence_of(row)
             children = tree.children(row)
             hit = depth < len(accepted_rows)
             tried = 1 + int(np.searchsorted(children, accepted_rows[depth])) if hit else None

@@ -10,6 +10,7 @@ does not wait, looks at the visited ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -41,8 +42,8 @@ class RandomChoices(Protocol):
         """An index drawn in proportion to weights [vocab]."""
 
 
-class Examined:
-    """Nodes whose children are rejected one after another; float64 [nodes, ...] on the device.
+class _Node:
+    """A visited row whose children are rejected one after another.
 
     After j rejected children both rules need r_j p_j (in recursive rejection r is 1). It has a
     closed form: with the p, q and r of the start, Q_j the mass of q without the j tokens, and
@@ -54,77 +55,65 @@ class Examined:
     r_j p_j(x) < q_j(x). With S = D(t_(j+1)) / Z_j the rule's p = d / S, r = S / (S + 1 - r_j)
     give r_(j+1) p_(j+1) = [r p - t_(j+1) q]+ / (Z_j (S + 1 - r_j)), and that denominator is
     D(t_(j+1)) + Z_j - D(t_j) = Z_(j+1). So a rejected child costs one pass over the
-    vocabulary, and t is the only state.
+    vocabulary, and t is the only state. Sums are in float64.
 
     At r = 1, D is 0 only if p = q at every remaining token, and then no child is rejected. If
     rounding makes it 0 (probability about 1e-16), the target's own p is used. Where p is no
     number no child is accepted.
     """
 
-    def __init__(
-        self, tree: DrawnTree, rows: Ints, children: Ints, p: torch.Tensor, share: torch.Tensor
-    ) -> None:
-        """
-        children  [nodes, most] the rows of the children of `rows` [nodes], 0 behind the last
-        p         [nodes, vocab] the target's distributions, and r [nodes] in `share`
-        """
-        device = p.device
-        self.p = p.double() / p.sum(-1, keepdim=True, dtype=torch.float64)
-        self._share, self._left, self._rejected = share, share, 0  # r and D(t)
-        self._subtracted = torch.zeros_like(share)  # t
-        self._weights = self._rest = self.p * share[:, None]
+    def __init__(self, p: torch.Tensor, q: torch.Tensor, tokens: Ints, share: float) -> None:
+        """p and q [vocab] of the row, r, and the tokens of its children in order"""
+        self._p, self._share, self._left = _normalised(p), share, share  # D(t)
         # q may be on another device, and lack the padding of the target's vocabulary.
-        sources = to_device(np.maximum(tree.sources[rows], 0), tree.q.device)
-        q = tree.q.index_select(0, sources).to(device).double()
-        q /= q.sum(-1, keepdim=True)
-        self.confidences = q.amax(-1)
-        self._q = functional.pad(q, (0, p.shape[1] - q.shape[1]))
-        self.there = to_device(children > 0, device)
-        tokens = to_device(np.where(children > 0, tree.tokens[children - 1], 0), device)
-        self._child_weights = self._weights.gather(1, tokens)
-        self._child_q = self._q.gather(1, tokens) * self.there
+        self._q = torch.zeros_like(self._p)
+        self._q[: len(q)] = _normalised(q)
+        self._weights = self._rest = self._p * share
+        self._subtracted, self._rejected = 0.0, 0  # t
+        at = to_device(tokens, self._p.device)
+        self._child_weights, self._child_q = torch.stack((self._weights[at], self._q[at])).tolist()
         # Q: the mass of q without the rejected children, at least that of the remaining ones.
-        to_here = self._child_q.cumsum(1)
-        remaining = to_here[:, -1:] - to_here + self._child_q
-        self._free = torch.maximum(1.0 - to_here + self._child_q, remaining)
+        rejected = [0.0, *accumulate(self._child_q)]
+        remaining = [*accumulate(reversed(self._child_q))]
+        self._free = [max(1.0 - a, b) for a, b in zip(rejected, reversed(remaining), strict=False)]
 
-    def after(self, rejected: int) -> Examined:
-        """The same nodes, once their first children are rejected; never less than before."""
+    def after(self, rejected: int) -> _Node:
+        """This node, once its first children are rejected; never less than before."""
         for child in range(self._rejected, rejected):
-            there = self.there[:, child]
-            step = torch.where(there, self._divisor / self._free[:, child], 0.0)
-            self._subtracted = self._subtracted + step
-            rest = torch.addcmul(self._weights, self._subtracted[:, None], self._q, value=-1.0)
-            self._rest = rest.clamp_min_(0.0)
-            self._left = torch.where(there, self._rest.sum(-1), self._left)
+            self._subtracted += self._divisor / self._free[child]
+            self._rest = (self._weights - self._subtracted * self._q).clamp_min_(0.0)
+            self._left = float(self._rest.sum())
         self._rejected = rejected
         return self
 
     @property
-    def _divisor(self) -> torch.Tensor:  # Z
+    def _divisor(self) -> float:  # Z
         return self._left + (1.0 - self._share)
 
-    def ratios(self) -> torch.Tensor:
-        """min(1, r p(x) / q(x)) [nodes] of the first child x of each that is not yet rejected."""
+    def ratio(self) -> float:
+        """min(1, r p(x) / q(x)) of the first child x that is not yet rejected."""
         child, divisor = self._rejected, self._divisor
-        weight = self._child_weights[:, child] - self._subtracted * self._child_q[:, child]
-        ratio = weight / divisor * self._free[:, child] / self._child_q[:, child]
-        return torch.where((weight > 0.0) & (divisor > 0.0), ratio.clamp_max(1.0), 0.0)
+        weight = self._child_weights[child] - self._subtracted * self._child_q[child]
+        if not (weight > 0.0 and divisor > 0.0):
+            return 0.0
+        return min(1.0, weight / divisor * self._free[child] / self._child_q[child])
 
-    def kept(self) -> torch.Tensor:
-        """The present r [nodes]: the probability that a node is accepted as a leaf."""
-        return (self._left / self._divisor).clamp_max(1.0).nan_to_num(1.0)
+    def kept(self) -> float:
+        """The present r: the probability that the node is accepted as a leaf."""
+        return min(1.0, self._left / self._divisor) if self._divisor > 0.0 else 1.0
 
     def rest(self) -> torch.Tensor:
-        """The weights [nodes, vocab] from which the last token is drawn."""
-        return torch.where((self._left > 0.0)[:, None], self._rest, self.p)
+        """The weights [vocab] from which the last token is drawn."""
+        return self._p if self._left <= 0.0 else self._rest
+
+
+def _normalised(probabilities: torch.Tensor) -> torch.Tensor:
+    exact = probabilities.double()
+    return exact / exact.sum(-1, keepdim=True)
 
 
 class VisitedRows:
-    """What a rule asks of each row, worked out when it asks.
-
-    confidences  the largest probability of q below the visited rows
-    """
+    """What a rule asks of each row, worked out when it asks."""
 
     def __init__(
         self, tree: DrawnTree, logits: LogitRows, choices: RandomChoices, *, whole_paths: bool
@@ -132,20 +121,17 @@ class VisitedRows:
         self._tree, self._logits, self._choices = tree, logits, choices
         self._whole_paths, self._children = whole_paths, tree.child_rows()
         self._shares: dict[int, float] = {}  # r of the rows, where it is not 1
-        self._open: dict[int, Examined] = {}  # on the examined path
-        self._left: Examined | None = None
-        self.confidences: dict[int, float] = {}
+        self._open: dict[int, _Node] = {}  # on the examined path
+        self._left: _Node | None = None
 
     def share(self, row: int, rank: int) -> float:
         """min(1, r p(x) / q(x)) of a child; children before it are rejected from now on."""
-        children = self._children[row]
+        children, tree = self._children[row], self._tree
         if rank == 0:
-            p = self._choices.distribution(self._logits[row])[None]
-            share = torch.full((1,), self._shares.get(row, 1.0), dtype=torch.float64)
-            places = np.array([row]), np.array([children])
-            self._open[row] = Examined(self._tree, *places, p, share.to(p.device))
-            self.confidences[row] = float(self._open[row].confidences)
-        ratio = float(self._open[row].after(rank).ratios())
+            p, q = self._choices.distribution(self._logits[row]), tree.q[int(tree.sources[row])]
+            tokens = tree.tokens[np.array(children) - 1]
+            self._open[row] = _Node(p, q, tokens, self._shares.get(row, 1.0))
+        ratio = self._open[row].after(rank).ratio()
         if self._whole_paths:
             self._shares[children[rank]] = ratio
         return ratio
@@ -153,16 +139,21 @@ class VisitedRows:
     def kept(self, row: int) -> float:
         """r of a row all of whose children are rejected."""
         ended = self._ended(row)
-        return self._shares[row] if ended is None else float(ended.kept())
+        return self._shares[row] if ended is None else ended.kept()
 
     def token(self, row: int) -> int:
         """A token drawn from the rest of the target's distribution there."""
         ended = self._ended(row)
         if ended is None:
             return self._choices.one_of(self._choices.distribution(self._logits[row]))
-        return self._choices.one_of(ended.rest()[0])
+        return self._choices.one_of(ended.rest())
 
-    def _ended(self, row: int) -> Examined | None:
+    def confidence(self, row: int) -> float:
+        """The largest probability of q below a row."""
+        q = self._tree.q[int(self._tree.sources[row])]
+        return float(q.amax() / q.sum())
+
+    def _ended(self, row: int) -> _Node | None:
         if not self._children[row]:
             return None
         if row in self._open:
@@ -174,7 +165,7 @@ class JudgedRows:
     """The same from the numbers of all rows, on the host, in the order of `judge_rows`."""
 
     def __init__(self, tree: DrawnTree, numbers: Array) -> None:
-        self._shares, self._kept, self._tokens, self._entropies, self.confidences = numbers
+        self._shares, self._kept, self._tokens, self._entropies, self._confidences = numbers
         self._children = tree.child_rows()
         self._visited: list[int] = []
 
@@ -188,6 +179,9 @@ class JudgedRows:
     def token(self, row: int) -> int:
         self._visited += [] if self._children[row] else [row]
         return int(self._tokens[row])
+
+    def confidence(self, row: int) -> float:
+        return float(self._confidences[row])
 
     def entropies(self) -> list[float]:
         """Of the distributions that were needed, in order."""
@@ -223,17 +217,44 @@ def judge_rows(
     for depth in range(int(depths.max()) + 1):
         level = np.flatnonzero(depths == depth)
         for rows in np.array_split(level, -(-len(level) // ROWS_AT_ONCE)):
-            at, p = to_device(rows, device), distributions(to_device(rows, device))
-            share = made[0 if whole_paths else 1].index_select(0, at)
+            at = to_device(rows, device)
+            p = _normalised(distributions(at))
+            share = made[0].index_select(0, at) if whole_paths else torch.ones_like(p[:, 0])
             below = children[rows, : max(int((children[rows] > 0).sum(1).max()), 1)]
-            nodes, shares = Examined(tree, rows, below, p, share), []
-            for child in range(below.shape[1]):
-                ratios = nodes.after(child).ratios()
-                shares.append(torch.where(nodes.there[:, child], ratios, 1.0))
-            nodes.after(below.shape[1])
-            entropies = torch.special.entr(nodes.p).sum(-1)
-            others = (nodes.kept(), draw(nodes.rest()), entropies, nodes.confidences)
-            made[1:].index_copy_(1, at, torch.stack(others))
+            shares, kept, rest, confidences = _judge(tree, rows, below, p, share)
+            entropies = torch.special.entr(p).sum(-1)
+            made[1:].index_copy_(1, at, torch.stack((kept, draw(rest), entropies, confidences)))
             # Row 0 stands for a child that a row does not have, and keeps its 1.
-            made[0].scatter_(0, to_device(below.ravel(), device), torch.stack(shares, 1).flatten())
+            made[0].scatter_(0, to_device(below.ravel(), device), shares.flatten())
     return made
+
+
+def _judge(
+    tree: DrawnTree, rows: Ints, below: Ints, p: torch.Tensor, share: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`_Node` of `rows` [n] at once: ratios [n, most], and when all of `below` are rejected the r
+    [n] and the weights [n, vocab]; and the largest q [n].
+
+    below  [n, most] the rows of the children, 0 behind the last
+    """
+    sources = to_device(np.maximum(tree.sources[rows], 0), tree.q.device)
+    q = _normalised(tree.q.index_select(0, sources).to(p.device))
+    q = functional.pad(q, (0, p.shape[1] - q.shape[1]))
+    there = to_device(below > 0, p.device)
+    tokens = to_device(np.where(below > 0, tree.tokens[below - 1], 0), p.device)
+    weights, left, subtracted, ratios = p * share[:, None], share, torch.zeros_like(share), []
+    rest, child_weights, child_q = weights, weights.gather(1, tokens), q.gather(1, tokens) * there
+    to_here = child_q.cumsum(1)
+    free = torch.maximum(1.0 - to_here + child_q, to_here[:, -1:] - to_here + child_q)
+    for child in range(below.shape[1]):
+        divisor, exists = left + (1.0 - share), there[:, child]
+        weight = child_weights[:, child] - subtracted * child_q[:, child]
+        ratio = (weight / divisor * free[:, child] / child_q[:, child]).clamp_max(1.0)
+        ratio = torch.where((weight > 0.0) & (divisor > 0.0), ratio, 0.0)
+        ratios.append(torch.where(exists, ratio, 1.0))
+        subtracted = subtracted + torch.where(exists, divisor / free[:, child], 0.0)
+        rest = torch.addcmul(weights, subtracted[:, None], q, value=-1.0).clamp_min_(0.0)
+        left = torch.where(exists, rest.sum(-1), left)
+    kept = (left / (left + (1.0 - share))).clamp_max(1.0).nan_to_num(1.0)
+    rest = torch.where((left > 0.0)[:, None], rest, p)
+    return torch.stack(ratios, 1), kept, rest, q.amax(-1)

@@ -328,7 +328,7 @@ class AcceptanceRule:
         rule = traversal if self._whole_paths else recursive_rejection
         outcome = rule(tree, rows, self.pick)
         self.pick.ended(rows.entropies() if isinstance(rows, JudgedRows) else ())
-        self._expectation.observe(tree, outcome.rows, rows.confidences)
+        self._expectation.observe(tree, outcome.rows, rows.confidence)
         return outcome
 
 

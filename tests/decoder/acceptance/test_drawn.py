@@ -167,14 +167,14 @@ def test_frequencies_are_learnt_from_trees_of_any_width():
         children = int(random.integers(1, 4))
         accepted = int(np.searchsorted(shares.cumsum(), random.random()))
         rows = [accepted + 1] if accepted < children else []
-        expectation.observe(star(children), rows, (CONFIDENCE, BELOW))
+        expectation.observe(star(children), rows, (CONFIDENCE, BELOW).__getitem__)
     np.testing.assert_allclose(expected(expectation, 3), shares, atol=0.07)
 
 
 def test_a_deeper_node_counts_at_its_own_level():
     expectation = RankExpectation()
     for _ in range(200):
-        expectation.observe(star(1), [1], (CONFIDENCE, BELOW))
+        expectation.observe(star(1), [1], (CONFIDENCE, BELOW).__getitem__)
     assert expected(expectation, 1)[0] > 0.9
     assert expected(expectation, 1, BELOW)[0] < 0.15
     np.testing.assert_allclose(expectation.usual_confidences(2), [CONFIDENCE, BELOW], atol=0.01)
