@@ -126,11 +126,9 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 
     Sorting a whole vocabulary costs a fifth of a forward on a CPU. Tokens below
     (1 - top_p) / vocab sum to less than 1 - top_p, so all of them are dropped and only the
-    others are sorted. An accelerator sorts all, since it would have to wait for their number.
+    others are sorted. An accelerator waits for their number: `draw_rows` does without.
     """
     cut = 1.0 - top_p
-    if probabilities.device.type != "cpu":
-        return _beyond_in_order(probabilities, cut)
     likely = probabilities >= cut / len(probabilities)
     ordered, order = torch.sort(probabilities[likely])
     if not len(ordered):  # probabilities that are not numbers; the caller sees it
@@ -140,14 +138,6 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     beyond = ~likely
     beyond[likely] = torch.zeros_like(dropped).scatter(0, order, dropped)
     return beyond
-
-
-def _beyond_in_order(probabilities: torch.Tensor, cut: float) -> torch.Tensor:
-    """The least probable tokens, `cut` at most in sum, never the most probable; sorts all."""
-    ordered, order = torch.sort(probabilities)
-    dropped = ordered.cumsum(0) <= cut
-    dropped[-1] = False
-    return torch.zeros_like(dropped).scatter(0, order, dropped)
 
 
 class TokenDraws:
