@@ -45,12 +45,8 @@ class DrawnTree(DraftTree):
     q: torch.Tensor
     sources: Ints
 
-    def children(self, row: int) -> Ints:
-        """Rows of the children of `row`, in draw order."""
-        return np.flatnonzero(self.parents == row) + 1
-
     def child_rows(self) -> list[list[int]]:
-        """The same of every row."""
+        """The rows of each row's children, in draw order."""
         children: list[list[int]] = [[] for _ in range(self.rows)]
         for node, parent in enumerate(self.parents.tolist()):
             children[parent].append(node + 1)
@@ -380,9 +376,9 @@ class RankExpectation:
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]
+        every = tree.child_rows()
         for depth, row in enumerate(path):
-            confidence = confidence_of(row)
-            children = tree.children(row)
+            confidence, children = confidence_of(row), every[row]
             hit = depth < len(accepted_rows)
             tried = 1 + int(np.searchsorted(children, accepted_rows[depth])) if hit else None
             ranks = np.minimum(np.arange(len(children))[:tried], self.RANKS - 1)

@@ -1,10 +1,8 @@
 """Nodes of a drawn tree under examination: each as it is visited, or all rows together.
 
-Both rules (decoder/acceptance/rules.py) examine nodes in a fixed order and stop at the first that
-is accepted. So a node is always met after all children before it were rejected, and what a rule
-asks of it depends on no choice. An accelerator works it out for all nodes, a level at a time, in
-one copy to the host (`judge_rows`). A CPU, where each row is a pass over the vocabulary and a copy
-does not wait, looks at the visited ones.
+Both rules (decoder/acceptance/rules.py) meet a node after all children before it were rejected, so
+what they ask of it depends on no choice. An accelerator works it out for all nodes, in one copy to
+the host (`judge_rows`); a CPU, where each row is a pass over the vocabulary, for visited ones.
 """
 
 from __future__ import annotations
@@ -129,8 +127,8 @@ class VisitedRows:
         children, tree = self._children[row], self._tree
         if rank == 0:
             p, q = self._choices.distribution(self._logits[row]), tree.q[int(tree.sources[row])]
-            tokens = tree.tokens[np.array(children) - 1]
-            self._open[row] = _Node(p, q, tokens, self._shares.get(row, 1.0))
+            drawn = tree.tokens[np.array(children) - 1]
+            self._open[row] = _Node(p, q, drawn, self._shares.get(row, 1.0))
         ratio = self._open[row].after(rank).ratio()
         if self._whole_paths:
             self._shares[children[rank]] = ratio

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -73,7 +74,6 @@ class SeededChoices:
         if device.type != "cpu":
             self._coins = torch.Generator().manual_seed(sampling.seed)
         self._entropy = entropy
-        self._uniform: torch.Tensor | None = None
         self.draws = TokenDraws(sampling, self.generator, entropy)
 
     def __call__(self, logits: torch.Tensor) -> int:
@@ -98,24 +98,12 @@ class SeededChoices:
 
         `NO_TOKEN` for weights that are not numbers.
         """
-        token = int(one_of_each(weights[None], self.uniform()))
-        self.ended()
-        return token
+        return int(one_of_each(weights[None], self.uniform()))
 
     def uniform(self) -> torch.Tensor:
-        """The number [1] that the present round's `one_of` takes, float64."""
-        if self._uniform is None:
-            self._uniform = torch.rand(
-                1, generator=self.generator, device=self.generator.device, dtype=torch.float64
-            )
-        return self._uniform
-
-    def ended(self, entropies: Iterable[float] = ()) -> None:
-        """The round's last token is drawn; entropies of distributions that are on the host."""
-        self._uniform = None
-        for entropy in entropies:
-            if self._entropy is not None:
-                self._entropy.note(entropy)
+        """A number [1] in [0, 1), float64, on the generator's device."""
+        where = {"generator": self.generator, "device": self.generator.device}
+        return torch.rand(1, dtype=torch.float64, **where)
 
 
 def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]) -> Accepted:
@@ -132,17 +120,12 @@ def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]
     return _follow(tree, lambda row: pick(logits[row]))
 
 
-def walk_tokens(tree: DraftTree, tokens: Ints) -> Accepted:
-    """`walk` with the target's token after every row, int64 [rows], on the host."""
-    return _follow(tree, lambda row: int(tokens[row]))
-
-
-def _follow(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
+def _follow(tree: DraftTree, token_after: Callable[[int], Any]) -> Accepted:
     rows: list[int] = []
     tokens: list[int] = []
     row = 0
     while True:
-        token = token_after(row)
+        token = int(token_after(row))
         child = tree.child(row, token)
         if child < 0:
             return Accepted(rows, tokens, token)
@@ -304,7 +287,7 @@ class AcceptanceRule:
         return judge_rows(
             tree,
             lambda rows: row_distributions(logits.index_select(0, rows), self._sampling),
-            lambda weights: one_of_each(weights, self.pick.uniform()),
+            partial(one_of_each, uniform=self.pick.uniform()),
             device=logits.device,
             whole_paths=self._whole_paths,
         )
@@ -320,14 +303,14 @@ class AcceptanceRule:
             if ahead is None:
                 return walk(tree, logits, self.pick)
             return _follow(tree, lambda row: self.pick.draws.visit(ahead, row, logits))
-        rows: RowNumbers
-        if ahead is None or NO_TOKEN in ahead[2]:
-            rows = VisitedRows(tree, logits, self.pick, whole_paths=self._whole_paths)
-        else:
+        rows: RowNumbers = VisitedRows(tree, logits, self.pick, whole_paths=self._whole_paths)
+        if ahead is not None and NO_TOKEN not in ahead[2]:
             rows = JudgedRows(tree, ahead)
         rule = traversal if self._whole_paths else recursive_rejection
         outcome = rule(tree, rows, self.pick)
-        self.pick.ended(rows.entropies() if isinstance(rows, JudgedRows) else ())
+        if self._entropy is not None and isinstance(rows, JudgedRows):
+            for entropy in rows.entropies():
+                self._entropy.note(entropy)
         self._expectation.observe(tree, outcome.rows, rows.confidence)
         return outcome
 
@@ -350,7 +333,7 @@ def accept_together(
     tokens = chosen() if together and chosen is not None else None
     if tokens is not None:
         parts = np.split(tokens, np.cumsum([len(rows) for rows in tensors])[:-1])
-        return [walk_tokens(tree, part) for tree, part in zip(trees, parts, strict=True)]
+        return [_follow(tree, part.__getitem__) for tree, part in zip(trees, parts, strict=True)]
     made = [
         rule.ahead(tree, rows)
         if isinstance(rows, torch.Tensor) and argmax_at_once(rows.device)

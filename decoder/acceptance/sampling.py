@@ -210,11 +210,8 @@ def draw_rows(
     noise  [draws, vocab];  place  [rows] the noise of each row
     """
     shares, order, more = kept_shares(cooled(logits.float(), sampling.temperature), sampling)
-    if order is None:
-        tokens = (shares / noise[place]).argmax(-1)
-    else:
-        best = (shares / noise[place[:, None], order]).argmax(-1, keepdim=True)
-        tokens = order.gather(1, best)[:, 0]
+    best = (shares / (noise[place] if order is None else noise[place[:, None], order])).argmax(-1)
+    tokens = best if order is None else order.gather(1, best[:, None])[:, 0]
     tokens = torch.where(shares.sum(-1).isfinite(), tokens, NO_TOKEN)
     if more is not None:
         tokens = torch.where(more, BY_ITSELF, tokens)

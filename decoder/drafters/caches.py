@@ -196,10 +196,6 @@ class RowForwards:
         self._buckets: WeakKeyDictionary[KVCache, dict[GraphShape, _Bucket]]
         self._buckets = WeakKeyDictionary()
 
-    def shapes(self, cache: KVCache) -> tuple[GraphShape, ...]:
-        """The buckets of a cache that were needed so far."""
-        return tuple(self._buckets.get(cache, {}))
-
     def forget(self) -> None:
         """Drop all captures."""
         self._buckets.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,13 +20,8 @@ from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphShape:
-    """The sizes of a captured forward.
-
-    rows   of all sequences, padding included
-    words  of a row's ancestor bits
-    """
+class GraphShape(NamedTuple):
+    """The sizes of a captured forward: its padded rows, and the words of a row's ancestor bits."""
 
     rows: int
     words: int
@@ -76,15 +72,6 @@ class GraphRuntime:
             for shape, reason in refused.items()
         ]
         return (*self._hidden, *refusals, *self.capture.notes)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the captured forwards, a drafter's included."""
-        return self.capture.memory_bytes
-
-    def shapes(self, cache: KVCache) -> tuple[GraphShape, ...]:
-        """The shapes of the forwards captured for a cache."""
-        return tuple(self._captured.get(cache, {}))
 
     def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> ForwardOutputs:
         rows = sum(block.rows for block in blocks)

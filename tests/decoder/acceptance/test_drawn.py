@@ -73,7 +73,7 @@ def test_children_that_q_has_no_token_for_are_left_out():
     assert tree.depths.tolist() == [1, 1, 2]
     assert tree.scores.tolist() == [0.0, 1.0, 4.0]
     assert tree.sources.tolist() == [0, 1, -1, -1]
-    assert tree.children(0).tolist() == [1, 2]
+    assert tree.child_rows()[0] == [1, 2]
 
 
 @pytest.mark.parametrize("vocab", [3, 40])
@@ -102,7 +102,7 @@ def test_a_drawn_tree_has_the_shape_of_its_topology():
     torch.testing.assert_close(tree.q, whole[: shape.depths.max()], rtol=0, atol=0)
     depths = [0, *shape.depths.tolist()]
     for row in range(tree.rows):
-        children = tree.children(row)
+        children = np.array(tree.child_rows()[row], dtype=np.int64)
         tokens = tree.tokens[children - 1].tolist()
         assert len(set(tokens)) == len(tokens)
         assert tree.sources[row] == (depths[row] if len(children) else -1)

@@ -57,7 +57,7 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
         np.testing.assert_array_equal(tree.scores, topology.scores)
         assert tree.q.dtype == torch.float32
         for row, path in enumerate(paths_of(tree)):
-            below = tree.children(row)
+            below = np.array(tree.child_rows()[row], dtype=np.int64)
             if len(below) == 0:
                 assert tree.sources[row] == -1
                 continue

@@ -130,8 +130,8 @@ def test_captures_are_counted_in_memory():
     target, _ = targets()
     target.reserve(400)
     target.runtime.prepare(target.cache, 64)
-    assert len(target.runtime.shapes(target.cache)) == 9
-    assert target.runtime.memory_bytes >= 0 and target.runtime.warnings == ()
+    assert len(target.runtime._captured[target.cache]) == 9
+    assert target.runtime.capture.memory_bytes >= 0 and target.runtime.warnings == ()
 
 
 def test_a_drafters_function_is_captured():

@@ -70,7 +70,7 @@ def test_padding_changes_no_token(family, policy):
     assert target.runtime.warnings == ()
     recorded = capture.recorded
     assert capture.replayed > 1
-    assert recorded == len(target.runtime.shapes(target.cache))  # one a bucket
+    assert recorded == len(target.runtime._captured[target.cache])  # one a bucket
     assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
     assert capture.recorded == recorded  # which serves all further rounds
 
