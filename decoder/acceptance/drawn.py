@@ -45,9 +45,12 @@ class DrawnTree(DraftTree):
     q: torch.Tensor
     sources: Ints
 
-    def children(self, row: int) -> Ints:
-        """Rows of the children of `row`, in draw order."""
-        return np.flatnonzero(self.parents == row) + 1
+    def child_rows(self) -> list[list[int]]:
+        """The rows of each row's children, in draw order."""
+        children: list[list[int]] = [[] for _ in range(self.rows)]
+        for node, parent in enumerate(self.parents.tolist()):
+            children[parent].append(node + 1)
+        return children
 
 
 def proposal(q: torch.Tensor) -> torch.Tensor:
@@ -363,18 +366,19 @@ class RankExpectation:
         counted = min(depth, self.DEPTHS)
         return np.pad(self._confidence[:counted], (0, depth - counted), mode="edge")
 
-    def observe(self, tree: DrawnTree, accepted_rows: list[int]) -> None:
-        """Learn from every node of the accepted path of a finished round."""
+    def observe(
+        self, tree: DrawnTree, accepted_rows: list[int], confidence_of: Callable[[int], float]
+    ) -> None:
+        """Learn from every node of the accepted path of a finished round.
+
+        confidence_of  gives the largest probability of q below a row
+        """
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]
-        if not path:
-            return
-        sources = tree.sources[path]
-        q = tree.q.index_select(0, to_device(sources, tree.q.device))
-        confidences = (q.amax(-1) / q.sum(-1)).double().cpu().numpy()
-        for depth, (row, confidence) in enumerate(zip(path, confidences, strict=True)):
-            children = tree.children(row)
+        every = tree.child_rows()
+        for depth, row in enumerate(path):
+            confidence, children = confidence_of(row), every[row]
             hit = depth < len(accepted_rows)
             tried = 1 + int(np.searchsorted(children, accepted_rows[depth])) if hit else None
             ranks = np.minimum(np.arange(len(children))[:tried], self.RANKS - 1)
