@@ -49,7 +49,7 @@ class RopeFactors:
         if size > self._table.shape[1]:
             angles = torch.arange(size).float()[:, None] * self._frequencies
             self._table = (torch.stack((angles.cos(), angles.sin())) * self._scaling).numpy()
-        return self._table[:, positions]
+        return self._table.take(positions, axis=1)  # contiguous, so compiled code serves all
 
 
 class PackedLayers:
