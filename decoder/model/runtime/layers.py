@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.jit import jit, jit_sums, parts_of
+from decoder.jit import jit, jit_inner, jit_sums, parts_of
 from decoder.model.runtime.row_attention import (
     KEYS,
     add_mixed,
@@ -112,20 +112,20 @@ def _factor(numbers, first, count, eps):  # type: ignore[no-untyped-def]
     return np.float32(1) / np.sqrt(total / np.float32(count) + eps)
 
 
-@jit
+@jit_inner
 def _start(out, r, bias, layer):  # type: ignore[no-untyped-def]
     """Let a product add to the bias, or to zeros."""
     for i in range(out.shape[1]):
         out[r, i] = bias[layer, i] if bias.shape[1] else np.float32(0)
 
 
-@jit
+@jit_inner
 def _add(out, r, bias, layer):  # type: ignore[no-untyped-def]
     for i in range(bias.shape[1]):
         out[r, i] += bias[layer, i]
 
 
-@jit
+@jit_inner
 def _norm_rows(  # type: ignore[no-untyped-def]
     state, out, weights, number, eps, captured, features, start, bias, after, phase, claims
 ):
@@ -150,7 +150,7 @@ def _norm_rows(  # type: ignore[no-untyped-def]
         _add(state.table, r, after, layer)
 
 
-@jit
+@jit_inner
 def _rotate_rows(  # type: ignore[no-untyped-def]
     layer, qkv_rows, queries, factors, cache, shape, owners, places, head_norms, scale, eps, phase,
     claims,
@@ -186,7 +186,7 @@ def _rotate_rows(  # type: ignore[no-untyped-def]
             keep(qkv, first, cache, value + h * slots * width, width)
 
 
-@jit
+@jit_inner
 def _attend_rows(  # type: ignore[no-untyped-def]
     layer, window, queries, cache, shape, out, owners, positions, leading, firsts, seen, scratch,
     phase, claims, count,
@@ -226,7 +226,7 @@ def _attend_rows(  # type: ignore[no-untyped-def]
         keep(mixed, 0, out, query, group * width)
 
 
-@jit
+@jit_inner
 def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
     """silu(gate) * up of every row."""
     flat, (rows, size) = gate_up.flat, gate_up.table.shape

@@ -106,7 +106,8 @@ class TiledLinear(JoinedLinear):
         unit = first // (tiles.UNIT * tiles.LANES) * tiles.UNIT
         start = unit * tiles.LANES
         rows = inputs.reshape(-1, inputs.shape[-1])
-        out = torch.zeros(len(rows), (len(self.blocks) - unit) * tiles.LANES)
+        size = (len(self.blocks) - unit) * tiles.LANES
+        out = torch.empty(len(rows), size).zero_()  # memory of `zeros` is new, and slow, each time
         if len(self.bias):
             out += self.bias[start:]
         tiles.add_product(out, rows, self.blocks[unit:], self.scales[start:])

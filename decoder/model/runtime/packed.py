@@ -7,15 +7,19 @@ their modules, which call packed products.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaModel
 from transformers.activations import SiLUActivation
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
+from costmodel.architecture import ModelArchitecture
 from costmodel.statistics import Ints
 from decoder.configs import base_of
 from decoder.cpu import this_cpu
@@ -156,6 +160,43 @@ def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
         parts.append((owners, end + rows, block.offsets + prefix, leading, counts, seen))
     *places, counts, seen = (np.concatenate(kind) for kind in zip(*parts, strict=True))
     return *places, np.append(0, counts.cumsum()), seen
+
+
+def compile_ahead(step: ModelStep, *, int8: bool) -> Thread | None:
+    """Compile the layers' forward beside what comes before the first one; None for others' layers.
+
+    LLVM, which takes most of the time, leaves Python to others.
+    """
+    layers = list(getattr(base_of(step.model), "layers", ()))
+    if not runs_compiled(step, layers):
+        return None
+    width = PAIRED if layers[0].self_attn.head_dim % PAIRED == 0 else LANES
+    weight = 0.0 if tiles.is_bfloat16(layers[0].mlp.down_proj.weight) else 0.1
+    return _compiling(step.dtype, width, weight, int8)
+
+
+@cache
+def _compiling(dtype: torch.dtype, width: int, weight: float, int8: bool) -> Thread:
+    """A thread that runs a tiny model, once for each kind of compiled layers."""
+
+    @torch.inference_mode()
+    def run() -> None:
+        sizes = {"hidden_size": width, "head_dim": width, "intermediate_size": width}
+        config = LlamaConfig(num_attention_heads=1, num_hidden_layers=1, vocab_size=8, **sizes)
+        with torch.device("meta"):  # no random numbers are drawn
+            model = LlamaModel(config).to(dtype)
+        tiny = model.to_empty(device="cpu")
+        for tensor in (*tiny.parameters(), *tiny.buffers()):
+            tensor.fill_(weight)
+        shape = ModelArchitecture.from_hf_config(config, name="tiny", approximate=True)
+        where = {"dtype": dtype, "device": torch.device("cpu")}
+        cache = KVCache(shape, capacity=1, sequences=1, **where)
+        row = RowBlock(0, np.zeros(1, np.int64), np.zeros(1, np.int64), None)
+        PackedLayers(tiny, int8=int8).run(torch.zeros(1, width, dtype=dtype), cache, [row], ())
+
+    thread = Thread(target=run)
+    thread.start()
+    return thread
 
 
 def runs_compiled(step: ModelStep, layers: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from decoder.jit import jit, jit_sums
+from decoder.jit import jit_inner, jit_sums
 from decoder.model.runtime.tiles import (
     SINGLE,
     WORD,
@@ -89,14 +89,14 @@ def _number_of(typing: Any, bits: Any) -> Any:
     return numba.types.float32(numba.types.int32), emit
 
 
-@jit
+@jit_inner
 def keep(numbers, place, out, start, count):  # type: ignore[no-untyped-def]
     """Copy numbers, to an array of any kind."""
     for i in range(count):
         put(out, start + i, at(numbers, place + i))
 
 
-@jit
+@jit_inner
 def exponential(value):  # type: ignore[no-untyped-def]
     """e to the power of a float32 number, by a polynomial of 2^f and an exponent."""
     power = min(max(value * _LOG2_E, -_RANGE), _RANGE)
@@ -201,7 +201,7 @@ def _mix(lanes: int, parts: int) -> Any:
 _mix_few, _mix_many = _mix(LANES, 1), _mix(WIDE_LANES, PARTS)
 
 
-@jit
+@jit_inner
 def add_scores(  # type: ignore[no-untyped-def]
     query, start, group, keys, first, count, width, scores, size, place
 ):
@@ -213,7 +213,7 @@ def add_scores(  # type: ignore[no-untyped-def]
             _score(query, start + h * width, keys, first + key * width, last, width, scores, out)
 
 
-@jit
+@jit_inner
 def add_mixed(weights, size, place, group, values, first, count, width, out):  # type: ignore[no-untyped-def]
     """Add `count` values weighted by weights[h * size + place ...] to out[h * width ...]."""
     for block in range(0, count, BLOCK):
@@ -245,7 +245,7 @@ def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
     return largest
 
 
-@jit
+@jit_inner
 def softmax(scores, first, count):  # type: ignore[no-untyped-def]
     """Exponentials of scores less the largest, in place; returns their sum."""
     largest = _largest(scores, first, count)
