@@ -164,6 +164,9 @@ def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
 
 def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
     """The layers joined: packed where their device and dtype allow it. They end as they are."""
+    made = linears[0].__dict__.get("forward")
+    if isinstance(made, JoinedPart):  # by compiled layers
+        return made.joined
     weight = linears[0].weight
     if packing_refused(weight.device, weight.dtype) is None:
         return TiledLinear(linears)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -56,8 +56,18 @@ class RopeFactors:
         return self._table.take(positions, axis=1)  # contiguous, so compiled code serves all
 
 
+class RowStore(Protocol):
+    """A cache of keys and values: data [layers, 2, sequences, kv_heads, slots, head_dim]."""
+
+    data: torch.Tensor
+    lengths: Sequence[int]
+
+    def end(self, sequence: int) -> int:
+        """The slot behind a sequence's rows."""
+
+
 class PackedLayers:
-    """All layers of a model of a family in `FUSIBLE`, and its final norm."""
+    """All layers of a model like those of `FUSIBLE`, and its final norm."""
 
     def __init__(self, base: Any, *, int8: bool) -> None:
         layers, last = list(base.layers), base.norm
@@ -79,7 +89,7 @@ class PackedLayers:
             torch.stack(norms).numpy(),
             torch.stack([_head_norms(one, heads) for one in attentions]).numpy(),
             np.array([_window(one) for one in attentions]),
-            np.float32(last.variance_epsilon),
+            np.float32(last.eps if isinstance(last, nn.RMSNorm) else last.variance_epsilon),
             np.float32(attentions[0].scaling),
         )
 
@@ -98,13 +108,13 @@ class PackedLayers:
         return Matrix(blocks.numpy(), scales.numpy(), bias.numpy())
 
     def run(
-        self, embedded: torch.Tensor, cache: KVCache, blocks: Sequence[RowBlock],
-        captured: Sequence[int],
+        self, embedded: torch.Tensor, cache: RowStore, blocks: Sequence[RowBlock],
+        captured: Sequence[int] = (),
     ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """Hidden states after the final norm, and features, of embedded rows [rows, hidden]."""
         w, (rows, hidden) = self._weights, embedded.shape
         places = row_places(cache, blocks)
-        data = cache.data.view(torch.uint16) if cache.dtype == torch.bfloat16 else cache.data
+        data = cache.data.view(torch.uint16) if self._dtype == torch.bfloat16 else cache.data
         state = torch.zeros(rows, len(w.output.blocks[0]) * tiles.LANES)
         state[:, :hidden] = embedded
         features = torch.empty(rows, len(captured) * hidden)
@@ -143,7 +153,7 @@ def _rows(numbers: torch.Tensor) -> Rows:
     return Rows(numbers.view(-1).numpy(), numbers.numpy())
 
 
-def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
+def row_places(cache: RowStore, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
     """Owners, slots, positions, leading slots and others that rows see; see `Forward`."""
     parts: list[tuple[Ints, ...]] = []
     for block in blocks:
@@ -307,6 +317,6 @@ def _head_norms(attention: Any, heads: int) -> torch.Tensor:
 
 def _window(attention: Any) -> int:
     """Positions that a row sees in a layer; 0 for all."""
-    common = getattr(attention.config, "sliding_window", None)
+    common = getattr(getattr(attention, "config", None), "sliding_window", None)
     of_model = common if isinstance(attention, MistralAttention) else None
     return getattr(attention, "sliding_window", of_model) or 0
