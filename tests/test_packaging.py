@@ -126,17 +126,24 @@ def test_the_changelog_and_the_citation_are_of_this_version():
     assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
 
 
-def test_the_workflow_runs_all_checks_on_each_python():
+def test_the_workflow_runs_every_job_of_the_checks_and_the_quick_tests_on_each_python():
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    for name, command in (("check", "bash .ci/run"), ("newest", "make test-newest")):
-        job = yaml.safe_load(text)["jobs"][name]
-        versions = {
-            f"Programming Language :: Python :: {one}"
-            for one in job["strategy"]["matrix"]["python"]
-            if one != "3.14"  # tried by the workflow alone, so not promised yet
-        }
-        assert versions <= set(PROJECT["classifiers"])
-        assert any(step.get("run", "").startswith(command) for step in job["steps"])
+    jobs = yaml.safe_load(text)["jobs"]
+    commands = {name: f"bash .ci/run {name}" for name in ("checks", "quick", "slow")}
+    commands["newest"] = "make test-newest"
+    assert jobs.keys() == commands.keys()
+    for name, command in commands.items():
+        assert any(step.get("run", "").startswith(command) for step in jobs[name]["steps"])
+    promised = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if " 3." in one}
+    assert set(jobs["quick"]["strategy"]["matrix"]["python"]) == promised
+    newest = set(jobs["newest"]["strategy"]["matrix"]["python"])
+    assert newest - promised == {"3.14"}  # tried by the workflow alone, so not promised yet
+
+
+def test_the_checks_take_a_job_and_refuse_any_other_word():
+    command = ["bash", str(ROOT / ".ci/run"), "everything"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "checks, quick or slow" in done.stdout) == (2, True)
 
 
 def made(*words: str) -> str:
