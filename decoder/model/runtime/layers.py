@@ -36,7 +36,7 @@ class Matrix(NamedTuple):
 
     blocks  [layers, blocks, steps, LANES], see `tiles`
     scales  [layers, blocks * LANES] of int8 weights, else [layers, 0]
-    bias    [layers, blocks * LANES], or [layers, 0]
+    bias    [layers, blocks * LANES]
     """
 
     blocks: NDArray[np.int32] | Numbers | NDArray[np.int8]
@@ -113,19 +113,6 @@ def _factor(numbers, first, count, eps):  # type: ignore[no-untyped-def]
 
 
 @jit_inner
-def _start(out, r, bias, layer):  # type: ignore[no-untyped-def]
-    """Let a product add to the bias, or to zeros."""
-    for i in range(out.shape[1]):
-        out[r, i] = bias[layer, i] if bias.shape[1] else np.float32(0)
-
-
-@jit_inner
-def _add(out, r, bias, layer):  # type: ignore[no-untyped-def]
-    for i in range(bias.shape[1]):
-        out[r, i] += bias[layer, i]
-
-
-@jit_inner
 def _norm_rows(  # type: ignore[no-untyped-def]
     state, out, weights, number, eps, captured, features, start, bias, after, phase, claims
 ):
@@ -146,8 +133,10 @@ def _norm_rows(  # type: ignore[no-untyped-def]
             if 2 * captured[i] == number:
                 place = (r * len(captured) + i) * width
                 keep(flat, r * size, features, place, width)
-        _start(start, r, bias, layer)
-        _add(state.table, r, after, layer)
+        for i in range(bias.shape[1]):
+            start[r, i] = bias[layer, i]
+        for i in range(size):
+            state.table[r, i] += after[layer, i]
 
 
 @jit_inner

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,6 @@ from transformers import LlamaConfig, LlamaModel
 from transformers.activations import SiLUActivation
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
-from costmodel.architecture import ModelArchitecture
 from costmodel.statistics import Ints
 from decoder.configs import base_of
 from decoder.cpu import this_cpu
@@ -198,11 +198,10 @@ def _compiling(dtype: torch.dtype, width: int, weight: float, int8: bool) -> Thr
         tiny = model.to_empty(device="cpu")
         for tensor in (*tiny.parameters(), *tiny.buffers()):
             tensor.fill_(weight)
-        shape = ModelArchitecture.from_hf_config(config, name="tiny", approximate=True)
-        where = {"dtype": dtype, "device": torch.device("cpu")}
-        cache = KVCache(shape, capacity=1, sequences=1, **where)
-        row = RowBlock(0, np.zeros(1, np.int64), np.zeros(1, np.int64), None)
-        PackedLayers(tiny, int8=int8).run(torch.zeros(1, width, dtype=dtype), cache, [row], ())
+        data, place = torch.zeros(1, 2, 1, 1, 1, width, dtype=dtype), np.zeros(1, np.int64)
+        store = SimpleNamespace(data=data, lengths=[0], end=lambda _: 0)
+        row = RowBlock(0, place, place, None)
+        PackedLayers(tiny, int8=int8).run(data[0, 0, 0, 0], store, [row])
 
     thread = Thread(target=run)
     thread.start()
