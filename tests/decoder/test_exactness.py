@@ -176,7 +176,7 @@ def test_sampled_trees_from_damaged_distributions_keep_the_targets(rule, share, 
 
 @cache
 def packed(family):
-    """Plain decoding by packed weights, in bfloat16 where the CPU multiplies in it, and its text."""
+    """A packed target, in bfloat16 where the CPU multiplies in it, and its plain text."""
     dtype = torch.bfloat16 if this_cpu().bfloat16 else torch.float32
     plain = TreeDecoder(target_of(random_model(family, dtype=dtype)), policy="plain")
     assert plain.target.runtime.kind == "packed"
