@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -39,9 +40,13 @@ def jit(function: F) -> F:
     _FUNCTIONS.add(function)
     options = {"nogil": True, "no_cfunc_wrapper": True}
     try:
-        return cast(F, numba.njit(cache=True, **options)(function))
+        compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:
         return cast(F, numba.njit(**options)(function))
+    # numba looks for changes in the function's own file; inner ones are in others of the folder.
+    files, folder = compiled._cache._cache_file, Path(function.__code__.co_filename).parent
+    files._source_stamp = files._source_stamp, max(f.stat().st_mtime for f in folder.glob("*.py"))
+    return cast(F, compiled)
 
 
 def jit_inner(function: F, *, fastmath: frozenset[str] = frozenset()) -> F:
