@@ -78,6 +78,10 @@ class SeededChoices:
 
     def __call__(self, logits: torch.Tensor) -> int:
         """The target's own token of a visited row, logits [vocab], in one copy to the host."""
+        if self.sampling.temperature == 0.0 and logits.dtype == torch.float32 and logits.is_cpu:
+            row = logits.numpy()  # whose argmax, the same, takes a tenth of torch's time
+            token = int(row.argmax())
+            return token if isfinite(row[token]) else NO_TOKEN
         if self.sampling.temperature == 0.0:
             return int(greedy_tokens(logits))
         return self.draws.of_row(logits)

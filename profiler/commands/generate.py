@@ -68,10 +68,10 @@ GENERATION_OPTIONS = (
 def command(**options: Any) -> None:
     """Generate text with a target model and draft trees sized by the profile.
 
-    The text is the same as that of plain decoding. On a GPU, and where a CPU
-    runs the model eagerly, one row and several round differently in bfloat16
-    and float16, so two almost equal tokens may change places. A line on stderr
-    names the profile that gives the tree sizes.
+    The text is the same as that of plain decoding, in any dtype on a CPU for
+    Llama, Mistral, Qwen2 and Qwen3. Elsewhere, in bfloat16 and float16 two almost
+    equal tokens may change places. A line on stderr names the profile that
+    gives the tree sizes.
     """
     from profiler.measure.machine import disturbances
 

@@ -89,6 +89,13 @@ def test_logits_that_are_no_numbers_have_no_token(values, options):
     assert greedy_tokens(torch.tensor([values, [1.0, 3.0, 2.0]])).tolist() == [NO_TOKEN, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_greedy_choices_are_torchs_in_ties_too(dtype):
+    pick = SeededChoices(Sampling(), torch.device("cpu"))
+    rows = torch.randint(0, 5, (50, 97), generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert [pick(row) for row in rows] == rows.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("weights", [[torch.nan, 1.0], [torch.inf, 1.0], [torch.nan] * 2])
 def test_weights_that_are_no_numbers_have_no_token(weights):
     pick = SeededChoices(Sampling(temperature=1.0), torch.device("cpu"))
