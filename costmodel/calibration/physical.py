@@ -57,35 +57,28 @@ def work_terms(
     bytes_per_s = roofline.peaks.bytes_per_s * roofline.tensor_parallel
     s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     tokens = s * b
-    one_row = _one_row(roofline)
-    keys = scored_tokens(a, c) + (s + 1) / 2 * one_row.score_width
+    (common, expert, whole, kv), (matrix_flops, attention_flops), score_width = _one_row(roofline)
+    keys = scored_tokens(a, c) + (s + 1) / 2 * score_width
     state = state_traffic(a, s, b, roofline.element_bytes)
     state = state + b * c * a.index_values * roofline.element_bytes
-    weights = (one_row.fixed_bytes + one_row.expert_bytes * distinct_experts(a, tokens)) + 0 * c
     return [
-        np.full_like(tokens * keys, one_row.weight_bytes / bytes_per_s),
-        weights / bytes_per_s,
-        tokens * (one_row.matrix_flops / flops_per_s) + 0 * c,
-        tokens * keys * (one_row.attention_flops / flops_per_s),
-        b * cached_tokens(a, c) * (one_row.kv_bytes / bytes_per_s) + state / bytes_per_s + 0 * s,
+        np.full_like(tokens * keys, whole / bytes_per_s),
+        ((common + expert * distinct_experts(a, tokens)) + 0 * c) / bytes_per_s,
+        tokens * (matrix_flops / flops_per_s) + 0 * c,
+        tokens * keys * (attention_flops / flops_per_s),
+        b * cached_tokens(a, c) * (kv / bytes_per_s) + state / bytes_per_s + 0 * s,
     ]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _OneRow:
-    """Physical work of one row on one cached token."""
-
-    fixed_bytes: float
-    expert_bytes: float
-    weight_bytes: float
-    matrix_flops: float
-    attention_flops: float
-    score_width: float
-    kv_bytes: float
-
-
 @lru_cache(maxsize=64)
-def _one_row(roofline: Roofline) -> _OneRow:
+def _one_row(
+    roofline: Roofline,
+) -> tuple[tuple[float, float, float, float], tuple[float, float], float]:
+    """Physical work of one row on one cached token.
+
+    Bytes of the weights that all tokens share, of one expert's, of all that the row reads, and of
+    a cached token; FLOPs of matrices and of attention; the mean score width, 1 of a usual layer.
+    """
     a = roofline.architecture
     moved = physical_bytes(a, 1, 1, 1, roofline.element_bytes, roofline.read_bytes)
     flops = physical_flops(a, 1, 0)
@@ -95,17 +88,12 @@ def _one_row(roofline: Roofline) -> _OneRow:
     fixed = float(
         moved.embedding_and_lm_head_weights + moved.attention_weights + moved.small_weights
     )
-    common = a.common_ffn / max(a.active_ffn, 1)
-    per_expert = float(moved.ffn_weights) * (1 - common) / max(a.active_experts, 1)
-    return _OneRow(
-        fixed_bytes=fixed + common * float(moved.ffn_weights),
-        expert_bytes=per_expert,
-        weight_bytes=fixed + float(moved.ffn_weights),
-        matrix_flops=float(flops.total) - attention,
-        attention_flops=attention / score_width,
-        score_width=score_width,
-        kv_bytes=float(a.attention_layers * a.cached_width * roofline.element_bytes),
-    )
+    common, ffn = a.common_ffn / max(a.active_ffn, 1), float(moved.ffn_weights)
+    expert = ffn * (1 - common) / max(a.active_experts, 1)
+    cached = float(a.attention_layers * a.cached_width * roofline.element_bytes)
+    matrix_flops, attention_flops = float(flops.total) - attention, attention / score_width
+    weights = (fixed + common * ffn, expert, fixed + ffn, cached)
+    return weights, (matrix_flops, attention_flops), score_width
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +307,17 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
     for _ in range(2):
         weights = _tukey(best.residual, len(points))
         best = _search(points, roofline, factor, weights)
-    best, weights = _polish(best, factor, weights)
+    # All coefficients at once, each point on its slower branch, until they settle.
+    prior = _prior(factor, len(COEFFICIENTS), len(best.coefficients))
+    for _ in range(20):
+        design = _active(best.terms, best.coefficients)
+        penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+        solved = non_negative_minima(design[None], weights, prior, penalty)[0][0]
+        change = np.max(np.abs(solved - best.coefficients)) / factor
+        best = dataclasses.replace(best, coefficients=solved)
+        weights = _tukey(best.residual, len(weights))
+        if change < 1e-6:
+            break
     # The few rows may be half of all points: fitting them alone would call the rest outliers.
     if _most(best) > 3 * _most(first):
         best, weights = first, _tukey(first.residual, len(points))
@@ -434,22 +432,6 @@ def _best_ratio(
 def _prior(factor: float, physical: int, size: int) -> Array:
     """No floor, `factor` for the other `physical` terms, no communication; [size]."""
     return np.array([0.0] + [factor] * (physical - 1) + [0.0] * (size - physical))
-
-
-def _polish(fit: _Fit, factor: float, weights: Array) -> tuple[_Fit, Array]:
-    """Fit all coefficients at once, each point on its slower branch, until they settle."""
-    prior = _prior(factor, len(COEFFICIENTS), len(fit.coefficients))
-    best = fit
-    for _ in range(20):
-        design = _active(best.terms, best.coefficients)
-        penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
-        solved = non_negative_minima(design[None], weights, prior, penalty)[0][0]
-        change = np.max(np.abs(solved - best.coefficients)) / factor
-        best = dataclasses.replace(best, coefficients=solved)
-        weights = _tukey(best.residual, len(weights))
-        if change < 1e-6:
-            break
-    return best, weights
 
 
 def _active(terms: Array, coefficients: Array) -> Array:

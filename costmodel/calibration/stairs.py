@@ -111,7 +111,10 @@ def step_mass(tokens: ArrayLike) -> Array:
     r = np.asarray(tokens, dtype=np.float64)
     mass = _SMOOTH_SHARE * np.log2(r) + _FIRST_ROW * (r > 1)
     for tile, share in _STEP_SHARES.items():
-        mass = mass + share * _harmonic(np.ceil(r / tile) - 1)
+        edges = np.ceil(r / tile) - 1
+        n = np.maximum(edges, 1.0)
+        harmonic = np.log(n) + _EULER + 1 / (2 * n) - 1 / (12 * n**2)  # 1 + 1/2 + ... + 1/n
+        mass = mass + share * np.where(edges >= 1, harmonic, 0.0)
     return np.asarray(mass, dtype=np.float64)
 
 
@@ -175,13 +178,6 @@ class CovarianceTerms:
             + scales.context**2 * self.context
         )
         return total + scales.noise**2 * self.local if scales.exact else total
-
-
-def _harmonic(count: Array) -> Array:
-    """1 + 1/2 + ... + 1/n within 1e-3, 0 for n = 0."""
-    n = np.maximum(count, 1.0)
-    total: Array = np.log(n) + _EULER + 1 / (2 * n) - 1 / (12 * n**2)
-    return np.where(count >= 1, total, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -313,7 +309,16 @@ class _Table:
             bound_s = np.maximum(
                 bound_s, self.seconds(last) + self._bound_s(context) - self._bound_s(last)
             )
-        seconds = self._in_order(np.maximum(total * np.exp(correction), bound_s))
+        seconds = np.maximum(total * np.exp(correction), bound_s)
+        # Kept within the times of the measured row counts around, and never falling between them.
+        one, other = seconds[self.below], seconds[self.above]
+        inner = (self.below < np.arange(len(seconds))) & (np.arange(len(seconds)) < self.above)
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        within = np.where(inner, np.clip(seconds, low, high), seconds)
+        # Each interval is lifted above the one before, so that one running maximum serves all.
+        lift = 2.0 * float(np.max(within)) * self.interval
+        rising = np.maximum.accumulate(within + lift) - lift
+        seconds = np.where(inner, np.minimum(rising, high), within)
         if len(self.cache) >= _CACHED_CONTEXTS:
             self.cache.clear()
         self.cache[context] = seconds
@@ -327,17 +332,6 @@ class _Table:
         none, one_more = self.bound
         bound: Array = np.max(none + one_more * context, axis=0)
         return bound
-
-    def _in_order(self, seconds: Array) -> Array:
-        """Seconds kept within the times of the measured row counts around, and never falling."""
-        one, other = seconds[self.below], seconds[self.above]
-        inner = (self.below < np.arange(len(seconds))) & (np.arange(len(seconds)) < self.above)
-        low, high = np.minimum(one, other), np.maximum(one, other)
-        within = np.where(inner, np.clip(seconds, low, high), seconds)
-        # Each interval is lifted above the one before, so that one running maximum serves all.
-        lift = 2.0 * float(np.max(within)) * self.interval
-        rising = np.maximum.accumulate(within + lift) - lift
-        return np.where(inner, np.minimum(rising, high), within)
 
 
 def build_stairs(
@@ -405,22 +399,20 @@ def _ranked(
     variance: Array, ratio: Array, parts: CovarianceTerms, exact: bool
 ) -> list[StairsScales]:
     """All scales, the likeliest first; `variance` [n] of the points adds to the noise."""
+
+    def unlikeliness(scales: StairsScales) -> float:
+        """Negative log likelihood of the ratios plus negative log prior of the noise."""
+        total = parts.covariance(scales) + np.diag(scales.white**2 + variance)
+        lower = np.linalg.cholesky(total)
+        white = np.linalg.solve(lower, ratio)
+        away = np.log(scales.noise / _USUAL_NOISE) / _NOISE_FACTOR
+        return float(0.5 * white @ white + np.sum(np.log(np.diag(lower))) + 0.5 * away**2)
+
     choices = [
         StairsScales(step=step, tile=tile, context=context, noise=noise, exact=exact)
         for step, tile, context, noise in product(_STEPS, _TILES, _CONTEXTS, _NOISES)
     ]
-    return sorted(choices, key=lambda scales: _unlikeliness(variance, scales, ratio, parts))
-
-
-def _unlikeliness(
-    variance: Array, scales: StairsScales, ratio: Array, parts: CovarianceTerms
-) -> float:
-    """Negative log likelihood of the ratios plus negative log prior of the noise."""
-    total = parts.covariance(scales) + np.diag(scales.white**2 + variance)
-    lower = np.linalg.cholesky(total)
-    white = np.linalg.solve(lower, ratio)
-    away = np.log(scales.noise / _USUAL_NOISE) / _NOISE_FACTOR
-    return float(0.5 * white @ white + np.sum(np.log(np.diag(lower))) + 0.5 * away**2)
+    return sorted(choices, key=unlikeliness)
 
 
 def _conditioned(
@@ -431,12 +423,23 @@ def _conditioned(
     ratio: Array,
     parts: CovarianceTerms,
 ) -> StairsCalibration:
-    """The calibration, after leaving out points that others contradict."""
+    """The calibration, after leaving out points that others contradict.
+
+    Those are far from the prediction of the others, where three others share their tile. The
+    left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.
+    """
     variance = scales.white**2 + points.median_error**2
     covariance = parts.covariance(scales)
     wild = np.zeros(len(ratio), dtype=bool)
     if not scales.exact:
-        wild = _contradicted(covariance + np.diag(variance), ratio, places)
+        inverse = np.linalg.inv(covariance + np.diag(variance))
+        residual = np.abs(inverse @ ratio) / np.sqrt(np.diag(inverse))
+        tile = np.where(places.tokens > 1, np.ceil(places.tokens / 16), 0.0)
+        for index in np.flatnonzero(residual > _OUTLIER):
+            alike = ratio[tile == tile[index]]
+            centre = np.median(alike)
+            spread = robust_sigma(alike - centre)
+            wild[index] = len(alike) > 3 and abs(ratio[index] - centre) > 5 * spread + 0.02
         variance = np.where(wild, 1.0, variance)
     weights = np.linalg.solve(covariance + np.diag(variance), ratio)
     bound_s = physical.bound_s(points.rows, points.context, points.batch)
@@ -450,23 +453,6 @@ def _conditioned(
         reach=(float(ratio.min()) - _MARGIN, float(ratio.max()) + _MARGIN),
         bound_share=min(1.0, float(np.min((points.seconds / bound_s)[~wild]))),
     )
-
-
-def _contradicted(covariance: Array, ratio: Array, places: CovarianceInputs) -> Bools:
-    """Points [n] far from the prediction of the others, where three others share their tile.
-
-    The left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.
-    """
-    inverse = np.linalg.inv(covariance)
-    residual = np.abs(inverse @ ratio) / np.sqrt(np.diag(inverse))
-    tile = np.where(places.tokens > 1, np.ceil(places.tokens / 16), 0.0)
-    wild = np.zeros(len(ratio), dtype=bool)
-    for index in np.flatnonzero(residual > _OUTLIER):
-        alike = ratio[tile == tile[index]]
-        centre = np.median(alike)
-        spread = robust_sigma(alike - centre)
-        wild[index] = len(alike) > 3 and abs(ratio[index] - centre) > 5 * spread + 0.02
-    return wild
 
 
 def _falls_with_context(fitted: StairsCalibration) -> bool:
