@@ -434,12 +434,9 @@ class ModelArchitecture:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; optional ones only where they differ from the default."""
-        fields: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.default is dataclasses.MISSING or value != field.default:
-                fields[field.name] = value
-        return fields
+        values = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        # A needed field's default is dataclasses.MISSING, which equals no value.
+        return {field.name: value for field, value in values if value != field.default}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ModelArchitecture:

@@ -140,22 +140,15 @@ def _chosen(a: ModelArchitecture, keys: Array) -> Array:
     return np.minimum(keys, a.index_topk) if a.index_topk else keys
 
 
-def cached_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
+def cached_tokens(
+    architecture: ModelArchitecture, context: ArrayLike, *, scored: bool = False
+) -> Array:
     """Cached tokens that attention reads for one row, the mean over layers with attention.
 
-    Layers with a cache of another width count by their width.
+    Layers count by the width of their cache, or of their scores, in units of a usual layer.
     """
-    a = architecture
-    return _cached(a, context, a.full_cached_width / a.cached_width)
-
-
-def scored_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
-    """The same where layers count by the width of their scores, in units of a usual layer."""
-    return _cached(architecture, context, architecture.full_score_ratio)
-
-
-def _cached(a: ModelArchitecture, context: ArrayLike, full: float) -> Array:
-    c = np.asarray(context, dtype=np.float64)
+    a, c = architecture, np.asarray(context, dtype=np.float64)
+    full = a.full_score_ratio if scored else a.full_cached_width / a.cached_width
     if a.sliding_window is None:
         return _chosen(a, c)
     seen = np.mod(c, a.sliding_window) if a.chunked else np.minimum(c, a.sliding_window - 1)

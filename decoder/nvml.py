@@ -65,13 +65,18 @@ def failures(nvml: Any) -> tuple[type[Exception], ...]:
 class Gpu:
     """One GPU (or MIG slice) that NVML has opened.
 
-    board   the whole GPU, which has clocks, temperature and power; the same without MIG
+    board   the whole GPU, which has clocks, temperature and power; of a slice NVML tells only
+            name, memory and processes. Where the driver hides the GPU around a slice, as in some
+            containers, the slice itself
     sliced  whether `handle` is a MIG slice
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self.nvml, self.handle = nvml, handle
-        self.board, self.sliced = board_of(nvml, handle)
+        self.nvml, self.handle, self.board, self.sliced = nvml, handle, handle, False
+        with contextlib.suppress(*failures(nvml)):  # a driver that knows no MIG
+            self.sliced = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
+            if self.sliced:
+                self.board = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
 
     @classmethod
     def open(cls, cuda_index: int = 0) -> Gpu:
@@ -181,24 +186,6 @@ def open_handle(cuda_index: int) -> tuple[Any, Any]:
         raise DeviceError(f"NVML: {error}", hint="Install nvidia-ml-py.") from error
     except failures(pynvml) as error:
         raise DeviceError(f"NVML: {error}", hint="Is the NVIDIA driver installed?") from error
-
-
-def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """The handle of the whole GPU, and whether `handle` is a MIG slice of it.
-
-    Clocks, temperature and power belong to the whole GPU; of a slice NVML tells only name,
-    memory and processes. Where the driver hides the GPU around a slice, as in some containers,
-    the slice's own handle is returned.
-    """
-    try:
-        if not nvml.nvmlDeviceIsMigDeviceHandle(handle):
-            return handle, False
-    except failures(nvml):  # a driver that knows no MIG
-        return handle, False
-    try:
-        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), True
-    except failures(nvml):
-        return handle, True
 
 
 def find_handle(nvml: Any, cuda_index: int) -> Any:

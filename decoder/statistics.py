@@ -36,11 +36,8 @@ class StageTimes:
         return self.draft_s + self.build_s + self.verify_s + self.accept_s + self.commit_s
 
     def add(self, other: StageTimes) -> None:
-        self.draft_s += other.draft_s
-        self.build_s += other.build_s
-        self.verify_s += other.verify_s
-        self.accept_s += other.accept_s
-        self.commit_s += other.commit_s
+        for stage in self.__slots__:
+            setattr(self, stage, getattr(self, stage) + getattr(other, stage))
 
 
 class StageTimer:

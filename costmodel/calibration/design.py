@@ -108,10 +108,10 @@ class PointDesign:
         step = max(fitted.scales.step, _LEAST_STEP)
         scales = fitted.scales.model_copy(update={"step": step})
         here, noise = places_of(fitted.physical, c.rows, c.context, c.batch), scales.white**2
-        measured = CovarianceTerms.of(fitted.places, fitted.places).covariance(scales)
-        across = CovarianceTerms.of(here, fitted.places).covariance(scales)
+        measured = CovarianceTerms(fitted.places, fitted.places).covariance(scales)
+        across = CovarianceTerms(here, fitted.places).covariance(scales)
         solved = np.linalg.solve(measured + np.diag(noise + points.median_error**2), across.T)
-        covariance = CovarianceTerms.of(here, here).covariance(scales) - across @ solved
+        covariance = CovarianceTerms(here, here).covariance(scales) - across @ solved
         chosen: list[int] = []
         for _ in range(min(n, int(np.sum(~taken)))):
             variance = np.diag(covariance) + noise

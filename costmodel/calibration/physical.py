@@ -24,7 +24,6 @@ from costmodel.roofline import (
     paper_bytes,
     physical_bytes,
     physical_flops,
-    scored_tokens,
     state_traffic,
 )
 from costmodel.statistics import Array, non_negative_minima, robust_sigma
@@ -58,7 +57,7 @@ def work_terms(
     s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     tokens = s * b
     (common, expert, whole, kv), (matrix_flops, attention_flops), score_width = _one_row(roofline)
-    keys = scored_tokens(a, c) + (s + 1) / 2 * score_width
+    keys = cached_tokens(a, c, scored=True) + (s + 1) / 2 * score_width
     state = state_traffic(a, s, b, roofline.element_bytes)
     state = state + b * c * a.index_values * roofline.element_bytes
     return [
@@ -230,19 +229,10 @@ class PhysicalCalibration(RooflineCalibration):
         )
         return matrix, kv + attention, activations
 
-    def bounds_s(
-        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
-    ) -> tuple[Array, Array]:
-        """The two sides of the physical bound: (compute seconds, memory seconds)."""
-        return self.roofline.with_count("physical").branches_s(rows, context, batch)
-
-    def bound_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+    @property
+    def bound(self) -> Roofline:
         """The physical bound."""
-        return np.maximum(*self.bounds_s(rows, context, batch))
-
-    def cached(self, context: float) -> float:
-        """Cached tokens that attention reads: the context, or less under sliding windows."""
-        return float(cached_tokens(self.roofline.architecture, context))
+        return self.roofline.with_count("physical")
 
     def intervals(self) -> dict[str, tuple[float, float] | None]:
         """95 % interval of each coefficient; None where the points do not determine it."""

@@ -4,7 +4,7 @@ The covariance of two shapes, as variances of log seconds, has five parts:
 - a level common to all;
 - steps: a random walk over the rows that moves at tile edges, most at the first (`step_mass`),
   so that between two measured row counts the ratio is interpolated and beyond them constant;
-- tiles: row counts in one tile of 16, 64 or 128 rows run the same kernels (`same_tile`);
+- tiles: row counts in one tile of 16, 64 or 128 rows run the same kernels;
 - context: the error of attention's share of the time, similar for near row counts and contexts;
 - noise: independent at each measured point. Times that were summed from tables are exact: what
   is noise of a measured point is a deviation there that near row counts and contexts share.
@@ -23,6 +23,7 @@ from costmodel.calibration.physical import PhysicalCalibration
 from costmodel.calibration.points import Points
 from costmodel.errors import InputError
 from costmodel.fields import LogScale, LogScaleOrZero, Section
+from costmodel.roofline import cached_tokens
 from costmodel.statistics import Array, Bools, robust_sigma
 
 MIN_POINTS = 6
@@ -118,22 +119,17 @@ def step_mass(tokens: ArrayLike) -> Array:
     return np.asarray(mass, dtype=np.float64)
 
 
-def same_tile(one: Array, other: Array) -> Array:
-    """Summed weights of the tile sizes in which two token counts share a tile, [n, m]."""
-    total = np.zeros((len(one), len(other)))
-    for tile, share in _TILE_SHARES.items():
-        left, right = (np.where(r > 1, np.ceil(r / tile), 0.0) for r in (one, other))
-        total += share * (left[:, None] == right[None, :])
-    return total
-
-
 def over_rows(one: CovarianceInputs, other: CovarianceInputs) -> tuple[Array, Array, Array, Array]:
     """Covariance over rows at unit scale [n, m]: steps, tiles, and those of context and noise."""
     steps = np.minimum(step_mass(one.tokens)[:, None], step_mass(other.tokens)[None, :])
     distance = np.log(one.tokens)[:, None] - np.log(other.tokens)[None, :]
     alike = one.many[:, None] == other.many[None, :]
     context = np.where(alike, 1.0, _ONE_ROW_CORRELATION) * np.exp(-0.5 * distance**2)
-    return steps, same_tile(one.tokens, other.tokens), context, alike * np.exp(-np.abs(distance))
+    tiles = np.zeros(distance.shape)  # summed weights of the tile sizes in which two share a tile
+    for tile, share in _TILE_SHARES.items():
+        left, right = (np.where(n > 1, np.ceil(n / tile), 0.0) for n in (one.tokens, other.tokens))
+        tiles += share * (left[:, None] == right[None, :])
+    return steps, tiles, context, alike * np.exp(-np.abs(distance))
 
 
 def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
@@ -146,28 +142,16 @@ def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
     return np.exp(-0.5 * (distance / _CONTEXT_SCALE) ** 2), np.exp(-distance / _LOCAL_SCALE)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CovarianceTerms:
     """The terms of the covariance at unit scale, [n, m] each; `covariance` scales and sums them."""
 
-    steps: Array
-    tiles: Array
-    context: Array
-    local: Array
-
-    @classmethod
-    def of(cls, one: CovarianceInputs, other: CovarianceInputs) -> CovarianceTerms:
+    def __init__(self, one: CovarianceInputs, other: CovarianceInputs) -> None:
         (left, left_of), (right, right_of) = one.by_rows(), other.by_rows()
         cells = np.ix_(left_of, right_of)
         steps, tiles, rows, near_rows = (part[cells] for part in over_rows(left, right))
         context, near_context = over_context(one.context, other.context)
-        shared = one.share[:, None] * other.share[None, :]
-        return cls(
-            steps=steps,
-            tiles=tiles,
-            context=shared * rows * context,
-            local=near_rows * near_context,
-        )
+        self.steps, self.tiles, self.local = steps, tiles, near_rows * near_context
+        self.context = one.share[:, None] * other.share[None, :] * rows * context
 
     def covariance(self, scales: StairsScales) -> Array:
         """The covariance [n, m], without what points do not share."""
@@ -209,7 +193,7 @@ class StairsCalibration:
         """Seconds of any rows at one context and batch."""
         table = self._tables.get(batch)
         if table is None:
-            table = self._tables[batch] = _Table.of(self, batch)
+            table = self._tables[batch] = _Table(self, batch)
         seconds = table.seconds(context)
         index = np.minimum(rows, table.rows[-1]).astype(np.intp)
         looked_up: Array = seconds[index - 1]
@@ -220,36 +204,18 @@ class StairsCalibration:
         if np.any(beyond):
             last = (float(table.rows[-1]), float(seconds[-1]))
             more = np.maximum(self.physical.beyond_s(rows, last, context, batch), seconds[-1])
-            bound = self.bound_share * self.physical.bound_s(rows, context, batch)
+            bound = self.bound_share * self.physical.bound.seconds(rows, context, batch)
             result = np.where(beyond, np.maximum(more, bound), result)
         return np.asarray(result, dtype=np.float64)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
     """Everything that does not depend on the context, for each whole row count at one batch.
 
     The row counts [r] are 1, 2, ... up to the largest measured.
     """
 
-    calibration: StairsCalibration
-    batch: float
-    rows: Array  # [r]
-    fixed: Array  # [r] correction by steps and tiles
-    rows_part: Array  # [r, m] the rows' part of the context term, by measured token count
-    near_rows: Array | None  # [r, m] and that of the deviations of exact points
-    token_index: NDArray[np.intp]  # [n] index of each point's token count
-    base: Array  # [r] physical seconds at no context
-    own: Array  # [r] of which attention of the rows among themselves
-    slope: Array  # [r] physical seconds a cached token
-    bound: tuple[Array, Array]  # [2, r] sides of the bound at no context; their rise a token
-    below: NDArray[np.intp]  # [r] index of the measured row count below each
-    above: NDArray[np.intp]  # [r] and of the one above, or its own
-    interval: Array  # [r] number of the interval between measured row counts
-    cache: dict[float, Array]  # seconds [r] by context
-
-    @classmethod
-    def of(cls, calibration: StairsCalibration, batch: float) -> _Table:
+    def __init__(self, calibration: StairsCalibration, batch: float) -> None:
         measured = np.unique(calibration.points.rows)
         last = min(np.ceil(measured[-1]), _LAST_TABLE_ROW)
         rows = np.arange(1.0, last + 1.0)
@@ -260,30 +226,31 @@ class _Table:
             context=np.zeros_like(rows),
             share=np.ones_like(rows),
         )
-        measured_places, token_index = calibration.places.by_rows()
+        measured_places, self.token_index = calibration.places.by_rows()  # of each point [n]
         steps, tiles, rows_part, near_rows = over_rows(here, measured_places)
-        scales, weights = calibration.scales, np.bincount(token_index, calibration.weights)
-        base = physical.fitted_s(rows, 0.0, batch)
-        bounds = [np.stack(physical.bounds_s(rows, cached, batch)) for cached in (0.0, 1.0)]
+        scales, weights = calibration.scales, np.bincount(self.token_index, calibration.weights)
+        bounds = [np.stack(physical.bound.branches_s(rows, c, batch)) for c in (0.0, 1.0)]
         knots = np.minimum(measured[measured <= max(last, measured[0])], last).astype(np.intp)
         position = np.searchsorted(knots, rows)
-        return cls(
-            calibration=calibration,
-            batch=batch,
-            rows=rows,
-            fixed=(LEVEL**2 + scales.step**2 * steps + scales.tile**2 * tiles) @ weights,
-            rows_part=scales.context**2 * rows_part,
-            near_rows=scales.noise**2 * near_rows if scales.exact else None,
-            token_index=token_index,
-            base=base,
-            own=physical.attention_share(rows, 0.0, batch) * base,
-            slope=physical.fitted_s(rows, 1.0, batch) - base,
-            bound=(bounds[0], bounds[1] - bounds[0]),
-            below=knots[np.maximum(position - 1, 0)] - 1,
-            above=knots[np.minimum(position, len(knots) - 1)] - 1,
-            interval=position.astype(np.float64),
-            cache={},
-        )
+        self.calibration, self.batch, self.rows = calibration, batch, rows
+        # Correction by steps and tiles [r].
+        self.fixed = (LEVEL**2 + scales.step**2 * steps + scales.tile**2 * tiles) @ weights
+        # The rows' part of the context term, and that of the deviations of exact points, by
+        # measured token count [r, m].
+        self.rows_part = scales.context**2 * rows_part
+        self.near_rows = scales.noise**2 * near_rows if scales.exact else None
+        # Physical seconds [r] at no context, and of these attention of the rows among themselves;
+        # and seconds a cached token.
+        self.base = physical.fitted_s(rows, 0.0, batch)
+        self.own = physical.attention_share(rows, 0.0, batch) * self.base
+        self.slope = physical.fitted_s(rows, 1.0, batch) - self.base
+        # The two sides of the bound [2, r] at no context, and their rise a token.
+        self.bound = bounds[0], bounds[1] - bounds[0]
+        # Indices of the measured row count below each and of the one above, or its own [r].
+        self.below = knots[np.maximum(position - 1, 0)] - 1
+        self.above = knots[np.minimum(position, len(knots) - 1)] - 1
+        self.interval = position.astype(np.float64)  # between measured row counts
+        self.cache: dict[float, Array] = {}  # seconds [r] by context
 
     def seconds(self, context: float) -> Array:
         """Seconds [r] at one context; cached, as many calls share a context."""
@@ -291,7 +258,7 @@ class _Table:
         if cached_s is not None:
             return cached_s
         physical, places = self.calibration.physical, self.calibration.places
-        cached = physical.cached(context)
+        cached = float(cached_tokens(physical.roofline.architecture, context))
         spent = self.own + self.slope * cached
         total = self.base + self.slope * cached
         weights = self.calibration.weights
@@ -328,7 +295,7 @@ class _Table:
         """The physical bound [r]: linear in the context, except under a sliding window."""
         physical = self.calibration.physical
         if physical.roofline.architecture.sliding_window is not None:
-            return physical.bound_s(self.rows, context, self.batch)
+            return physical.bound.seconds(self.rows, context, self.batch)
         none, one_more = self.bound
         bound: Array = np.max(none + one_more * context, axis=0)
         return bound
@@ -392,7 +359,7 @@ def _prepared(
         )
     places = places_of(physical, points.rows, points.context, points.batch)
     predicted = physical.fitted_s(points.rows, points.context, points.batch)
-    return places, np.log(points.seconds / predicted), CovarianceTerms.of(places, places)
+    return places, np.log(points.seconds / predicted), CovarianceTerms(places, places)
 
 
 def _ranked(
@@ -442,7 +409,7 @@ def _conditioned(
             wild[index] = len(alike) > 3 and abs(ratio[index] - centre) > 5 * spread + 0.02
         variance = np.where(wild, 1.0, variance)
     weights = np.linalg.solve(covariance + np.diag(variance), ratio)
-    bound_s = physical.bound_s(points.rows, points.context, points.batch)
+    bound_s = physical.bound.seconds(points.rows, points.context, points.batch)
     return StairsCalibration(
         physical=physical,
         scales=scales,

@@ -40,8 +40,24 @@ SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def verdict(profile: Profile) -> str:
-    """What the device is good for by this profile, how far to trust it, and its grade."""
-    return f"{_benefit(profile)} {_trust(profile)} Grade: {grade(profile)}."
+    """What the device is good for by this profile, how far to trust it, and its grade.
+
+    The first is the bound of a forward by rows, and the tree that pays at the usual acceptance.
+    """
+    context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
+    rows = np.arange(1, _most_rows(profile) + 1)
+    compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
+    bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
+    best, gain = _paying_tree(profile, context)
+    pays = f"a tree of {counted(best, 'node')} pays: {gain:.2f} times plain decoding"
+    limit = f"memory up to {counted(bound, 'row')}, then by compute"
+    if bound in (0, len(rows)):
+        limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
+    return (
+        f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
+        f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
+        f"{pays if best else 'no tree pays'}. {_trust(profile)} Grade: {grade(profile)}."
+    )
 
 
 def next_command(profile: Profile, path: Path | str) -> str:
@@ -59,24 +75,6 @@ def next_command(profile: Profile, path: Path | str) -> str:
         mine = f"rooftree export {path} --engine vllm --acceptance mt_bench"
     better = "" if grade(profile).word == "good" else f"; `{again} --time-budget 3m` improves it"
     return f"`{mine}`{better}"
-
-
-def _benefit(profile: Profile) -> str:
-    """The bound of a forward by rows, and the tree that pays at the usual acceptance."""
-    context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
-    rows = np.arange(1, _most_rows(profile) + 1)
-    compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
-    bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
-    best, gain = _paying_tree(profile, context)
-    pays = f"a tree of {counted(best, 'node')} pays: {gain:.2f} times plain decoding"
-    limit = f"memory up to {counted(bound, 'row')}, then by compute"
-    if bound in (0, len(rows)):
-        limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
-    return (
-        f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
-        f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
-        f"{pays if best else 'no tree pays'}."
-    )
 
 
 def _paying_tree(profile: Profile, context: int) -> tuple[int, float]:
