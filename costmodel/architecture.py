@@ -179,7 +179,6 @@ class ModelArchitecture:
 
     @property
     def attention_layers(self) -> int:
-        """Layers with attention."""
         return self.layers - self.keyless_layers
 
     @property
@@ -285,7 +284,6 @@ class ModelArchitecture:
 
     @property
     def sparse_layers(self) -> int:
-        """Layers with experts."""
         return self.ffn_layers - self.dense_layers if self.experts else 0
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -107,7 +107,7 @@ class CustomGenerate:
                     if row[len(row) - len(prompt) :] != list(range(len(prompt))):
                         problem = "position_ids do not count the tokens from 0"
                         raise InputError(problem, hint=PLAIN_HINT)
-            ending = _Ending.of(stopping_criteria, input_ids)
+            ending = _Ending(stopping_criteria, input_ids)
             # The processors before the first that `sampling_of` reads, and the others.
             kinds = [type(one) in (*WARPERS, LogitNormalization) for one in logits_processor]
             cut = kinds.index(True) if True in kinds else len(kinds)
@@ -192,17 +192,13 @@ def _of_row(processors: Sequence[Any], row: int) -> list[Any]:
     return alone
 
 
-@dataclass(frozen=True, slots=True)
 class _Ending:
-    """The ends of texts: a number of tokens, end tokens, and other stopping criteria."""
+    """The ends of texts: a number of tokens, end tokens, and other stopping criteria.
 
-    new_tokens: int
-    ends: frozenset[int]
-    others: StoppingCriteriaList
+    Raises InputError for criteria that cannot be applied row by row.
+    """
 
-    @classmethod
-    def of(cls, criteria: StoppingCriteriaList, input_ids: torch.Tensor) -> _Ending:
-        """Raises InputError for criteria that cannot be applied row by row."""
+    def __init__(self, criteria: StoppingCriteriaList, input_ids: torch.Tensor) -> None:
         if criteria.max_length is None:
             raise InputError(
                 "nothing says how long the text may become", hint="Give max_new_tokens."
@@ -227,7 +223,8 @@ class _Ending:
                 "stopping criteria for several prompts need an end token",
                 hint="Set eos_token_id, or give one prompt at a time.",
             )
-        return cls(criteria.max_length - tokens, frozenset(ends), others)
+        self.new_tokens, self.ends = criteria.max_length - tokens, frozenset(ends)
+        self.others = others
 
     def criterion_of(self, row: torch.Tensor) -> Callable[[Sequence[int]], bool] | None:
         """A function that tells from the new tokens whether a text has ended.

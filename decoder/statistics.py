@@ -99,7 +99,6 @@ class Round:
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens that were accepted."""
         return len(self.accepted.rows)
 
     @property
@@ -133,7 +132,6 @@ class Statistics:
     accepted_depths: list[int] = field(default_factory=list)  # of each round
 
     def add(self, finished: Round) -> None:
-        """Count a round."""
         self.rounds += 1
         self.drafted_rounds += finished.nodes > 0
         self.drafted_tokens += finished.nodes

@@ -238,13 +238,12 @@ class PhysicalCalibration(RooflineCalibration):
         """95 % interval of each coefficient; None where the points do not determine it."""
         free = max(self.points - len(COEFFICIENTS), 1)
         width = 1.96 + (1.96**3 + 1.96) / (4 * free)  # Student's t, first order
-        around: dict[str, tuple[float, float] | None] = {}
-        for name, value in zip(COEFFICIENTS, self.coefficients, strict=True):
-            error = getattr(self, f"{name}_se")
-            around[name] = None
-            if error is not None:
-                around[name] = max(value - width * error, 0.0), value + width * error
-        return around
+        pairs = [(getattr(self, name), getattr(self, f"{name}_se")) for name in COEFFICIENTS]
+        around = [
+            None if error is None else (max(value - width * error, 0.0), value + width * error)
+            for value, error in pairs
+        ]
+        return dict(zip(COEFFICIENTS, around, strict=True))
 
 
 def physical_terms(
@@ -363,10 +362,27 @@ class _Fit:
 
 def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -> _Fit:
     """The best fit over all kernel shapes; under tensor parallelism also with communication."""
+    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+
+    def fit_of(shape: KernelShape) -> tuple[float, _Fit]:
+        """Loss and fit at the best ratio of FLOPs to weights."""
+        columns = physical_terms(roofline, points.rows, points.context, points.batch, shape)
+        if shape.communication_form is not None:
+            columns.append(communication_term(roofline, points.rows, points.batch, shape))
+        terms = np.stack(columns, axis=1) / points.seconds[:, None]
+        matrix = np.maximum(terms[:, 1], _RATIOS[:, None] * terms[:, 2])  # [ratios, n]
+        rest = np.broadcast_to(
+            np.delete(terms, [1, 2], axis=1), (len(_RATIOS), len(terms), terms.shape[1] - 2)
+        )
+        design = np.concatenate([rest[:, :, :1], matrix[:, :, None], rest[:, :, 1:]], axis=2)
+        prior = _prior(factor, 5, design.shape[2])
+        solved, loss = non_negative_minima(design, weights, prior, penalty)
+        index = int(np.argmin(loss))
+        full = np.insert(solved[index], 2, solved[index][1] * _RATIOS[index])
+        return float(loss[index]), _Fit(shape=shape, terms=terms, coefficients=full)
 
     def best_of(shapes: Iterable[KernelShape]) -> _Fit:
-        fits = [_best_ratio(points, roofline, factor, weights, shape) for shape in shapes]
-        return min(fits, key=lambda fit: fit[0])[1]
+        return min(map(fit_of, shapes), key=lambda fit: fit[0])[1]
 
     tiles = [
         KernelShape(tile_rows=tile, attention_rows=rows)
@@ -396,27 +412,6 @@ def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -
     )
     lost, left = (float(weights @ fit.residual**2) for fit in (best, apart))
     return apart if left < (1 - _WORTH_A_TERM) * lost else best
-
-
-def _best_ratio(
-    points: Points, roofline: Roofline, factor: float, weights: Array, shape: KernelShape
-) -> tuple[float, _Fit]:
-    """Loss and fit at the best ratio of FLOPs to weights."""
-    at = (points.rows, points.context, points.batch)
-    columns = physical_terms(roofline, *at, shape)
-    if shape.communication_form is not None:
-        columns.append(communication_term(roofline, points.rows, points.batch, shape))
-    terms = np.stack(columns, axis=1) / points.seconds[:, None]
-    matrix = np.maximum(terms[:, 1], _RATIOS[:, None] * terms[:, 2])  # [ratios, n]
-    rest = np.broadcast_to(
-        np.delete(terms, [1, 2], axis=1), (len(_RATIOS), len(terms), terms.shape[1] - 2)
-    )
-    design = np.concatenate([rest[:, :, :1], matrix[:, :, None], rest[:, :, 1:]], axis=2)
-    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
-    solved, loss = non_negative_minima(design, weights, _prior(factor, 5, design.shape[2]), penalty)
-    index = int(np.argmin(loss))
-    full = np.insert(solved[index], 2, solved[index][1] * _RATIOS[index])
-    return float(loss[index]), _Fit(shape=shape, terms=terms, coefficients=full)
 
 
 def _prior(factor: float, physical: int, size: int) -> Array:

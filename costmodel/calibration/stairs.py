@@ -95,13 +95,9 @@ class CovarianceInputs:
         _, first, which = np.unique(
             np.stack([self.tokens, self.many]), axis=1, return_index=True, return_inverse=True
         )
-        once = CovarianceInputs(
-            tokens=self.tokens[first],
-            many=self.many[first],
-            context=self.context[first],
-            share=self.share[first],
-        )
-        return once, which.ravel()
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        once = {name: column[first] for name, column in columns.items()}
+        return CovarianceInputs(**once), which.ravel()
 
 
 def step_mass(tokens: ArrayLike) -> Array:

@@ -118,7 +118,6 @@ class CycleCost:
         return float(self.verify_s(0, context, batch)) if measured is None else measured
 
     def draft_s(self, context: float) -> float:
-        """Seconds of one draft."""
         return float(self.drafter.seconds(context)) if self.drafter else 0.0
 
     def overhead_s(

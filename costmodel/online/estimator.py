@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from statistics import median
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +24,9 @@ _KEPT_AFTER_DRIFT = 8  # rounds
 _MISFIT_TOLERANCE = 1.2  # of the overlapped floor relative to the added one
 
 
+Seconds = TypeVar("Seconds", float, Array)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class CorrectionLine:
     """seconds = max(host_s, floor_s + slope x predicted seconds)."""
@@ -32,12 +35,7 @@ class CorrectionLine:
     slope: float = 1.0
     host_s: float = 0.0
 
-    @overload
-    def seconds(self, predicted_s: float) -> float: ...
-    @overload
-    def seconds(self, predicted_s: Array) -> Array: ...
-    def seconds(self, predicted_s: Array | float) -> Array | float:
-        """Corrected seconds."""
+    def seconds(self, predicted_s: Seconds) -> Seconds:
         line = self.floor_s + self.slope * predicted_s
         return max(line, self.host_s) if isinstance(line, float) else np.maximum(line, self.host_s)
 
@@ -290,7 +288,6 @@ class OnlineEstimator:
         return self._line().seconds(plain_s)
 
     def draft_s(self, context: float) -> float:
-        """Seconds of one draft."""
         return self._cached(self._uncorrected.draft_s, context, "draft")
 
     def cycle_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:

@@ -199,7 +199,6 @@ class Instruments:
 
 
 def instruments(device: torch.device) -> Instruments:
-    """The instruments for a device."""
     rule = NoiseRule(min_samples=MIN_SAMPLES, max_time_s=MOST_TIME_S)
     if device.type == "cpu":
         return Instruments(timer=WallTimer(), guard=CpuGuard(), rule=rule)

@@ -53,10 +53,29 @@ def verdict(profile: Profile) -> str:
     limit = f"memory up to {counted(bound, 'row')}, then by compute"
     if bound in (0, len(rows)):
         limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
+    trust = (
+        "This profile was not checked against points held out; measure one with "
+        "`rooftree calibrate` to know how far to trust it"
+    )
+    if profile.held_out is not None and profile.regret is not None:
+        error, regret, spread = profile.held_out.error, profile.regret, ""
+        if regret.interval is not None:
+            spread = f" (with 90 % chance {regret.interval[0]:.2%} to {regret.interval[1]:.2%})"
+        trust = (
+            f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on "
+            f"average{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance "
+            f"curves at {counted(len(regret.contexts), 'context')} held out. Predictions there are "
+            f"off by {error.median:.1%} in the median and {error.worst:.1%} at worst"
+        )
+        noise = profile.held_out.repeat_noise
+        if noise is not None:
+            little = "by less than 0.1%, or by too few samples"
+            shown = f"by {noise:.1%}" if noise >= 0.0005 else little
+            trust += f"; the measurements themselves are uncertain {shown}"
     return (
         f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
         f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
-        f"{pays if best else 'no tree pays'}. {_trust(profile)} Grade: {grade(profile)}."
+        f"{pays if best else 'no tree pays'}. {trust}. Grade: {grade(profile)}."
     )
 
 
@@ -100,29 +119,6 @@ def print_markdown(profile: Profile, path: Path) -> None:
         for cells in (columns, ["---:"] * len(columns), *rows):
             click.echo("| " + " | ".join("-" if one is None else str(one) for one in cells) + " |")
     click.echo(f"\n{linear_line(profile)}\n\n{verdict(profile)}")
-
-
-def _trust(profile: Profile) -> str:
-    if profile.held_out is None or profile.regret is None:
-        return (
-            "This profile was not checked against points held out; measure one with "
-            "`rooftree calibrate` to know how far to trust it."
-        )
-    error, regret = profile.held_out.error, profile.regret
-    spread = ""
-    if regret.interval is not None:
-        spread = f" (with 90 % chance {regret.interval[0]:.2%} to {regret.interval[1]:.2%})"
-    text = (
-        f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on average"
-        f"{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance curves at "
-        f"{counted(len(regret.contexts), 'context')} held out. Predictions there are off by "
-        f"{error.median:.1%} in the median and {error.worst:.1%} at worst"
-    )
-    noise = profile.held_out.repeat_noise
-    if noise is not None:
-        shown = f"by {noise:.1%}" if noise >= 0.0005 else "by less than 0.1%, or by too few samples"
-        text += f"; the measurements themselves are uncertain {shown}"
-    return text + "."
 
 
 def surface_table(surface: SurfaceSection) -> tuple[list[str], list[list[object]]]:
