@@ -179,22 +179,16 @@ def all_reduce_s(protocols: Sequence[LinkProtocol], message_bytes: ArrayLike) ->
     return np.asarray(latency + slope * size, dtype=np.float64)
 
 
+@cache
 def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:
     """The shipped protocols among `devices` of a kind; empty where none were measured."""
-    return _shipped_protocols().get((slug, devices), ()) if devices > 1 else ()
-
-
-@cache
-def _shipped_protocols() -> dict[tuple[str, int], tuple[LinkProtocol, ...]]:
+    if devices <= 1:
+        return ()
     table = read_yaml(shipped_directory() / "communication.yaml")
-    return {
-        (slug, devices): tuple(
-            LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
-            for start, latency_s, byte_s in rows
-        )
-        for slug, degrees in table.items()
-        for devices, rows in degrees.items()
-    }
+    return tuple(
+        LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
+        for start, latency_s, byte_s in table.get(slug, {}).get(devices, ())
+    )
 
 
 def find_device(query: str) -> DeviceSpec:
@@ -303,11 +297,11 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
 def _quantised(name: str) -> TargetEntry | None:
     """A known target's quantised checkpoint, by its name; None where that says nothing."""
     base, weights = checkpoint_name(name)
-    try:
-        known = find_target(base.rpartition("/")[2]) if weights else None
-    except InputError:
+    if weights is None:
         return None
-    if known is None or weights is None:
+    try:
+        known = find_target(base.rpartition("/")[2])
+    except InputError:
         return None
     architecture = dataclasses.replace(known.architecture, name=name)
     return dataclasses.replace(known, name=name, architecture=architecture, weights=weights)

@@ -118,11 +118,6 @@ def architecture_fields(
     return result
 
 
-def is_known_kind(config: Any) -> bool:
-    """Whether every part of the config's kind is counted."""
-    return text_fields(config).get("model_type") in KINDS
-
-
 def text_fields(config: Any) -> Fields:
     """The fields of a config; of a multimodal model's, those of its text part."""
     fields, text = config_fields(config), getattr(config, "text_config", None)

@@ -74,10 +74,15 @@ def build(factory: Factory, kind: type[T], name: str, available: dict[str, objec
     Raises InputError where the call fails or gives another type than `kind`.
     """
     hint = f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
+    accepted = available
     if not callable(factory):
         raise InputError(f"'{name}' is no class or function", hint=hint)
     try:
-        made = factory(**_accepted(factory, available))
+        parameters = inspect.signature(factory).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            named = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY]
+            accepted = {name: available[name] for name in named if name in available}
+        made = factory(**accepted)
     except InputError:
         raise
     except Exception as error:
@@ -121,17 +126,6 @@ def _module(name: str, module: str) -> Any:
 
 def _failed(name: str, error: Exception) -> InputError:
     return InputError(f"'{name}': importing it fails: {reason_of(error)}")
-
-
-def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, object]:
-    parameters = inspect.signature(factory).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return available
-    return {
-        parameter.name: available[parameter.name]
-        for parameter in parameters
-        if parameter.name in available and parameter.kind is not parameter.POSITIONAL_ONLY
-    }
 
 
 def _top(module: str) -> str:

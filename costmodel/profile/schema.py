@@ -48,7 +48,6 @@ from costmodel.fields import (
     WeightBytes,
     check_ascending,
     check_lengths,
-    check_spread,
 )
 from costmodel.profile.text import ColumnsSection
 from costmodel.roofline import Roofline
@@ -244,7 +243,10 @@ class SampledSection(ColumnsSection):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_lengths(self, (*self.axes, *self.values))
-        check_spread(self.median_s, self.mad_s)
+        # Times are above 0, so half of the samples lie between 0 and the median.
+        for index, (median, spread) in enumerate(zip(self.median_s, self.mad_s, strict=True)):
+            if spread is not None and spread > median:
+                raise ValueError(f"mad_s exceeds median_s (entry {index})")
         check_ascending(", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes))
         return self
 

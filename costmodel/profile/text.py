@@ -48,24 +48,19 @@ def _represent_sequence(dumper: Any, data: Any) -> Any:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=not table)
 
 
-def _represent_float(dumper: Any, data: float) -> Any:
-    return dumper.represent_scalar("tag:yaml.org,2002:float", float_text(data))
-
-
-_ProfileDumper.add_representer(list, _represent_sequence)
-_ProfileDumper.add_representer(tuple, _represent_sequence)
-_ProfileDumper.add_representer(float, _represent_float)
-
-
 def float_text(value: float) -> str:
     """Six significant digits in a form that YAML 1.1 reads back as a float."""
     if not math.isfinite(value):
         return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
-    text = f"{value:.6g}"
-    mantissa, mark, exponent = text.partition("e")
-    if "." not in mantissa:
-        mantissa += ".0"
-    return mantissa + mark + exponent
+    mantissa, mark, exponent = f"{value:.6g}".partition("e")
+    return mantissa + ("" if "." in mantissa else ".0") + mark + exponent
+
+
+_ProfileDumper.add_representer(list, _represent_sequence)
+_ProfileDumper.add_representer(tuple, _represent_sequence)
+_ProfileDumper.add_representer(
+    float, lambda dumper, data: dumper.represent_scalar("tag:yaml.org,2002:float", float_text(data))
+)
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
@@ -88,17 +83,11 @@ def _aligned(line: re.Match[str]) -> str:
     return f"{line[1]}{', '.join(f'{cell:<{width}}' for cell in cells[:-1])}, {cells[-1]}]"
 
 
-def field_path(location: tuple[int | str, ...]) -> str:
-    """A pydantic error location as a person writes it: stages.plain.median_s[3]."""
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{_printable(part, MOST_NAME)}"
-    return path.lstrip(".") or "the file"
-
-
 def describe_error(error: Mapping[str, Any]) -> str:
-    """One pydantic error as one line of bounded length: 'field: problem'."""
-    kind, value = str(error["type"]), shown(error.get("input"))
+    """One pydantic error as one line of bounded length: 'stages.plain.median_s[3]: problem'."""
+    kind, value, path = str(error["type"]), shown(error.get("input")), ""
+    for part in error["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{_printable(part, MOST_NAME)}"
     if kind == "missing":
         problem = "is missing"
     elif kind == "extra_forbidden":
@@ -111,7 +100,8 @@ def describe_error(error: Mapping[str, Any]) -> str:
         problem = f"must be a mapping (is {value})"
     else:
         problem = re.sub(r"^\w+ should", "must", f"{error['msg']} (is {value})")
-    return _printable(" ".join(f"{field_path(error['loc'])}: {problem}".split()), MOST_LINE)
+    where = path.lstrip(".") or "the file"
+    return _printable(" ".join(f"{where}: {problem}".split()), MOST_LINE)
 
 
 def shown(value: Any) -> str:

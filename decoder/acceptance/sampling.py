@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
 
 import torch
 
@@ -42,10 +41,16 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            object.__setattr__(self, name, _number(name, getattr(self, name)))
-        for name in ("top_k", "seed"):  # torch takes no integers of other libraries
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        kinds = {"temperature": Real, "top_p": Real, "top_k": Integral, "seed": Integral}
+        for name, kind in kinds.items():  # torch takes no integers of other libraries
+            value, exact = getattr(self, name), None
+            if isinstance(value, kind) and not isinstance(value, bool):
+                with suppress(OverflowError):
+                    exact = float(value) if kind is Real else int(value)
+            if exact is None:
+                noun = "number" if kind is Real else "whole number"
+                raise InputError(f"{name} must be a {noun}, got {shown(value)}")
+            object.__setattr__(self, name, exact)
         if not 0.0 <= self.temperature < float("inf"):
             raise InputError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
@@ -54,20 +59,6 @@ class Sampling:
             raise InputError(f"top-k must be 0 (all tokens) or more, got {shown(self.top_k)}")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed must lie between 0 and 2^63 - 1, got {shown(self.seed)}")
-
-
-def _number(name: str, value: Any) -> float:
-    """The value as a float. Raises InputError."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            return float(value)
-    raise InputError(f"{name} must be a number, got {shown(value)}")
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    raise InputError(f"{name} must be a whole number, got {shown(value)}")
 
 
 class RunningEntropy:

@@ -85,9 +85,12 @@ def peaks_of(device: torch.device, dtype: torch.dtype) -> schema.PeaksSection:
 
     Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
     """
-    measured = measure_peaks(device, dtype)
-    on_gpu = device.type == "cuda"
-    copy_bytes_per_s = measure_copy_bytes_per_s(device) if on_gpu else None
+    measured, copy_bytes_per_s = measure_peaks(device, dtype), None
+    if device.type == "cuda":  # read and written: one half of a buffer is copied to the other
+        buffer = _buffer(device)
+        half, other = buffer.chunk(2)
+        with torch.inference_mode():
+            copy_bytes_per_s = buffer.nbytes / _best_s(lambda: half.copy_(other), device)
     listed = device_by_name(fingerprint(device).name)
     # The datasheet's FLOPs are those of bfloat16; other dtypes use the measured peaks.
     if listed is not None and dtype == torch.bfloat16:
@@ -217,14 +220,6 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
             packed = TiledLinear([layer])
             product_s = min(product_s, _best_s(lambda: packed(left), device))
     return Peaks(flops_per_s=2.0 * size**3 / product_s, bytes_per_s=buffer.nbytes / read_s)
-
-
-def measure_copy_bytes_per_s(device: torch.device) -> float:
-    """Bytes/s, read and written, of copying one half of a buffer to the other."""
-    buffer = _buffer(device)
-    half, other = buffer.chunk(2)
-    with torch.inference_mode():
-        return buffer.nbytes / _best_s(lambda: half.copy_(other), device)
 
 
 def _buffer(device: torch.device) -> torch.Tensor:

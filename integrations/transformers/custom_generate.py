@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -101,20 +101,35 @@ class CustomGenerate:
                 )
             _check_options(generation_config, arguments)
             prompts = unpadded(input_ids, arguments.get("attention_mask"))
-            _check_positions(prompts, arguments.get("position_ids"))
-            ending = _Ending.of(stopping_criteria, input_ids)
-            early, warpers = _split(logits_processor)
-            sampling = sampling_of(warpers, bool(generation_config.do_sample))
-            requests = [
-                self._request(
-                    prompt,
-                    ending,
-                    sampling,
-                    (row, _of_row(early, number)),
-                    f"{number + 1} of {len(prompts)}",
+            if (positions := arguments.get("position_ids")) is not None:
+                ids = positions.expand(len(prompts), -1).tolist()
+                for row, prompt in zip(ids, prompts, strict=True):
+                    if row[len(row) - len(prompt) :] != list(range(len(prompt))):
+                        problem = "position_ids do not count the tokens from 0"
+                        raise InputError(problem, hint=PLAIN_HINT)
+            ending = _Ending(stopping_criteria, input_ids)
+            # The processors before the first that `sampling_of` reads, and the others.
+            kinds = [type(one) in (*WARPERS, LogitNormalization) for one in logits_processor]
+            cut = kinds.index(True) if True in kinds else len(kinds)
+            sampling = sampling_of(logits_processor[cut:], bool(generation_config.do_sample))
+            requests = []
+            for number, (prompt, row) in enumerate(zip(prompts, input_ids, strict=True)):
+                try:
+                    self.decoder.check(prompt, ending.new_tokens)
+                except InputError as error:
+                    problem = f"prompt {number + 1} of {len(prompts)}: {error.problem}"
+                    raise InputError(problem, hint=error.hint) from error
+                seed = int(torch.randint(2**62, ())) if sampling.temperature else 0
+                padding = row[: len(row) - len(prompt)].tolist()
+                request = TextRequest(
+                    prompt=prompt,
+                    max_new_tokens=ending.new_tokens,
+                    sampling=replace(sampling, seed=seed),
+                    ends=ending.ends,
+                    until=ending.criterion_of(row),
+                    process=process_of(_of_row(logits_processor[:cut], number), padding),
                 )
-                for number, (prompt, row) in enumerate(zip(prompts, input_ids, strict=True))
-            ]
+                requests.append(request)
             new = self._decode(requests, streamer)
         finally:
             if streamer is not None:
@@ -129,30 +144,6 @@ class CustomGenerate:
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=output)
         return output
-
-    def _request(
-        self,
-        prompt: list[int],
-        ending: _Ending,
-        sampling: Sampling,
-        padded: tuple[torch.Tensor, LogitsProcessorList],
-        label: str,
-    ) -> TextRequest:
-        """padded: the prompt with its padding, and the processors that see it"""
-        row, processors = padded
-        try:
-            self.decoder.check(prompt, ending.new_tokens)
-        except InputError as error:
-            raise InputError(f"prompt {label}: {error.problem}", hint=error.hint) from error
-        seed = int(torch.randint(2**62, ())) if sampling.temperature else 0
-        return TextRequest(
-            prompt=prompt,
-            max_new_tokens=ending.new_tokens,
-            sampling=replace(sampling, seed=seed),
-            ends=ending.ends,
-            until=ending.criterion_of(row),
-            process=process_of(processors, row[: len(row) - len(prompt)].tolist()),
-        )
 
     def _decode(self, requests: list[TextRequest], streamer: Any) -> list[list[int]]:
         """The new tokens of each text; a streamer gets those of each round."""
@@ -189,9 +180,9 @@ def _extract_all(model: Any, *given: Any, **named: Any) -> dict[str, Any]:
     return extracted
 
 
-def _of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+def _of_row(processors: Sequence[Any], row: int) -> list[Any]:
     """The processors for one row: those of transformers 5.24 may hold a length for each row."""
-    alone = LogitsProcessorList()
+    alone = []
     for processor in processors:
         lengths = getattr(processor, "prompt_ignore_length", None)
         if isinstance(lengths, torch.Tensor):
@@ -201,24 +192,13 @@ def _of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
     return alone
 
 
-def _split(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, LogitsProcessorList]:
-    """The processors before the first that `sampling_of` reads, and the others."""
-    kinds = [type(one) in (*WARPERS, LogitNormalization) for one in processors]
-    first = kinds.index(True) if True in kinds else len(kinds)
-    return LogitsProcessorList(processors[:first]), LogitsProcessorList(processors[first:])
-
-
-@dataclass(frozen=True, slots=True)
 class _Ending:
-    """The ends of texts: a number of tokens, end tokens, and other stopping criteria."""
+    """The ends of texts: a number of tokens, end tokens, and other stopping criteria.
 
-    new_tokens: int
-    ends: frozenset[int]
-    others: StoppingCriteriaList
+    Raises InputError for criteria that cannot be applied row by row.
+    """
 
-    @classmethod
-    def of(cls, criteria: StoppingCriteriaList, input_ids: torch.Tensor) -> _Ending:
-        """Raises InputError for criteria that cannot be applied row by row."""
+    def __init__(self, criteria: StoppingCriteriaList, input_ids: torch.Tensor) -> None:
         if criteria.max_length is None:
             raise InputError(
                 "nothing says how long the text may become", hint="Give max_new_tokens."
@@ -243,7 +223,8 @@ class _Ending:
                 "stopping criteria for several prompts need an end token",
                 hint="Set eos_token_id, or give one prompt at a time.",
             )
-        return cls(criteria.max_length - tokens, frozenset(ends), others)
+        self.new_tokens, self.ends = criteria.max_length - tokens, frozenset(ends)
+        self.others = others
 
     def criterion_of(self, row: torch.Tensor) -> Callable[[Sequence[int]], bool] | None:
         """A function that tells from the new tokens whether a text has ended.
@@ -261,7 +242,7 @@ class _Ending:
         return until
 
 
-def sampling_of(processors: LogitsProcessorList, do_sample: bool) -> Sampling:
+def sampling_of(processors: Sequence[Any], do_sample: bool) -> Sampling:
     """The temperature, top-k and top-p of transformers' last processors, in that order.
 
     Raises InputError for any other processor, order, or setting of them.
@@ -339,13 +320,3 @@ def _check_options(config: GenerationConfig, arguments: dict[str, Any]) -> None:
                 "the tree decoder keeps a cache of its own and cannot go on from a filled one",
                 hint=f"Leave {name} out.",
             )
-
-
-def _check_positions(prompts: list[list[int]], positions: torch.Tensor | None) -> None:
-    """Raise InputError unless every prompt's tokens are at 0, 1, 2, ..."""
-    if positions is None:
-        return
-    rows = positions.expand(len(prompts), -1).tolist()
-    for row, prompt in zip(rows, prompts, strict=True):
-        if row[len(row) - len(prompt) :] != list(range(len(prompt))):
-            raise InputError("position_ids do not count the tokens from 0", hint=PLAIN_HINT)

@@ -6,7 +6,7 @@ import os
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -25,9 +25,6 @@ from profiler.commands.options import (
     template_option,
 )
 from profiler.report.console import note, note_at_once, print_json, printable
-
-if TYPE_CHECKING:
-    from decoder.generation import DecodeRun
 
 Turns = list[dict[str, Any]]
 
@@ -96,8 +93,8 @@ def command(**options: Any) -> None:
         note(f"warning: {warning}")
     generation = {name: options[name] for name in GENERATION_OPTIONS}
     generation |= chat_options(decoder.tokenizer, options["template"])
-    for identity, text in texts:
-        talk = Conversation(text)
+    for identity, prompt in texts:
+        talk = Conversation(prompt)
         several, number = not talk.ends, 1
         while talk.asked is not None:
             name = f"{identity}/{number}" if several else identity
@@ -110,8 +107,16 @@ def command(**options: Any) -> None:
             else:
                 if several or len(texts) > 1:
                     click.secho(f"[{printable(name)}]", bold=True)
-                run = decoder.stream(talk.asked, **generation)
-                talk.answer(_show(run, stats=options["stats"]))
+                run, text = decoder.stream(talk.asked, **generation), ""
+                for pieces in run.rounds():
+                    for piece in pieces:
+                        _write(piece)
+                        text += piece
+                    if run.stats.finish:  # before the warnings, which follow the last round
+                        _write("\n")
+                for line in run.stats.lines() if options["stats"] else ():
+                    note(line)
+                talk.answer(text)
             number += 1
 
 
@@ -197,20 +202,6 @@ class Conversation:
         pairs = pairwise(turn.get("role") for turn in turns)
         asked = next((n for n, pair in enumerate(pairs, 1) if pair == ("user",) * 2), len(turns))
         self.asked, self._following = before + turns[:asked], turns[asked:]
-
-
-def _show(run: DecodeRun, *, stats: bool) -> str:
-    """Print the pieces of a text as they are decoded; returns the text."""
-    text = ""
-    for pieces in run.rounds():
-        for piece in pieces:
-            _write(piece)
-            text += piece
-        if run.stats.finish:  # before the warnings, which follow the last round
-            _write("\n")
-    for line in run.stats.lines() if stats else ():
-        note(line)
-    return text
 
 
 def _write(text: str) -> None:

@@ -164,35 +164,6 @@ def print_plan(plan: Plan, *, details: bool = False) -> None:
     """
     _say(f"Best: {best_line(plan)}")
     print_pays(plan, details)
-    print_tables(plan, details)
-
-
-def best_line(plan: Plan) -> str:
-    """What to buy, in one sentence, and the others that are no worse inside the errors."""
-    best = plan.best
-    if best is None or best.sizing is None:
-        planned = any(option.points for option in plan.options)
-        return f"none: no option {'holds the goals' if planned else 'can be planned'}"
-    at, sizing = best.sizing.at_load, best.sizing
-    parts = [
-        f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}",
-        tree_name(at),
-        f"{at.tpot_s * 1e3:.1f} ms a token",
-    ]
-    if sizing.cost_per_hour is not None:
-        parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
-    close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
-    more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
-    inside = f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else ""
-    return ", ".join(parts) + inside
-
-
-def _say(text: str) -> None:
-    click.echo(paragraph(text))
-
-
-def print_tables(plan: Plan, details: bool) -> None:
-    """Print the plan's tables on stdout, heading and notes on stderr."""
     note(paragraph(heading(plan)))
     if plan.acceptance is not None:
         spread = plan.acceptance.spread
@@ -227,6 +198,30 @@ def print_tables(plan: Plan, details: bool) -> None:
         note(paragraph(f"note: {line}"))
     if plan.assumptions:
         note("what every plan of this kind assumes: docs/planning.md, or --json (assumptions)")
+
+
+def best_line(plan: Plan) -> str:
+    """What to buy, in one sentence, and the others that are no worse inside the errors."""
+    best = plan.best
+    if best is None or best.sizing is None:
+        planned = any(option.points for option in plan.options)
+        return f"none: no option {'holds the goals' if planned else 'can be planned'}"
+    at, sizing = best.sizing.at_load, best.sizing
+    parts = [
+        f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}",
+        tree_name(at),
+        f"{at.tpot_s * 1e3:.1f} ms a token",
+    ]
+    if sizing.cost_per_hour is not None:
+        parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
+    close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
+    more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
+    inside = f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else ""
+    return ", ".join(parts) + inside
+
+
+def _say(text: str) -> None:
+    click.echo(paragraph(text))
 
 
 def causes_line(option: PlanOption) -> str:

@@ -31,8 +31,43 @@ SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def verdict(profile: Profile) -> str:
-    """What the device is good for by this profile, how far to trust it, and its grade."""
-    return f"{_benefit(profile)} {_trust(profile)} Grade: {grade(profile)}."
+    """What the device is good for by this profile, how far to trust it, and its grade.
+
+    The first is the bound of a forward by rows, and the tree that pays at the usual acceptance.
+    """
+    context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
+    rows = np.arange(1, _most_rows(profile) + 1)
+    compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
+    bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
+    best, gain = _paying_tree(profile, context)
+    pays = f"a tree of {counted(best, 'node')} pays: {gain:.2f} times plain decoding"
+    limit = f"memory up to {counted(bound, 'row')}, then by compute"
+    if bound in (0, len(rows)):
+        limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
+    trust = (
+        "This profile was not checked against points held out; measure one with "
+        "`rooftree calibrate` to know how far to trust it"
+    )
+    if profile.held_out is not None and profile.regret is not None:
+        error, regret, spread = profile.held_out.error, profile.regret, ""
+        if regret.interval is not None:
+            spread = f" (with 90 % chance {regret.interval[0]:.2%} to {regret.interval[1]:.2%})"
+        trust = (
+            f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on "
+            f"average{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance "
+            f"curves at {counted(len(regret.contexts), 'context')} held out. Predictions there are "
+            f"off by {error.median:.1%} in the median and {error.worst:.1%} at worst"
+        )
+        noise = profile.held_out.repeat_noise
+        if noise is not None:
+            little = "by less than 0.1%, or by too few samples"
+            shown = f"by {noise:.1%}" if noise >= 0.0005 else little
+            trust += f"; the measurements themselves are uncertain {shown}"
+    return (
+        f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
+        f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
+        f"{pays if best else 'no tree pays'}. {trust}. Grade: {grade(profile)}."
+    )
 
 
 def next_command(profile: Profile, path: Path | str) -> str:
@@ -50,24 +85,6 @@ def next_command(profile: Profile, path: Path | str) -> str:
         mine = f"rooftree export {path} --engine vllm --acceptance mt_bench"
     better = "" if grade(profile).word == "good" else f"; `{again} --time-budget 3m` improves it"
     return f"`{mine}`{better}"
-
-
-def _benefit(profile: Profile) -> str:
-    """The bound of a forward by rows, and the tree that pays at the usual acceptance."""
-    context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
-    rows = np.arange(1, _most_rows(profile) + 1)
-    compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
-    bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
-    best, gain = _paying_tree(profile, context)
-    pays = f"a tree of {counted(best, 'node')} pays: {gain:.2f} times plain decoding"
-    limit = f"memory up to {counted(bound, 'row')}, then by compute"
-    if bound in (0, len(rows)):
-        limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
-    return (
-        f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
-        f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
-        f"{pays if best else 'no tree pays'}."
-    )
 
 
 def _paying_tree(profile: Profile, context: int) -> tuple[int, float]:
@@ -93,29 +110,6 @@ def print_markdown(profile: Profile, path: Path) -> None:
         for cells in (columns, ["---:"] * len(columns), *rows):
             click.echo("| " + " | ".join("-" if one is None else str(one) for one in cells) + " |")
     click.echo(f"\n{linear_line(profile)}\n\n{verdict(profile)}")
-
-
-def _trust(profile: Profile) -> str:
-    if profile.held_out is None or profile.regret is None:
-        return (
-            "This profile was not checked against points held out; measure one with "
-            "`rooftree calibrate` to know how far to trust it."
-        )
-    error, regret = profile.held_out.error, profile.regret
-    spread = ""
-    if regret.interval is not None:
-        spread = f" (with 90 % chance {regret.interval[0]:.2%} to {regret.interval[1]:.2%})"
-    text = (
-        f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on average"
-        f"{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance curves at "
-        f"{counted(len(regret.contexts), 'context')} held out. Predictions there are off by "
-        f"{error.median:.1%} in the median and {error.worst:.1%} at worst"
-    )
-    noise = profile.held_out.repeat_noise
-    if noise is not None:
-        shown = f"by {noise:.1%}" if noise >= 0.0005 else "by less than 0.1%, or by too few samples"
-        text += f"; the measurements themselves are uncertain {shown}"
-    return text + "."
 
 
 def surface_table(surface: SurfaceSection) -> tuple[list[str], list[list[object]]]:
