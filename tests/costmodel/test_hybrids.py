@@ -30,10 +30,6 @@ CONFIGS = {
         "hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32,
         "tie_word_embeddings": True,
     },
-    "Qwen3.5-27B": QWEN35 | {  # Qwen/Qwen3.5-27B: THUDM/slime scripts/models/qwen3.5-27B.sh
-        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
-        "num_attention_heads": 24, "linear_num_value_heads": 48,
-    },
     # Qwen/Qwen3.5-35B-A3B and transformers' defaults of its kind
     "Qwen3.5-35B-A3B": QWEN35 | EXPERTS | {
         "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40,
@@ -149,15 +145,6 @@ BY_HAND = {
         cached=(8 * 2 * 4 * 256 * 1000, 8 * 2 * 4 * 256 * 30000),
         state=24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192),  # 48 and 1.1 MiB
         attended=8 * 4 * 16 * 256 * 1001 + 24 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
-    ),
-    "Qwen3.5-27B": ByHand(
-        used=48 * gated_delta(5120, 48) + 16 * gated_attention(5120, 24, 4)
-        + 64 * 3 * 5120 * 17408 + 248320 * 5120,
-        unused=248320 * 5120,
-        small=48 * delta_small(48) + 16 * 2 * 256 + 64 * 2 * 5120 + 5120,
-        cached=(16 * 2 * 4 * 256 * 1000, 16 * 2 * 4 * 256 * 30000),
-        state=48 * (4 * 48 * 128 * 128 + 2 * 3 * 10240),  # 144 and 2.8 MiB
-        attended=16 * 4 * 24 * 256 * 1001 + 48 * (2 * 4 * 10240 + 8 * 48 * 128 * 128),
     ),
     "Qwen3.5-35B-A3B": ByHand(
         used=30 * gated_delta(2048, 32) + 10 * gated_attention(2048, 16, 2)

@@ -84,14 +84,6 @@ def test_mixture_of_experts_by_hand():
     assert physical_bytes(moe, 1, 7, 2).ffn_weights == pytest.approx(2 * 2 * 3.5 * 3 * 8 * 4)
 
 
-def test_expected_distinct_experts_against_enumeration():
-    # 3 tokens each choose 1 of 3 experts: 27 equally likely outcomes
-    moe = replace(experts=3, active_experts=1, expert_ffn=4)
-    outcomes = [(i, j, k) for i in range(3) for j in range(3) for k in range(3)]
-    expected = np.mean([len(set(outcome)) for outcome in outcomes])
-    assert distinct_experts(moe, 3) == pytest.approx(expected)
-
-
 def test_physical_count_by_hand():
     flops = physical_flops(TINY, 5, 7)
     # a chain's rows see 8, 9, 10, 11, 12 keys: 50 row-key pairs

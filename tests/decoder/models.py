@@ -178,6 +178,16 @@ def random_tree(rows, seed, vocab=97):
     return best_first(CandidateTree(tokens, parents, random.uniform(0.1, 0.9, rows - 1)), rows - 1)
 
 
+def random_candidates(rng, size):
+    """A tree of any shape; siblings have distinct tokens, in no order of probability."""
+    parents = np.array([rng.integers(0, node + 1) for node in range(size)], dtype=np.int64)
+    probabilities = np.empty(size)
+    for row in range(size + 1):
+        below = np.flatnonzero(parents == row)
+        probabilities[below] = rng.dirichlet(np.ones(len(below) + 1))[:-1]
+    return CandidateTree(rng.permutation(size).astype(np.int64), parents, probabilities)
+
+
 def as_paths(tree):
     """{path: probability given its parent} of a candidate tree; a path twice would be a fault."""
     paths, result = [()], {}
