@@ -225,10 +225,6 @@ class TestNoPermission:
         assert re.search(rf"cannot write to {nowhere}: .*Choose another place for --output", line)
 
 
-def no_space(*arguments: Any, **options: Any) -> Any:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_home_of_nobody(place, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", "~nosuchuser/x")
     exit_code, lines = place.run(*place.generate())
@@ -252,7 +248,9 @@ class Disk(io.BytesIO):
     full = False
 
     def write(self, data: Any) -> int:
-        return no_space() if self.full else super().write(data)
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
 
 
 class TestStreams:

@@ -48,13 +48,6 @@ CONFIGS = {
         "max_position_embeddings": 262144,
         "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
     },
-    "GLM-4.7-Flash": {  # zai-org/GLM-4.7-Flash: vLLM's test of its config
-        "model_type": "glm4_moe_lite", "hidden_size": 2048, "intermediate_size": 10240,
-        "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
-        "num_key_value_heads": 20, "vocab_size": 154880, "q_lora_rank": 768, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
-        "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4,
-    },
     "Falcon-H1-7B": {  # tiiuae/Falcon-H1-7B-Instruct and transformers' table of the series
         "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288,
         "num_hidden_layers": 44, "num_attention_heads": 12, "num_key_value_heads": 2,
@@ -192,14 +185,6 @@ BY_HAND = {
         small=27 * (2 * 2048 + 512) + 2048,
         cached=(27 * 576 * 1000, 27 * 576 * 30000),
         attended=27 * 2 * 16 * (576 + 512) * 1001,
-    ),
-    "GLM-4.7-Flash": ByHand(
-        used=47 * (2048 * 768 + 768 * 20 * 256 + 2048 * 576 + 512 * 20 * 448 + 20 * 256 * 2048)
-        + 3 * 2048 * 10240 + 46 * (64 * 2048 + (4 + 1) * 3 * 2048 * 1536) + 154880 * 2048,
-        unused=46 * (64 - 4) * 3 * 2048 * 1536 + 154880 * 2048,
-        small=47 * (2 * 2048 + 768 + 512) + 46 * 64 + 2048,
-        cached=(47 * 576 * 1000, 47 * 576 * 30000),
-        attended=47 * 2 * 20 * (576 + 512) * 1001,
     ),
     "Falcon-H1-7B": ByHand(
         # attention and mamba2 in every layer: z, x, B, C and a step for each of 24 heads

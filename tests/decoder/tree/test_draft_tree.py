@@ -77,13 +77,6 @@ def test_certain_children_stay_behind_their_parents():
     paths_of(tree)
 
 
-def test_chain_takes_the_top_of_each_position():
-    tree = chain(lattice([[0.5, 0.3], [0.4, 0.4], [0.2, 0.1]]), 2)
-    assert list(tree.tokens) == [0, 2]
-    assert list(tree.scores) == [0.5, 0.2]
-    assert tree.parents.tolist() == list(range(tree.nodes))
-
-
 def test_chain_of_conditional_candidates_follows_the_likeliest_child():
     candidates = CandidateTree(
         np.array([10, 11, 12, 13]), np.array([0, 0, 2, 2]), np.array([0.3, 0.6, 0.2, 0.5])
