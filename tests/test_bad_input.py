@@ -225,32 +225,6 @@ class TestNoPermission:
         assert re.search(rf"cannot write to {nowhere}: .*Choose another place for --output", line)
 
 
-def no_space(*arguments: Any, **options: Any) -> Any:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_profiles_that_cannot_be_used(place):
-    """Damaged ones are in test_faults.py; nothing in one is executed."""
-    assert place.run(*place.generate())[0] == 0
-    (good,) = place.home.glob("*/*.yaml")
-    text, marker, bad = good.read_text(), place.folder / "executed", good.with_name("bad.yaml")
-    tag = f"!!python/object/apply:os.system ['touch {marker}']"
-    cases = {
-        "not readable as YAML at line 1": f"schema_version: {tag}\n",
-        "not readable as YAML": text + f"note: {tag}\n",
-        r"bad\.yaml \(dtype float16, here float32\)": text.replace("float32", "float16"),
-        "is not a profile|schema_version": "[]",
-    }
-    for message, content in cases.items():
-        bad.write_text(content)
-        exit_code, line = place.refused(*place.generate(profile=str(bad)))
-        assert exit_code == 3
-        assert re.search(message, line), line
-    exit_code, line = place.refused(*place.generate(profile=str(good.with_name("none.yaml"))))
-    assert (exit_code, "there is no such file. Check the path" in line) == (3, True)
-    assert not marker.exists()
-
-
 def test_a_home_of_nobody(place, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", "~nosuchuser/x")
     exit_code, lines = place.run(*place.generate())
@@ -274,7 +248,9 @@ class Disk(io.BytesIO):
     full = False
 
     def write(self, data: Any) -> int:
-        return no_space() if self.full else super().write(data)
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
 
 
 class TestStreams:

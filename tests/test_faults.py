@@ -10,7 +10,6 @@ line that names the file.
 """
 
 import csv
-import errno
 import io
 import json
 import os
@@ -376,28 +375,6 @@ def die_at_call(number: int) -> None:
 
     for name in CALLS:
         setattr(os, name, counted(getattr(os, name)))
-
-
-@WRITERS
-@pytest.mark.parametrize("room", [0, 100])
-def test_a_full_disk_leaves_the_old_file(write, room, tmp_path, monkeypatch):
-    path = tmp_path / "file.yaml"
-    write(path, False)
-    old, real, left = path.read_bytes(), os.write, room
-
-    def full(handle, data):
-        nonlocal left
-        if not left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        part, left = data[:left], 0
-        return real(handle, part)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(RooftreeError, match=r"file\.yaml: not written, the disk is full"):
-            write(path, True)
-    assert path.read_bytes() == old
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @WRITERS

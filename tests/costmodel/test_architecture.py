@@ -25,15 +25,6 @@ def read(**changes) -> ModelArchitecture:
     return read_model(fields, "test")[1]
 
 
-def test_llama_fields_by_hand():
-    a = read()
-    assert (a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim) == (2, 64, 4, 2, 16)
-    assert (a.query_width, a.kv_width) == (64, 32)
-    assert (a.tied, a.gated_ffn, a.qk_norm) == (True, True, False)
-    # embedding 64000; a layer: q and o 2*4096, k and v 2*2048, ffn 3*8192, norms 128; norm 64
-    assert a.parameters == 64000 + 2 * (8192 + 4096 + 24576 + 128) + 64
-
-
 def test_absent_fields_take_the_kind_s_defaults():
     assert read(num_key_value_heads="absent").kv_heads == 4
     assert read(tie_word_embeddings="absent").tied is False

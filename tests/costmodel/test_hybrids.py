@@ -30,10 +30,6 @@ CONFIGS = {
         "hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32,
         "tie_word_embeddings": True,
     },
-    "Qwen3.5-27B": QWEN35 | {  # Qwen/Qwen3.5-27B: THUDM/slime scripts/models/qwen3.5-27B.sh
-        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
-        "num_attention_heads": 24, "linear_num_value_heads": 48,
-    },
     # Qwen/Qwen3.5-35B-A3B and transformers' defaults of its kind
     "Qwen3.5-35B-A3B": QWEN35 | EXPERTS | {
         "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40,
@@ -51,13 +47,6 @@ CONFIGS = {
         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
         "max_position_embeddings": 262144,
         "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
-    },
-    "GLM-4.7-Flash": {  # zai-org/GLM-4.7-Flash: vLLM's test of its config
-        "model_type": "glm4_moe_lite", "hidden_size": 2048, "intermediate_size": 10240,
-        "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
-        "num_key_value_heads": 20, "vocab_size": 154880, "q_lora_rank": 768, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
-        "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4,
     },
     "Falcon-H1-7B": {  # tiiuae/Falcon-H1-7B-Instruct and transformers' table of the series
         "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288,
@@ -150,15 +139,6 @@ BY_HAND = {
         state=24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192),  # 48 and 1.1 MiB
         attended=8 * 4 * 16 * 256 * 1001 + 24 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
     ),
-    "Qwen3.5-27B": ByHand(
-        used=48 * gated_delta(5120, 48) + 16 * gated_attention(5120, 24, 4)
-        + 64 * 3 * 5120 * 17408 + 248320 * 5120,
-        unused=248320 * 5120,
-        small=48 * delta_small(48) + 16 * 2 * 256 + 64 * 2 * 5120 + 5120,
-        cached=(16 * 2 * 4 * 256 * 1000, 16 * 2 * 4 * 256 * 30000),
-        state=48 * (4 * 48 * 128 * 128 + 2 * 3 * 10240),  # 144 and 2.8 MiB
-        attended=16 * 4 * 24 * 256 * 1001 + 48 * (2 * 4 * 10240 + 8 * 48 * 128 * 128),
-    ),
     "Qwen3.5-35B-A3B": ByHand(
         used=30 * gated_delta(2048, 32) + 10 * gated_attention(2048, 16, 2)
         + 40 * (256 * 2048 + (8 + 1) * 3 * 2048 * 512) + 248320 * 2048,
@@ -205,14 +185,6 @@ BY_HAND = {
         small=27 * (2 * 2048 + 512) + 2048,
         cached=(27 * 576 * 1000, 27 * 576 * 30000),
         attended=27 * 2 * 16 * (576 + 512) * 1001,
-    ),
-    "GLM-4.7-Flash": ByHand(
-        used=47 * (2048 * 768 + 768 * 20 * 256 + 2048 * 576 + 512 * 20 * 448 + 20 * 256 * 2048)
-        + 3 * 2048 * 10240 + 46 * (64 * 2048 + (4 + 1) * 3 * 2048 * 1536) + 154880 * 2048,
-        unused=46 * (64 - 4) * 3 * 2048 * 1536 + 154880 * 2048,
-        small=47 * (2 * 2048 + 768 + 512) + 46 * 64 + 2048,
-        cached=(47 * 576 * 1000, 47 * 576 * 30000),
-        attended=47 * 2 * 20 * (576 + 512) * 1001,
     ),
     "Falcon-H1-7B": ByHand(
         # attention and mamba2 in every layer: z, x, B, C and a step for each of 24 heads

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from decoder.drafters.factory import load_drafter
 from decoder.model.target import Step
 from decoder.tree.draft_tree import DraftTree
-from tests.decoder.models import SIZES, target_of
+from tests.decoder.models import SIZES, by_transformers, target_of
 
 VOCAB, HIDDEN, LAYERS = SIZES["vocab_size"], SIZES["hidden_size"], 6
 PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
@@ -66,15 +66,8 @@ def draft_target(family="qwen3", dtype=torch.float32, seed=0, runtime="auto"):
 
 def plain_states(target, ids):
     """The target's hidden states [tokens, hidden], its embedding's first, without a cache."""
-    config = target.model.config
-    ours, config._attn_implementation = config._attn_implementation, "eager"
-    try:
-        with torch.inference_mode():
-            output = target.model(
-                torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True
-            )
-    finally:
-        config._attn_implementation = ours
+    with by_transformers(target.model):
+        output = target.model(torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True)
     return [state[0] for state in output.hidden_states]
 
 

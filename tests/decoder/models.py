@@ -1,5 +1,7 @@
 """Small random targets and drafters for tests."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 import transformers as hf
@@ -75,14 +77,21 @@ def greedy(model, prompt, tokens):
     return ids[len(prompt) :]
 
 
-def plain_logits(model, ids):
-    """[tokens, vocab] by transformers' own attention, also on a model that a decoder owns."""
-    ours, model.config._attn_implementation = model.config._attn_implementation, "eager"
+@contextmanager
+def by_transformers(model, attention="eager"):
+    """transformers' own attention, also in a model that a decoder owns."""
+    ours, model.config._attn_implementation = model.config._attn_implementation, attention
     try:
         with torch.inference_mode():
-            return model(torch.tensor([ids]), use_cache=False).logits[0]
+            yield
     finally:
         model.config._attn_implementation = ours
+
+
+def plain_logits(model, ids, attention="eager"):
+    """[tokens, vocab] by transformers' own attention."""
+    with by_transformers(model, attention):
+        return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
 def request(depth, width=16):
@@ -178,25 +187,32 @@ def random_tree(rows, seed, vocab=97):
     return best_first(CandidateTree(tokens, parents, random.uniform(0.1, 0.9, rows - 1)), rows - 1)
 
 
+def random_candidates(rng, size):
+    """A tree of any shape; siblings have distinct tokens, in no order of probability."""
+    parents = np.array([rng.integers(0, node + 1) for node in range(size)], dtype=np.int64)
+    probabilities = np.empty(size)
+    for row in range(size + 1):
+        below = np.flatnonzero(parents == row)
+        probabilities[below] = rng.dirichlet(np.ones(len(below) + 1))[:-1]
+    return CandidateTree(rng.permutation(size).astype(np.int64), parents, probabilities)
+
+
+def row_paths(tree):
+    """The tokens on the way to each row, the root's first; no path comes twice."""
+    paths = [()]
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*paths[parent], token))  # a parent comes before its child
+    assert len(set(paths)) == len(paths)
+    return paths
+
+
 def as_paths(tree):
-    """{path: probability given its parent} of a candidate tree; a path twice would be a fault."""
-    paths, result = [()], {}
-    for token, parent, probability in zip(
-        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
-    ):
-        paths.append((*paths[parent], token))
-        assert paths[-1] not in result
-        result[paths[-1]] = probability
-    return result
+    """{path: probability given its parent} of a candidate tree."""
+    return dict(zip(row_paths(tree)[1:], tree.probabilities.tolist(), strict=True))
 
 
 def paths_of(tree):
-    """The tokens on the way to each row of a tree, the root's first; no path comes twice."""
-    paths = [()]
-    for token, parent, depth in zip(
-        tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), strict=True
-    ):
-        paths.append((*paths[parent], token))  # a parent comes before its child
-        assert depth == len(paths[-1])
-    assert len(set(paths)) == tree.rows
+    """The tokens on the way to each row of a draft tree, whose depths are theirs."""
+    paths = row_paths(tree)
+    assert [len(path) for path in paths[1:]] == tree.depths.tolist()
     return paths

@@ -3,16 +3,14 @@
 import json
 import re
 
-import numpy as np
 import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.model.target import Step
 from decoder.policies.base import Fixed, Policy
-from decoder.tree.draft_tree import EMPTY, best_first
+from decoder.tree.draft_tree import best_first
 from tests.decoder import models
-from tests.decoder.models import PROMPT, OracleDrafter, decoder_of, greedy, random_model, request
+from tests.decoder.models import PROMPT, OracleDrafter, decoder_of, greedy, random_model
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -66,22 +64,6 @@ def test_the_end_token_ends_the_text_in_the_middle_of_a_path():
     assert result.token_ids == cut
     assert result.stats.finish == "eos"
     assert result.stats.tokens_per_verification == (len(cut) - 1) / result.stats.rounds
-
-
-def test_ragged_verification_equals_single_forwards():
-    """Calibration measures batches with the same verify."""
-    target = models.target_of(random_model("qwen3"))
-    prompts = [torch.tensor(PROMPT), torch.tensor(PROMPT[:3])]
-    trees = [best_first(models.LatticeDrafter(97).draft(np.array(PROMPT), request(4)), 9), EMPTY]
-    steps = [Step(5, tree, sequence) for sequence, tree in enumerate(trees)]
-    target.reserve(64, sequences=2)
-    for sequence, prompt in enumerate(prompts):
-        target.prefill(prompt, sequence)
-    both = target.verify(steps)
-    for prompt, step, together in zip(prompts, steps, both, strict=True):
-        target.reserve(64)
-        target.prefill(prompt)
-        torch.testing.assert_close(target.verify([Step(5, step.tree)])[0], together)
 
 
 def test_the_trace_tells_every_round(tmp_path):

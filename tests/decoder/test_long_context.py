@@ -11,7 +11,14 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.model.target import PREFILL_CHUNK, Step
 from decoder.tree.draft_tree import best_first
 from tests.decoder import models
-from tests.decoder.models import LatticeDrafter, OracleDrafter, decoder_of, random_model, request
+from tests.decoder.models import (
+    LatticeDrafter,
+    OracleDrafter,
+    by_transformers,
+    decoder_of,
+    random_model,
+    request,
+)
 
 TOKENS, NEW = 6000, 12
 SIZES = {"max_position_embeddings": 8192}
@@ -57,14 +64,11 @@ def long_text():
 
 def plain_continuation(model, prompt, count):
     """Greedy decoding by transformers' own attention and cache."""
-    ours, model.config._attn_implementation = model.config._attn_implementation, "sdpa"
-    try:
-        ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt])
+    with by_transformers(model, "sdpa"):
         output = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
         )
-    finally:
-        model.config._attn_implementation = ours
     return output[0, len(prompt) :].tolist()
 
 

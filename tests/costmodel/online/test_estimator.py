@@ -148,31 +148,24 @@ def test_ema_over_the_calibration_by_hand(cost):
     assert estimator.draft_s(304) == cost.draft_s(304)
 
 
-class TestSizes:
-    """Which tree sizes are worth scoring: full buckets, preferred rows, or all."""
+@pytest.mark.parametrize(("most", "rows", "sizes"), [
+    (3, {}, [0, 1, 2, 3]),
+    (7, {"buckets": (1, 4, 8, 16)}, [0, 3, 7]),
+    (9, {"buckets": (1, 4, 8, 16)}, [0, 3, 7, 9]),
+    (2, {"buckets": (1, 4, 8, 16)}, [0, 2]),
+    (0, {"buckets": (1, 4, 8, 16)}, [0]),
+    (4, {"preferred_rows": (1, 2, 3, 6)}, [0, 1, 2]),
+    (5, {"preferred_rows": (1, 2, 3, 6)}, [0, 1, 2, 5]),
+])  # fmt: skip
+def test_sizes_are_full_buckets_preferred_rows_or_all(cost, most, rows, sizes):
+    rows = {"buckets": (), "preferred_rows": ()} | rows
+    assert dataclasses.replace(cost, **rows).sizes(most).tolist() == sizes
 
-    def of(self, cost, most, **rows):
-        return dataclasses.replace(cost, **rows).sizes(most).tolist()
 
-    def test_all_where_rows_are_alike(self, cost):
-        assert self.of(cost, 3, buckets=(), preferred_rows=()) == [0, 1, 2, 3]
-
-    def test_full_buckets_and_what_is_left_of_the_last(self, cost):
-        buckets = (1, 4, 8, 16)
-        assert self.of(cost, 7, buckets=buckets) == [0, 3, 7]
-        assert self.of(cost, 9, buckets=buckets) == [0, 3, 7, 9]
-        assert self.of(cost, 2, buckets=buckets) == [0, 2]
-        assert self.of(cost, 0, buckets=buckets) == [0]
-
-    def test_only_preferred_rows_where_nothing_is_padded(self, cost):
-        rows = (1, 2, 3, 6)
-        assert self.of(cost, 4, buckets=(), preferred_rows=rows) == [0, 1, 2]
-        assert self.of(cost, 5, buckets=(), preferred_rows=rows) == [0, 1, 2, 5]
-
-    @pytest.mark.parametrize(("device", "provenance", "rows_only"), [
-        ("cpu", "measured", True), ("cpu", "quick", False), ("cuda", "measured", False),
-    ])  # fmt: skip
-    def test_a_measured_cpu_prefers_its_measured_rows(self, profile, device, provenance, rows_only):
-        changed = altered(profile, device={"kind": device}, provenance={"kind": provenance})
-        preferred = CycleCost.from_profile(changed).preferred_rows
-        assert preferred == (tuple(sorted(set(profile.surface.rows))) if rows_only else ())
+@pytest.mark.parametrize(("device", "provenance", "rows_only"), [
+    ("cpu", "measured", True), ("cpu", "quick", False), ("cuda", "measured", False),
+])  # fmt: skip
+def test_a_measured_cpu_prefers_its_measured_rows(profile, device, provenance, rows_only):
+    changed = altered(profile, device={"kind": device}, provenance={"kind": provenance})
+    preferred = CycleCost.from_profile(changed).preferred_rows
+    assert preferred == (tuple(sorted(set(profile.surface.rows))) if rows_only else ())

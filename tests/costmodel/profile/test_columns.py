@@ -31,14 +31,6 @@ def test_any_points_come_back(data):
     assert {name: tuple(column) for name, column in again.items()} == section
 
 
-def test_a_table_by_hand():
-    assert unpacked(TABLE, AXES, VALUES) == {
-        "batch": [1] * 5, "context": [64, 64, 64, 128, 128], "rows": [1, 2, 4, 1, 2],
-        "median_s": [0.1, 0.2, 0.4, 0.5, 0.6], "mad_s": [None] * 5, "n": [5] * 5,
-    }  # fmt: skip
-    assert packed(unpacked(TABLE, AXES, VALUES), AXES, VALUES) == TABLE
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

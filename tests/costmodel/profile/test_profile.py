@@ -122,15 +122,6 @@ def test_the_roofline_uses_the_profile_s_own_figures():
     assert roofline.count == "physical"
 
 
-def test_a_drafter_is_added_without_touching_the_rest(profile):
-    changed = profile.with_drafter("abc123", TIMED)
-    assert set(changed.drafters) == {"ngram-1", "abc123"}
-    assert set(profile.drafters) == {"ngram-1"}
-    assert changed.surface == profile.surface
-    with pytest.raises(ProfileError, match="drafters"):
-        profile.with_drafter("not a hash!", TIMED)
-
-
 def test_a_draft_cost_may_be_of_another_time_than_the_rest(profile, tmp_path):
     path = tmp_path / "profile.yaml"
     profile.with_drafter("abc123", TIMED).to_yaml(path)
@@ -145,6 +136,8 @@ def test_a_draft_cost_may_be_of_another_time_than_the_rest(profile, tmp_path):
         path.with_name("half.yaml").write_text(text.replace(f"    {left_out}\n", ""))
         with pytest.raises(ProfileError, match="given both or not at all"):
             Profile.from_yaml(path.with_name("half.yaml"))
+    with pytest.raises(ProfileError, match="drafters"):
+        profile.with_drafter("not a hash!", TIMED)
 
 
 def field_names(model: Section) -> set[str]:

@@ -193,33 +193,12 @@ class TestAgainstTheReference:
             torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("causal", [True, False])
-def test_rows_of_a_causal_block_do_not_depend_on_later_ones(tmp_path, causal):
-    """So a shorter block of a JetSpec drafter gives the first rows of the longer one."""
-    target = draft_target()
-    folder, *_ = dflash_folder(tmp_path / "draft", **inner(causal_head=causal))
-    drafters = [DFlashDrafter(target, folder, size) for size in (5, 3)]
-    assert drafters[0].name == ("jetspec" if causal else "dflash")
-    drafts = []
-    for drafter in drafters:
-        *_, (session, context) = rounds(target, drafter, PROMPT, [2])
-        drafts.append(session.draft(context, whole()).whole)
-    assert drafts[1].shape == (2, VOCAB)
-    assert torch.allclose(drafts[0][:2], drafts[1], atol=1e-6) == causal
-
-
 class TestLattice:
-    @pytest.fixture
-    def drafting(self, tmp_path):
+    @pytest.mark.parametrize("width", [1, 7, VOCAB, 10 * VOCAB])
+    def test_the_best_candidates_in_order(self, tmp_path, width):
         target = draft_target()
         drafter = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0])
         *_, (session, context) = rounds(target, drafter, PROMPT, [2])
-        return session, context
-
-    @pytest.mark.parametrize("width", [1, 7, VOCAB, 10 * VOCAB])
-    def test_the_best_candidates_in_order(self, drafting, width):
-        session, context = drafting
         lattice = session.draft(context, whole(width=width))
         q = lattice.whole.numpy()
         count = min(width, VOCAB)

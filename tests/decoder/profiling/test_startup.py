@@ -69,14 +69,6 @@ class TestFound:
         expected = probed.verify_calibration().predict_s(rows, np.array(probed.surface.context))
         np.testing.assert_allclose(predicted, expected, rtol=1e-4)
 
-    def test_another_library_version_warns_and_corrects(self, target, probed):
-        ProfileStore().save(altered(probed, runtime={"torch": "1.0.0"}))
-        source = find_cost(target, NgramDrafter(), ProfileChoice())
-        (warning,) = source.warnings
-        assert "torch is" in warning
-        assert "was 1.0.0" in warning
-        assert source.cost.mode != "static"
-
     @pytest.mark.parametrize(("kind", "mode"), [
         ("composed", "affine"), ("transferred", "affine"), ("quick", "ema+calib"),
     ])  # fmt: skip
@@ -194,16 +186,6 @@ class TestNotFound:
         again = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
         assert again.line.startswith(f"profile {path} (quick")
         assert again.cost.draft_s(100) > 0
-
-    def test_where_nothing_can_be_written_it_says_so_and_decodes(
-        self, target, tmp_path, monkeypatch
-    ):
-        (tmp_path / "file").write_text("")
-        monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "file" / "below"))
-        source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert "not saved: " in source.line
-        assert source.cost.plain_s(100) > 0
-        assert files(tmp_path) == ["file"]
 
     def test_without_calibration_the_bare_roofline_is_learnt_upon(self, home):
         model = random_model("llama-gqa", dtype=torch.float32)

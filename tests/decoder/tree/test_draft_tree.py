@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from decoder.tree import draft_tree
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, chain, visibility
 from tests.conftest import reference
-from tests.decoder.models import paths_of
+from tests.decoder.models import paths_of, random_candidates
 
 
 def lattice(marginals):
@@ -48,26 +48,18 @@ def test_best_first_takes_the_largest_path_scores(marginals, nodes):
 def test_reference_trees():
     for case in reference("trees"):
         marginals = case["marginals"]
+        committed = draft_tree.committed_by_size(np.minimum(case["sorted_scores"], 1.0))
         for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
             tree = best_first(lattice(marginals), nodes)
             assert tree.expected_committed == pytest.approx(surrogate, abs=1e-12)
+            assert committed[nodes] == pytest.approx(surrogate, rel=1e-9)
             np.testing.assert_allclose(tree.scores, case["sorted_scores"][:nodes], atol=1e-15)
-
-
-def conditional_tree(rng, size):
-    parents = np.array([rng.integers(0, node + 1) for node in range(size)], dtype=np.int64)
-    probabilities = np.empty(size)
-    for row in range(size + 1):
-        children = np.flatnonzero(parents == row)
-        if len(children):
-            probabilities[children] = rng.dirichlet(np.ones(len(children) + 1))[:-1]
-    return CandidateTree(np.arange(size, dtype=np.int64), parents, probabilities)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_conditional_candidates_best_first(seed):
     rng = np.random.default_rng(seed)
-    candidates = conditional_tree(rng, 30)
+    candidates = random_candidates(rng, 30)
     scores = np.empty(30)
     for node in range(30):
         parent = candidates.parents[node]
@@ -85,13 +77,6 @@ def test_certain_children_stay_behind_their_parents():
     paths_of(tree)
 
 
-def test_chain_takes_the_top_of_each_position():
-    tree = chain(lattice([[0.5, 0.3], [0.4, 0.4], [0.2, 0.1]]), 2)
-    assert list(tree.tokens) == [0, 2]
-    assert list(tree.scores) == [0.5, 0.2]
-    assert tree.parents.tolist() == list(range(tree.nodes))
-
-
 def test_chain_of_conditional_candidates_follows_the_likeliest_child():
     candidates = CandidateTree(
         np.array([10, 11, 12, 13]), np.array([0, 0, 2, 2]), np.array([0.3, 0.6, 0.2, 0.5])
@@ -107,16 +92,3 @@ def test_visibility_is_ancestors_and_self():
     for row, path in enumerate(paths):
         ancestors = {paths.index(path[:length]) for length in range(len(path) + 1)}
         assert set(np.flatnonzero(visible[row])) == ancestors
-
-
-def test_depth_factors_correct_the_scores():
-    tree = best_first(lattice([[0.5, 0.1], [0.5, 0.1]]), 6, np.array([0.5, 2.0]))
-    assert tree.scores[0] == pytest.approx(0.25)
-    assert tree.expected_committed == pytest.approx(1 + 0.3 + 0.3 * 1.2)
-
-
-def test_committed_by_size_against_the_oracle():
-    for case in reference("trees"):
-        committed = draft_tree.committed_by_size(np.minimum(case["sorted_scores"], 1.0))
-        for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
-            assert committed[nodes] == pytest.approx(surrogate, rel=1e-9)

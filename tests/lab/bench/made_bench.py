@@ -77,13 +77,12 @@ def make_result(
                tokens=int(generator.integers(40, 400)))
         for name in sets for index in range(per_set)
     )  # fmt: skip
-    hardness = {prompt.id: generator.uniform(0.45, 0.85) for prompt in prompts}
     lengths = {prompt.id: int(generator.integers(20, NEW_TOKENS + 20)) for prompt in prompts}
     responses: list[Response] = []
     for repeat in range(repeats):
         for prompt in prompts:
             for arm in arms:
-                response = _respond(arm, prompt, hardness[prompt.id], lengths[prompt.id], generator)
+                response = _respond(arm, prompt, lengths[prompt.id], generator)
                 responses.append(replace(response, repeat=repeat, place=len(responses)))
     drafters = tuple(dict.fromkeys(arm.drafter for arm in arms if arm.drafter is not None))
     return Result(
@@ -112,69 +111,45 @@ def raw_rate(result: Result, arm: str, prompt_set: str | None = None) -> float:
     return tokens / sum(one.total_s - one.first_token_s for one in own)
 
 
-def verify_seconds(nodes: int, context: int) -> float:
-    """What a forward of the made target costs: a floor, a slope and steps of 16 rows."""
-    return PLAIN_STEP_S * (1 + 0.02 * (-(-(nodes + 1) // 16) * 16 - 16)) + context * 2e-6
-
-
-def _respond(
-    arm: Arm, prompt: Prompt, hardness: float, wanted: int, generator: np.random.Generator
-) -> Response:
-    """One response: the same tokens for every arm, times from the made costs."""
+def _respond(arm: Arm, prompt: Prompt, wanted: int, generator: np.random.Generator) -> Response:
+    """One response: the same tokens for every arm, times as drawn."""
     new_tokens = min(wanted, NEW_TOKENS)
     tokens = tuple((7 * index + prompt.tokens) % 49000 for index in range(new_tokens))
     finish = "eos" if wanted <= NEW_TOKENS else "length"
-    rate = PLAIN_STEP_S * float(generator.normal(1.0, 0.02))
+    first_token_s, decoded = 0.0004 * prompt.tokens, new_tokens - 1
     common = {"arm": arm.name, "prompt": prompt.id, "repeat": 0, "place": 0, "tokens": tokens,
-              "finish": finish, "first_token_s": 0.0004 * prompt.tokens}  # fmt: skip
-    decoded = new_tokens - 1
+              "finish": finish, "first_token_s": first_token_s}  # fmt: skip
     if arm.kind == "peer":
         gain = {"plain": 0.8, "prompt-lookup": 1.1, "assisted": 0.6}[arm.policy]
-        total_s = common["first_token_s"] + decoded * rate / gain
-        return Response(total_s=total_s, **common)
-    rounds, stages = _rounds(arm, prompt, hardness, decoded, generator)
-    total_s = common["first_token_s"] + sum(rounds.cycle_s)
+        rate = PLAIN_STEP_S * float(generator.normal(1.0, 0.02))
+        return Response(total_s=first_token_s + decoded * rate / gain, **common)
+    rounds, stages = _rounds(arm, decoded, generator)
+    total_s = first_token_s + sum(rounds.cycle_s)
     return Response(total_s=total_s, limit_s=0.6 * PLAIN_STEP_S * decoded, stages=stages,
                     rounds=rounds, **common)  # fmt: skip
 
 
 def _rounds(
-    arm: Arm, prompt: Prompt, hardness: float, decoded: int, generator: np.random.Generator
+    arm: Arm, decoded: int, generator: np.random.Generator
 ) -> tuple[Rounds, dict[str, float]]:
-    columns: dict[str, list[float]] = {name: [] for name in (
-        "nodes", "depths", "accepted", "expected", "verify_s", "cycle_s",
-        "predicted_verify_s", "predicted_cycle_s")}  # fmt: skip
-    stages = dict.fromkeys(("draft_s", "build_s", "verify_s", "accept_s", "commit_s"), 0.0)
+    """Rounds until so many tokens are there, each of the arm's nodes, and the stages' seconds."""
+    rows, stages_s = [], np.zeros(5)
     done = 0
     while done < decoded:
-        sure = float(np.clip(hardness + generator.normal(0, 0.12), 0.05, 0.97))
-        nodes, depth = _size(arm, sure, generator)
-        depth = min(depth, decoded - done - 1)
-        nodes = 0 if depth == 0 else nodes
-        good = sure * (1 if arm.drafter == "demo" else 0.75) * (nodes > 0)
-        widened = good + (1 - good) * min(0.5, 0.1 * np.log2(1 + nodes / BLOCK))
-        chances = widened ** np.arange(1, depth + 1)
-        accepted = int((generator.random(depth) < widened).cumprod().sum())
-        verify_s = verify_seconds(nodes, prompt.tokens + done)
-        noisy_s = verify_s * float(generator.lognormal(0, 0.05))
-        draft_s = {"demo": 0.006, "ngram": 0.0004}.get(arm.drafter or "", 0.0) * (nodes > 0)
-        parts = (draft_s, 2e-5 * nodes, noisy_s, 3e-4, 2e-4)
-        for stage, seconds in zip(stages, parts, strict=True):
-            stages[stage] += seconds
-        row = (nodes, depth, accepted, 1 + 0.9 * float(chances.sum()), noisy_s, sum(parts) * 1.004,
-               verify_s, draft_s + verify_s + 5e-4)  # fmt: skip
-        for name, value in zip(columns, row, strict=True):
-            columns[name].append(value)
+        nodes = 0 if arm.kind == "plain" or done + 1 == decoded else arm.nodes or BLOCK
+        depth = min(nodes, BLOCK, decoded - done - 1)
+        accepted = int(generator.integers(depth + 1))
+        parts_s = np.array([0.1 * (nodes > 0), 0.01, 1.0, 0.01, 0.01]) * PLAIN_STEP_S
+        parts_s[2] *= float(generator.lognormal(0, 0.05))
+        stages_s += parts_s
+        cycle_s = 1.004 * float(parts_s.sum())
+        rows.append((nodes, depth, accepted, 1 + depth / 2, float(parts_s[2]), cycle_s,
+                     PLAIN_STEP_S, 1.2 * PLAIN_STEP_S))  # fmt: skip
         done += accepted + 1
-    return Rounds(**{name: tuple(values) for name, values in columns.items()}), stages
-
-
-def _size(arm: Arm, sure: float, generator: np.random.Generator) -> tuple[int, int]:
-    """(nodes, depth) of the tree that the made policy of an arm would verify."""
-    if arm.kind == "plain":
-        return 0, 0
-    if arm.policy == "chain":
-        return BLOCK, BLOCK
-    if arm.nodes is not None:
-        return arm.nodes, min(arm.nodes, BLOCK)
-    return (0, 0) if sure < 0.2 else (int(generator.choice([7, 15, 15, 15, 31])), BLOCK)
+    names = ("nodes", "depths", "accepted", "expected", "verify_s", "cycle_s",
+             "predicted_verify_s", "predicted_cycle_s")  # fmt: skip
+    stages = ("draft_s", "build_s", "verify_s", "accept_s", "commit_s")
+    columns = zip(*rows, strict=True)
+    return Rounds(**dict(zip(names, columns, strict=True))), dict(
+        zip(stages, stages_s.tolist(), strict=True)
+    )

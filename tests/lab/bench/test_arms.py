@@ -84,11 +84,6 @@ class TestPeers:
         assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
         assert tokens_of(self.peer(model, prompt_lookup_num_tokens=10)) == expected
 
-    def test_assisted_by_another_model(self, folder: Path, expected) -> None:
-        model = share_weights(loaded(folder).model, frozenset())
-        other = loaded(folder).model
-        assert tokens_of(self.peer(model, assistant_model=other))[:NEW_TOKENS] == expected
-
 
 class TestTreeArm:
     def runner(self, folder: Path, policy: str, estimator=None, temperature=0.0) -> TreeArm:

@@ -146,13 +146,3 @@ def test_a_closed_pipe_is_quiet(arguments):
         )  # fmt: skip
     assert result.stderr == ""
     assert result.returncode == cli.EXIT_BROKEN_PIPE == 141
-
-
-def test_version_is_that_of_the_distribution():
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        expected = version("rooftree")
-    except PackageNotFoundError:
-        pytest.skip("the distribution is not installed, only its sources are on the path")
-    assert rooftree("--version").stdout == f"rooftree {expected}\n"

@@ -57,15 +57,6 @@ class TestTheReleasedRule:
         assume(not close)
         assert PaperBastion(cost, most).choose(candidates, CONTEXT, FREE).rows == rows
 
-    def test_the_least_tree_has_32_rows_and_steps_have_32(self):
-        """Each node costs half a plain step: nothing pays, and 31 nodes are taken still."""
-        dear = Stairs(step_s=0.0, node_s=0.5)
-        assert PaperBastion(dear, 200).choose(lattice(0.5), CONTEXT, FREE).nodes == 31
-        free = Stairs(step_s=0.0, node_s=0.0)
-        wide = lattice(0.5, depth=8, width=12)
-        assert PaperBastion(free, 200).choose(wide, CONTEXT, FREE).rows == 192
-        assert PaperBastion(free, 20).choose(wide, CONTEXT, FREE).nodes == 20
-
 
 class TestThePrintedRule:
     """Algorithm 1: grow while the estimated speed rises."""

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
+from decoder.tree.draft_tree import Lattice, best_first
 from decoder.tree.growth import SINGLE_PATH, TopPaths, grow
 from lab.papers.dynatree.baselines import Beam, FixedTree, source_of
-from tests.decoder.models import as_paths
+from tests.decoder.models import as_paths, random_candidates
 
 DEEP = 64
 
@@ -20,16 +20,6 @@ def random_lattice(rng, depth, width):
     tokens = np.stack([rng.permutation(50)[:width] for _ in range(depth)]).astype(np.int64)
     weights = -np.sort(-rng.dirichlet(np.ones(width + 1), depth), axis=1)
     return Lattice(tokens, weights[:, :width])
-
-
-def random_candidates(rng, size):
-    """A tree of any shape; siblings have distinct tokens, in no order of probability."""
-    parents = np.array([rng.integers(0, node + 1) for node in range(size)], dtype=np.int64)
-    probabilities = np.empty(size)
-    for row in range(size + 1):
-        below = np.flatnonzero(parents == row)
-        probabilities[below] = rng.dirichlet(np.ones(len(below) + 1))[:-1]
-    return CandidateTree(rng.permutation(size).astype(np.int64), parents, probabilities)
 
 
 def children_of(candidates):

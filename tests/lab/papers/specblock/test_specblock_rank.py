@@ -1,32 +1,13 @@
-"""SpecBlock's rank head and the tree it shapes, against plain Python and cases by hand."""
+"""The tree that SpecBlock's rank head shapes, against algorithm 2 by paths."""
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.papers.specblock.model import ranks_of, summary
 from lab.papers.specblock.tree import CONCENTRATED, FALLBACK, BlockGrowth, BlockTree
 from tests.decoder.models import as_paths
-from tests.lab.papers.specblock.specblock_models import plain_summary, reference_tree
-
-
-class TestSummary:
-    def test_against_plain_python(self):
-        logits = torch.randn(5, 33, generator=torch.Generator().manual_seed(0)) * 4
-        for row, features in zip(logits.tolist(), summary(logits).tolist(), strict=True):
-            assert len(features) == 15
-            assert features == pytest.approx(plain_summary(row), abs=1e-5)
-
-
-class TestBuckets:
-    def test_ranks_by_sorting(self):
-        logits = torch.randn(20, 17, generator=torch.Generator().manual_seed(1))
-        ids = torch.arange(20) % 17
-        both = zip(logits, ids, strict=True)
-        expected = [sorted(row.tolist(), reverse=True).index(row[i]) + 1 for row, i in both]
-        assert ranks_of(logits, ids).tolist() == expected
+from tests.lab.papers.specblock.specblock_models import reference_tree
 
 
 class Tables:
