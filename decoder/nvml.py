@@ -85,13 +85,15 @@ class Gpu:
 
     def sample(self) -> GpuReading:
         """The present clock, temperature, power and clock reasons."""
-        fields = self.read("gpu_sm_clock_hz", "gpu_temperature_c", "gpu_power_w", "mask")
+        fields, reasons = self.read("gpu_sm_clock_hz", "gpu_temperature_c", "gpu_power_w"), None
+        with contextlib.suppress(*failures(self.nvml)):
+            reasons = self._clock_reasons()
         heat_c = fields.get("gpu_temperature_c")
         return GpuReading(
             sm_clock_hz=fields.get("gpu_sm_clock_hz"),
             temperature_c=None if heat_c is None else float(heat_c),
             power_w=fields.get("gpu_power_w"),
-            reasons=fields.get("mask"),
+            reasons=reasons,
         )
 
     def read(self, *names: str) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class Gpu:
         fields = {}
         for name in names or readings:
             with contextlib.suppress(*failures(nvml)):
-                fields[name] = readings[name]() if name != "mask" else self._clock_reasons()
+                fields[name] = readings[name]()
         return fields
 
     def _clock_reasons(self) -> int:

@@ -165,8 +165,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", EXIT_INTERRUPTED)
-    except OSError as error:
-        return _system_error(error)
+    except OSError as error:  # of a pipe, a disk or a file, none of which is ours
+        if error.errno == errno.EPIPE:
+            _silence_stdout()
+            return EXIT_BROKEN_PIPE
+        if error.errno in FULL:
+            _silence_stdout()
+            return _report(
+                f"{error.filename or 'the output'}: not written, the disk is full. "
+                "Free some space and run the same command again",
+                EXIT_OUTPUT,
+            )
+        if error.filename is not None:
+            return _report(f"{error.filename}: {error.strerror}. Check the path", EXIT_USAGE)
+        if error.errno == errno.ENOENT:  # os.getcwd names no file
+            return _report("the current folder is gone. Change to another one", EXIT_USAGE)
+        return _unexpected(error)
     except Exception as error:
         return _unexpected(error)
 
@@ -180,25 +194,6 @@ def _report(message: str, exit_code: int) -> int:
     with contextlib.suppress(OSError):
         note(f"rooftree: {' '.join(message.split())}")
     return exit_code
-
-
-def _system_error(error: OSError) -> int:
-    """Report an error of the system: of a pipe, a disk or a file, none of which is ours."""
-    if error.errno == errno.EPIPE:
-        _silence_stdout()
-        return EXIT_BROKEN_PIPE
-    if error.errno in FULL:
-        _silence_stdout()
-        return _report(
-            f"{error.filename or 'the output'}: not written, the disk is full. "
-            "Free some space and run the same command again",
-            EXIT_OUTPUT,
-        )
-    if error.filename is not None:
-        return _report(f"{error.filename}: {error.strerror}. Check the path", EXIT_USAGE)
-    if error.errno == errno.ENOENT:  # os.getcwd names no file
-        return _report("the current folder is gone. Change to another one", EXIT_USAGE)
-    return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> int:

@@ -117,8 +117,7 @@ def most_rows_that_pay(points: Points, slack: float) -> int:
 def has_choices(points: Points) -> Bools:
     """[points] whether a point's context has row counts enough for a choice to be judged."""
     _, number, counts = np.unique(points.context, return_inverse=True, return_counts=True)
-    enough: Bools = counts[number] >= MIN_CHOICES
-    return enough
+    return np.asarray(counts[number] >= MIN_CHOICES)
 
 
 def _losses(

@@ -170,8 +170,7 @@ class PointDesign:
 
 def _unit(values: Array) -> Array:
     spread = float(np.ptp(values))
-    scaled: Array = (values - values.min()) / (spread or 1.0)
-    return scaled
+    return np.asarray((values - values.min()) / (spread or 1.0))
 
 
 def design_points(table: Points, roofline: Roofline, n: int) -> Indices:

@@ -355,8 +355,7 @@ class _Fit:
 
     @property
     def residual(self) -> Array:
-        difference: Array = _active(self.terms, self.coefficients) @ self.coefficients - 1
-        return difference
+        return np.asarray(_active(self.terms, self.coefficients) @ self.coefficients - 1)
 
 
 def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -> _Fit:

@@ -292,8 +292,7 @@ class _Table:
         if physical.roofline.architecture.sliding_window is not None:
             return physical.bound.seconds(self.rows, context, self.batch)
         none, one_more = self.bound
-        bound: Array = np.max(none + one_more * context, axis=0)
-        return bound
+        return np.asarray(np.max(none + one_more * context, axis=0))
 
 
 def build_stairs(

@@ -63,7 +63,20 @@ class AffineCorrection:
         if self._observations > _WINDOW // 2 and self._observations % _REFIT_ROUNDS:
             return
         predicted, measured = np.array(self._window).T
-        added = _added_floor(predicted, measured)
+        # floor_s + slope x predicted, by reweighted least squares.
+        prior = np.array([1e-8 / float(np.max(measured)) ** 2, (_NOISE / _SLOPE_SPREAD) ** 2])
+        added = CorrectionLine(floor_s=max(float(np.median(measured - predicted)), 0.0))
+        for _ in range(3):
+            weight = _huber_weights(added, predicted, measured)
+            design = np.stack([np.ones_like(predicted), predicted])
+            information = (design * weight) @ design.T + np.diag(prior)
+            moments = (design * weight) @ measured + np.array([0.0, prior[1]])
+            floor_s, slope = np.linalg.solve(information, moments)
+            if floor_s < 0:
+                floor_s, slope = 0.0, moments[1] / information[1, 1]
+            elif slope < 0:
+                floor_s, slope = moments[0] / information[0, 0], 0.0
+            added = CorrectionLine(floor_s=float(floor_s), slope=float(slope))
         overlapped = min(
             (_overlapped_floor(predicted, measured, slope) for slope in {1.0, self.line.slope}),
             key=lambda line: _misfit(line, predicted, measured),
@@ -88,26 +101,7 @@ def _misfit(line: CorrectionLine, predicted: Array, measured: Array) -> float:
 def _huber_weights(line: CorrectionLine, predicted: Array, measured: Array) -> Array:
     """Huber weights of relative errors, over the squared seconds."""
     away = np.abs(line.seconds(predicted) / measured - 1)
-    weights: Array = np.minimum(1.0, 2 * _NOISE / np.maximum(away, 1e-9)) / measured**2
-    return weights
-
-
-def _added_floor(predicted: Array, measured: Array) -> CorrectionLine:
-    """floor_s + slope x predicted, by reweighted least squares."""
-    prior = np.array([1e-8 / float(np.max(measured)) ** 2, (_NOISE / _SLOPE_SPREAD) ** 2])
-    line = CorrectionLine(floor_s=max(float(np.median(measured - predicted)), 0.0))
-    for _ in range(3):
-        weight = _huber_weights(line, predicted, measured)
-        design = np.stack([np.ones_like(predicted), predicted])
-        information = (design * weight) @ design.T + np.diag(prior)
-        moments = (design * weight) @ measured + np.array([0.0, prior[1]])
-        floor_s, slope = np.linalg.solve(information, moments)
-        if floor_s < 0:
-            floor_s, slope = 0.0, moments[1] / information[1, 1]
-        elif slope < 0:
-            floor_s, slope = moments[0] / information[0, 0], 0.0
-        line = CorrectionLine(floor_s=float(floor_s), slope=float(slope))
-    return line
+    return np.asarray(np.minimum(1.0, 2 * _NOISE / np.maximum(away, 1e-9)) / measured**2)
 
 
 def _overlapped_floor(predicted: Array, measured: Array, slope: float) -> CorrectionLine:
@@ -268,7 +262,6 @@ class OnlineEstimator:
             self._ratios = []
 
     def _line(self) -> CorrectionLine:
-        """The current correction."""
         if self.mode == "affine":
             return self.affine.line
         return CorrectionLine(slope=1.0 if self.mode == "static" else self.bias)

@@ -154,8 +154,7 @@ class ProfileStore:
         if reason:
             folder = place.parent / ASIDE
             with folder_lock(folder):
-                free = (one for one in _numbered(folder / place.name) if not os.path.lexists(one))
-                path = next(free)
+                path = next(p for p in _numbered(folder / place.name) if not os.path.lexists(p))
                 profile.to_yaml(path)
             return path, reason
         if output is None:

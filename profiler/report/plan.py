@@ -303,10 +303,15 @@ def simulated_lines(plan: Plan) -> list[str]:
         if option.planned is None:
             lines.append(f"{name}: not simulated: {option.problem}")
         elif option.enough is None:
-            nearest = option.nearest or option.planned
+            nearest, reached = option.nearest or option.planned, []
+            for missed in () if nearest.overloaded else nearest.missed:
+                metric, _, percent = missed.partition(".")
+                spread: TimeSpread = getattr(nearest, metric)
+                value_s = getattr(spread, percent or "mean").value
+                reached.append(f"{missed} {seconds_text(value_s)}")
             lines.append(
                 f"{name}: no fleet of up to {option.tried_gpus} GPUs holds"
-                f" {', '.join(nearest.missed)}; nearest: {_reached(nearest)}"
+                f" {', '.join(nearest.missed)}; nearest: {', '.join(reached) or 'the queue grows'}"
             )
         elif plan.request.replays:
             fleet = option.planned
@@ -332,18 +337,6 @@ def simulated_lines(plan: Plan) -> list[str]:
             price = "the fewest GPUs" if cost is None else f"the least cost, {cost:.2f} an hour"
             lines.append(f"all goals are held with {price} by {first.enough.gpus} {first.gpu}")
     return lines
-
-
-def _reached(fleet: Fleet) -> str:
-    """The values of the missed goals."""
-    if fleet.overloaded:
-        return "the queue grows"
-    values = []
-    for name in fleet.missed:
-        metric, _, percent = name.partition(".")
-        spread: TimeSpread = getattr(fleet, metric)
-        values.append(f"{name} {seconds_text(getattr(spread, percent or 'mean').value)}")
-    return ", ".join(values)
 
 
 def _cell(spread: TimeSpread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:
