@@ -120,7 +120,6 @@ REFUSALS: list[tuple[tuple[str, ...], dict[str, str], int, str, int]] = [
     (DRAFTS, PLAIN | {"temperature": "nan"}, 2, "temperature", 1),
     (DRAFTS, PLAIN | {"top_p": "1.5"}, 2, "top", 1),
     (DRAFTS, PLAIN | {"seed": "-1"}, 2, "seed", 1),
-    (DRAFTS, {"policy": "fastest"}, 2, "'fastest' is not a policy", 1),
     (DRAFTS, {"policy": "fixed:0"}, 2, "fixed", 1),
 ]
 

@@ -316,7 +316,3 @@ def test_the_figures_are_those_of_devices_sold_since_2018():
 def test_a_device_without_bfloat16_has_the_rate_of_float16():
     assert (load_devices()["t4"].dtype, load_devices()["a10"].dtype) == ("float16", "bfloat16")
     assert load_devices()["t4"].peaks.flops_per_s == 65e12  # NVIDIA's T4 data sheet
-
-
-def test_a_fingerprint_knows_its_folder():
-    assert catalog.DeviceFingerprint(kind="cuda", name="NVIDIA B200", memory_bytes=1).slug == "b200"

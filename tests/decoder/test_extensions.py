@@ -133,12 +133,6 @@ class TestNames:
         assert drafter.name == "repeat"
         assert load_drafter("mine_here:Sized", target).vocab == target.architecture.vocab
 
-    @pytest.mark.slow
-    def test_joined(self, target):
-        drafter = load_drafter("ngram+mine_here:Repeat", target)
-        assert isinstance(drafter, EnsembleDrafter)
-        assert drafter.name == "ngram+repeat"
-
     def test_policy(self):
         assert (policy("mine_here:Small").name, policy("mine_here:Small").max_nodes) == ("small", 9)
         assert policy("mine_here:small").max_nodes == 2

@@ -80,12 +80,6 @@ class TestBastion:
             rates = committed / (cost.cycle_s(sizes, CONTEXT) - cost.drafting_s)
             assert rates[0] == pytest.approx(rates[1], rel=1e-9)
 
-    @given(first=st.floats(0.001, 0.5), cost=costs)
-    def test_never_a_tree_when_a_plain_step_is_estimated_faster(self, first, cost):
-        tree = Bastion(cost, 60).choose(lattice(first), CONTEXT, FREE)
-        both_s = cost.cycle_s(np.array([0, tree.nodes]), CONTEXT) - cost.drafting_s
-        assert tree.expected_committed / both_s[1] >= 1.0 / both_s[0] - 1e-12
-
     @pytest.mark.parametrize(("most", "room", "nodes"), [(5, 100, 5), (100, 3, 3), (100, 0, 0)])
     def test_limits(self, most, room, nodes):
         cost = Stairs(step_s=0.0, node_s=0.0)

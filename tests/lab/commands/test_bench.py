@@ -171,12 +171,10 @@ class TestRefused:
 
     @pytest.mark.parametrize(("more", "message"), [
         (("--prompts", "none.jsonl"), r"none\.jsonl: there is no such file"),
-        (("--policy", "fixed:x"), r"'fixed:x' is not a policy"),
         (("--data", "."), r"--data needs --protocol"),
         (("--protocol", "ddtree"), r"--prompts does not go with --protocol"),
         (("--policy", "transformers:vllm"), r"'transformers:vllm' is no arm"),
         (("--new-tokens", "0"), r"'--new-tokens'"),
-        (("--target", "./nonesuch"), r"there is no folder \./nonesuch"),
         (("--drafter", ""), r"the drafter's name is empty"),
         (("--same-text", "--temperature", "1"), r"text of plain decoding .* temperature 0 only"),
         (("--new-tokens", "250"), r"prompt 'a' of letters: a prompt of 8 tokens and 250 new"),

@@ -9,7 +9,7 @@ from costmodel.acceptance import process_of, published_rows
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from decoder.model.runtime.capture import BUCKETS
-from decoder.policies.bastion import Bastion, parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.tree.draft_tree import Lattice, best_first
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
 from lab.studies.controller_simulated import DRAFT_SHARE, TARGET, CostAt, Place, draw_rounds
@@ -81,12 +81,6 @@ class TestThePrintedRule:
         # A of 1, 1.5, 1.75, 1.875 at these costs: speeds of 1, 0.75, 0.75, 0.9375.
         level = CostAt(np.array([1.0, 2.0, 1.75 / 0.75, 2.0]), 0.0, 1.0)
         assert PrintedBastion(level, 3).choose(halves, CONTEXT, FREE).nodes == 1
-
-    def test_it_misses_what_lies_behind_a_step(self):
-        cost = Stairs(step_s=0.2, node_s=0.0, every=8)
-        assert PrintedBastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes < (
-            Bastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes
-        )
 
 
 @pytest.mark.parametrize(("device", "rows", "padded_rows"), [

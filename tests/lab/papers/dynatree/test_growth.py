@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.tree.draft_tree import Lattice, best_first
+from decoder.tree.draft_tree import Lattice
 from decoder.tree.growth import SINGLE_PATH, TopPaths, grow
 from lab.papers.dynatree.baselines import Beam, FixedTree, source_of
 from tests.decoder.models import as_paths, random_candidates
@@ -119,14 +118,3 @@ def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
         path = (*path, children(path)[0][0])
     found = as_paths(grow(source_of(candidates), replace(SINGLE_PATH, max_depth=depth), DEEP))
     assert list(found) == [path[: i + 1] for i in range(len(path))]
-
-
-@pytest.mark.parametrize("nodes", [1, 4, 9, 16])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_frontier_of_n_paths_holds_the_best_tree_of_n_nodes(seed, nodes):
-    candidates = random_lattice(np.random.default_rng(seed), 5, 6)
-    grown = grow(source_of(candidates), TopPaths(width=nodes, frontier=nodes), DEEP)
-    expected = best_first(candidates, nodes)
-    found = best_first(grown, nodes)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-12)
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
