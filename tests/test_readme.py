@@ -83,7 +83,7 @@ def test_command_lines_parse(line, tmp_path, monkeypatch):
 def test_the_readmes_commands_run(line, tmp_path, smollm2_folder):
     command = [sys.executable, "-m", "rooftree", *shlex.split(line)[1:]]
     # A command's name in a sentence.
-    if line in ("rooftree bench", "rooftree generate", "rooftree train-drafter"):
+    if line in ("rooftree bench", "rooftree generate", "rooftree plan", "rooftree train-drafter"):
         command.append("--help")
     (tmp_path / "models").symlink_to(smollm2_folder.parent)
     environment = os.environ | {"ROOFTREE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
