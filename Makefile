@@ -32,7 +32,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: lint docs engine-wheel engine-environment test-engine clean
 
 help:
-	@echo "The core (costmodel, decoder, profiler, integrations) times this machine into a profile, and reads it:"
+	@echo "The core (costmodel, decoder, profiler) times this machine into a profile, and reads it:"
 	@echo "  make calibrate   measure this device and write its profile"
 	@echo "  make demo        decode with a small real model and its trained drafter, four policies side by side"
 	@echo "The lab compares, trains, studies, and reproduces papers on top of it: rooftree bench, train-drafter"

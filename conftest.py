@@ -16,6 +16,8 @@ settings.register_profile("searching", deadline=None, suppress_health_check=[Hea
 settings.register_profile("repeatable", settings.get_profile("searching"), derandomize=True)
 settings.load_profile("repeatable")
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # more wait for each other on a busy machine
+
 MANY_CASES = 12  # of one test; more are a cross product
 QUICK_SHARE = 3  # one case in so many runs with the quick tests
 

@@ -26,6 +26,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -225,3 +226,8 @@ def process_of(row: PublishedRow) -> AcceptanceProcess:
     """The process that reproduces both lengths of a line."""
     rate = constant(row.chain, BLOCK_GAMMA).rank1
     return AcceptanceProcess(label=row.label, kind="published", rank1=rate, tail=row.tail)
+
+
+def conditional_rates(survival: Sequence[float] | Array) -> list[float]:
+    """The rate of each position, given those before it; 0 behind one that was never accepted."""
+    return [float(now / before) if before else 0.0 for before, now in pairwise([1.0, *survival])]

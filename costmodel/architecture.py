@@ -179,7 +179,6 @@ class ModelArchitecture:
 
     @property
     def attention_layers(self) -> int:
-        """Layers with attention."""
         return self.layers - self.keyless_layers
 
     @property
@@ -285,7 +284,6 @@ class ModelArchitecture:
 
     @property
     def sparse_layers(self) -> int:
-        """Layers with experts."""
         return self.ffn_layers - self.dense_layers if self.experts else 0
 
     @property
@@ -405,23 +403,18 @@ class ModelArchitecture:
         norms = (self.full_layers + self.kept_layers[0]) * (self._full_head_dim - self.head_dim)
         norms -= self.shared_kv_layers * self.head_dim
         router = self.experts * (self.hidden + self.router_bias) + self.shared_gate * self.hidden
+        inner, sparse = self.ffn_matrices - 1, self.sparse_layers
+        biases = (self.ffn_layers - sparse) * (inner * self.ffn + self.hidden)
+        biases += sparse * self.experts * (inner * self.expert_ffn + self.hidden)
         return (
             self.layers * count
             + self.attention_layers * attention
             + (norms if self.qk_norm else 0)
             + self.recurrent_layers * self.recurrent_small
-            + self.sparse_layers * router
+            + sparse * router
             + 2 * self.index_values
-            + self._ffn_biases
+            + (biases if self.ffn_bias else 0)
         )
-
-    @property
-    def _ffn_biases(self) -> int:
-        if not self.ffn_bias:
-            return 0
-        inner = self.ffn_matrices - 1
-        dense = (self.ffn_layers - self.sparse_layers) * (inner * self.ffn + self.hidden)
-        return dense + self.sparse_layers * self.experts * (inner * self.expert_ffn + self.hidden)
 
     @property
     def final_norm_parameters(self) -> int:
@@ -439,12 +432,9 @@ class ModelArchitecture:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; optional ones only where they differ from the default."""
-        fields: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.default is dataclasses.MISSING or value != field.default:
-                fields[field.name] = value
-        return fields
+        values = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        # A needed field's default is dataclasses.MISSING, which equals no value.
+        return {field.name: value for field, value in values if value != field.default}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ModelArchitecture:

@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from costmodel.fields import Bytes, Count, Section, Text, Watts
-from costmodel.hf_config import positions_of, text_fields
-from costmodel.hub import hub_config, is_hub_id
+from costmodel.hf_config import hub_config, is_hub_id, positions_of, text_fields
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 from costmodel.statistics import Array
 from costmodel.weights import checkpoint_name, stored_weights, with_quantization
@@ -180,22 +179,16 @@ def all_reduce_s(protocols: Sequence[LinkProtocol], message_bytes: ArrayLike) ->
     return np.asarray(latency + slope * size, dtype=np.float64)
 
 
+@cache
 def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:
     """The shipped protocols among `devices` of a kind; empty where none were measured."""
-    return _shipped_protocols().get((slug, devices), ()) if devices > 1 else ()
-
-
-@cache
-def _shipped_protocols() -> dict[tuple[str, int], tuple[LinkProtocol, ...]]:
+    if devices <= 1:
+        return ()
     table = read_yaml(shipped_directory() / "communication.yaml")
-    return {
-        (slug, devices): tuple(
-            LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
-            for start, latency_s, byte_s in rows
-        )
-        for slug, degrees in table.items()
-        for devices, rows in degrees.items()
-    }
+    return tuple(
+        LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
+        for start, latency_s, byte_s in table.get(slug, {}).get(devices, ())
+    )
 
 
 def find_device(query: str) -> DeviceSpec:
@@ -268,7 +261,7 @@ def load_targets() -> Mapping[str, TargetEntry]:
 def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -> TargetEntry:
     """The target called `name`: a model folder, a config file, a known target, or a hub id.
 
-    hub          read the config of any other owner/model from the hub (`costmodel.hub`)
+    hub          read the config of any other owner/model from the hub (`costmodel.hf_config`)
     approximate  take kinds whose parts are not all counted by the usual names of their sizes
     A config is read by transformers' class of its kind; a known name needs no transformers.
     Raises InputError where nothing has this name or the config cannot be read.
@@ -304,11 +297,11 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
 def _quantised(name: str) -> TargetEntry | None:
     """A known target's quantised checkpoint, by its name; None where that says nothing."""
     base, weights = checkpoint_name(name)
-    try:
-        known = find_target(base.rpartition("/")[2]) if weights else None
-    except InputError:
+    if weights is None:
         return None
-    if known is None or weights is None:
+    try:
+        known = find_target(base.rpartition("/")[2])
+    except InputError:
         return None
     architecture = dataclasses.replace(known.architecture, name=name)
     return dataclasses.replace(known, name=name, architecture=architecture, weights=weights)

@@ -98,13 +98,3 @@ def check_ascending(name: str, *columns: tuple[int, ...]) -> None:
             raise ValueError(
                 f"entries must ascend by {name}, without repeats (entry {index} does not)"
             )
-
-
-def check_spread(median_s: tuple[float, ...], mad_s: tuple[float | None, ...]) -> None:
-    """Raise ValueError where a median absolute deviation exceeds the median.
-
-    It never does for times, which are above 0: half of the samples lie between 0 and the median.
-    """
-    for index, (median, spread) in enumerate(zip(median_s, mad_s, strict=True)):
-        if spread is not None and spread > median:
-            raise ValueError(f"mad_s exceeds median_s (entry {index})")

@@ -245,7 +245,20 @@ def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str,
                 "router_bias": True,
                 "layer_norms": 7,
             }
-        result |= _global_shape(fields, sizes)
+        # The attention of layers that read the whole context: fields, or overrides by layer.
+        overrides = fields.get("per_layer_config") or {}
+        names = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
+        one, first = fields, next(iter(overrides.values()), None) if overrides else None
+        if isinstance(first, Mapping):
+            one = {name: first.get(other_name) for name, other_name in names.items()}
+        head_dim, kv_heads = count(one, "global_head_dim"), sizes["kv_heads"]
+        if one_projection := flag(fields, "attention_k_eq_v"):
+            kv_heads = count(one, "num_global_key_value_heads") or kv_heads
+        result |= {
+            "full_head_dim": 0 if head_dim == sizes["head_dim"] else head_dim,
+            "full_kv_heads": 0 if kv_heads == sizes["kv_heads"] else kv_heads,
+            "full_key_is_value": one_projection,
+        }
     else:
         widths = fields.get("ffn_widths") or [ffn] * layers
         other += 3 * hidden * (sum(widths) - layers * ffn)
@@ -253,24 +266,6 @@ def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str,
         other += layers * (2 * hidden * rank + (3 + streams) * hidden + streams**2 + streams**3)
         other += 2 * (streams - 1) * hidden**2
     return result | {"other_weights": other}
-
-
-def _global_shape(fields: Fields, sizes: dict[str, Any]) -> dict[str, Any]:
-    """The attention of layers that read the whole context: fields, or overrides by layer."""
-    overrides = fields.get("per_layer_config") or {}
-    names = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
-    one, first = fields, next(iter(overrides.values()), None) if overrides else None
-    if isinstance(first, Mapping):
-        one = {name: first.get(other) for name, other in names.items()}
-    head_dim, kv_heads = count(one, "global_head_dim") or sizes["head_dim"], sizes["kv_heads"]
-    one_projection = flag(fields, "attention_k_eq_v")
-    if one_projection:
-        kv_heads = count(one, "num_global_key_value_heads") or kv_heads
-    return {
-        "full_head_dim": 0 if head_dim == sizes["head_dim"] else head_dim,
-        "full_kv_heads": 0 if kv_heads == sizes["kv_heads"] else kv_heads,
-        "full_key_is_value": one_projection,
-    }
 
 
 def windows(fields: Fields, layers: int, label: str, positions: int | None) -> dict[str, Any]:
@@ -292,28 +287,27 @@ def expert_sizes(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]
         return {}
     width = first_of(fields, _WIDTH)
     shared = first_of(fields, _SHARED) or width * count(fields, "n_shared_experts")
+    if types := listed(fields, "mlp_layer_types", str):
+        dense = types.count("dense")
+    elif first := first_of(fields, ("first_k_dense_replace", "num_dense_layers")):
+        dense = min(first, layers)
+    elif "moe" in (blocks := block_types(fields)):
+        dense = blocks.count("mlp")
+    else:
+        step, plain = (
+            count(fields, "decoder_sparse_step") or 1,
+            listed(fields, "mlp_only_layers", int),
+        )
+        dense = sum(i in plain or (i + 1) % step != 0 for i in range(layers))
     return {
         "experts": experts,
         "active_experts": first_of(fields, _ACTIVE),
         "expert_ffn": width,
         "shared_ffn": shared,
         "shared_gate": kind.gated,
-        "dense_layers": _dense_layers(fields, layers),
+        "dense_layers": dense,
         "router_bias": kind.router_bias,
     }
-
-
-def _dense_layers(fields: Fields, layers: int) -> int:
-    """The layers of a mixture of experts that have a dense FFN instead."""
-    if types := listed(fields, "mlp_layer_types", str):
-        return types.count("dense")
-    if first := first_of(fields, ("first_k_dense_replace", "num_dense_layers")):
-        return min(first, layers)
-    if "moe" in (blocks := block_types(fields)):
-        return blocks.count("mlp")
-    step = count(fields, "decoder_sparse_step") or 1
-    dense = listed(fields, "mlp_only_layers", int)
-    return sum(i in dense or (i + 1) % step != 0 for i in range(layers))
 
 
 def latent_sizes(fields: Fields) -> dict[str, int]:

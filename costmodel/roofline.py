@@ -100,37 +100,18 @@ def physical_flops(
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     keys = c + (s + 1) / 2
-    if a.sliding_window is not None:
-        keys = _over_layers(a, keys * a.full_score_ratio, _windowed_keys(a, s, c))
+    if (window := a.sliding_window) is not None:
+        growing = np.clip(window - c, 0, s)  # new rows that still see everything before them
+        seen = growing * c + growing * (growing + 1) / 2 + (s - growing) * window
+        if a.chunked:
+            seen = _chunk_pairs(c + s, window) - _chunk_pairs(c, window)
+        keys = _over_layers(a, keys * a.full_score_ratio, seen / s)
     count = _flops(a, s * b, keys=keys, router=True)
-    pairs = s * b * _chosen(a, keys)
-    return _with_least_attention(a, count, pairs, b * c) if a.latent_rank else count
-
-
-def _windowed_keys(a: ModelArchitecture, s: Array, c: Array) -> Array:
-    """Keys that a new row sees on average under a window, its own among them."""
-    window = a.sliding_window or 0
-    if a.chunked:
-        return (_chunk_pairs(c + s, window) - _chunk_pairs(c, window)) / s
-    growing = np.clip(window - c, 0, s)  # new rows that still see everything before them
-    seen: Array = (growing * c + growing * (growing + 1) / 2 + (s - growing) * window) / s
-    return seen
-
-
-def _chunk_pairs(tokens: Array, chunk: int) -> Array:
-    """Pairs of row and key in a text of `tokens`, whose rows see their own chunk only."""
-    whole, rest = np.divmod(tokens, chunk)
-    pairs: Array = whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
-    return pairs
-
-
-def _with_least_attention(
-    a: ModelArchitecture, count: FlopCount, pairs: Array, cached: Array
-) -> FlopCount:
-    """The count with the cheaper form of latent attention; `pairs` of row and key, all rows."""
+    if not a.latent_rank:
+        return count
     made = a.heads * (a.head_dim - a.rope_dim + a.value_dim)
-    expanding = a.attention_layers * 2 * cached * a.latent_rank * made
-    pairs = 2 * a.attention_layers * pairs * a.heads
+    expanding = a.attention_layers * 2 * (b * c) * a.latent_rank * made
+    pairs = 2 * a.attention_layers * (s * b * _chosen(a, keys)) * a.heads
     scores, values = (pairs * width for width in (a.head_dim, a.value_dim))
     cheaper = expanding + scores + values < count.scores + count.values
     return dataclasses.replace(
@@ -139,6 +120,13 @@ def _with_least_attention(
         scores=np.where(cheaper, scores, count.scores),
         values=np.where(cheaper, values, count.values),
     )
+
+
+def _chunk_pairs(tokens: Array, chunk: int) -> Array:
+    """Pairs of row and key in a text of `tokens`, whose rows see their own chunk only."""
+    whole, rest = np.divmod(tokens, chunk)
+    pairs: Array = whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
+    return pairs
 
 
 def _over_layers(a: ModelArchitecture, full: Array, windowed: Array) -> Array:
@@ -152,22 +140,15 @@ def _chosen(a: ModelArchitecture, keys: Array) -> Array:
     return np.minimum(keys, a.index_topk) if a.index_topk else keys
 
 
-def cached_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
+def cached_tokens(
+    architecture: ModelArchitecture, context: ArrayLike, *, scored: bool = False
+) -> Array:
     """Cached tokens that attention reads for one row, the mean over layers with attention.
 
-    Layers with a cache of another width count by their width.
+    Layers count by the width of their cache, or of their scores, in units of a usual layer.
     """
-    a = architecture
-    return _cached(a, context, a.full_cached_width / a.cached_width)
-
-
-def scored_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
-    """The same where layers count by the width of their scores, in units of a usual layer."""
-    return _cached(architecture, context, architecture.full_score_ratio)
-
-
-def _cached(a: ModelArchitecture, context: ArrayLike, full: float) -> Array:
-    c = np.asarray(context, dtype=np.float64)
+    a, c = architecture, np.asarray(context, dtype=np.float64)
+    full = a.full_score_ratio if scored else a.full_cached_width / a.cached_width
     if a.sliding_window is None:
         return _chosen(a, c)
     seen = np.mod(c, a.sliding_window) if a.chunked else np.minimum(c, a.sliding_window - 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -58,34 +57,12 @@ def standard_curves() -> tuple[AcceptanceCurve, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Regret:
-    """Shares of tokens/s lost, 0 .. 1, over `decisions` choices of N."""
+    """Shares of tokens/s lost, 0 .. 1, by choosing N from predicted times instead of true ones.
+
+    There are `decisions` choices. Times of verifications alone give the regret for a free draft,
+    the harder case.
+    """
 
     mean: float
     worst: float
     decisions: int
-
-
-def decision_regret(
-    predicted_s: ArrayLike,
-    true_s: ArrayLike,
-    nodes: ArrayLike,
-    curves: Sequence[AcceptanceCurve] | None = None,
-) -> Regret:
-    """Tokens/s lost by choosing N from predicted cycle times instead of from true ones.
-
-    predicted_s and true_s: [n] or [contexts, n]; nodes: [n]. There is one decision for each
-    context and curve (`standard_curves` by default). Times of verifications alone give the
-    regret for a free draft, the harder case.
-    """
-    predicted = np.atleast_2d(np.asarray(predicted_s, dtype=np.float64))
-    true = np.atleast_2d(np.asarray(true_s, dtype=np.float64))
-    counts = np.asarray(nodes, dtype=np.float64)
-    chosen_curves = standard_curves() if curves is None else curves
-    losses = []
-    for curve in chosen_curves:
-        rate = curve.committed(counts) / true
-        chosen = np.argmax(curve.committed(counts) / predicted, axis=1)
-        taken = np.take_along_axis(rate, chosen[:, None], axis=1)[:, 0]
-        losses.append(1.0 - taken / np.max(rate, axis=1))
-    lost = np.concatenate(losses)
-    return Regret(mean=float(np.mean(lost)), worst=float(np.max(lost)), decisions=len(lost))

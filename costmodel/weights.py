@@ -145,32 +145,29 @@ def stored_weights(config: Any) -> str:
 def _named(settings: Mapping[str, Any]) -> Weights | None:
     """The weights as operator tables call them; None where no table has such."""
     method, groups = method_name(settings), settings.get("config_groups")
-    static = settings.get("activation_scheme") == "static"
-    named: Weights | None = None
     if method == "mxfp4":
-        named = "mxfp4"
-    elif method in ("fp8", "fbgemm_fp8"):
-        named = "fp8" if static else "fp8_dynamic"
-        named = "fp8_block" if settings.get("weight_block_size") else named
-    elif method == "modelopt":
-        named = _MODELOPT.get(str(settings.get("quant_algo")).lower())
-    elif method == "quark" and isinstance(settings.get("global_quant_config"), Mapping):
+        return "mxfp4"
+    if method in ("fp8", "fbgemm_fp8"):
+        static = settings.get("activation_scheme") == "static"
+        stored: Weights = "fp8" if static else "fp8_dynamic"
+        return "fp8_block" if settings.get("weight_block_size") else stored
+    if method == "modelopt":
+        return _MODELOPT.get(str(settings.get("quant_algo")).lower())
+    if method == "quark" and isinstance(settings.get("global_quant_config"), Mapping):
         parts = settings["global_quant_config"]
         weights, inputs = parts.get("weight") or {}, parts.get("input_tensors") or {}
         if (weights.get("dtype"), inputs.get("dtype")) == ("fp8_e4m3", "fp8_e4m3"):
-            named = "fp8_dynamic" if inputs.get("is_dynamic") else "fp8"
-    elif method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
+            return "fp8_dynamic" if inputs.get("is_dynamic") else "fp8"
+    if method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
         (group,) = groups.values()
         weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
         bits = weights.get("num_bits")
-        if weights.get("type") != "float" or inputs.get("num_bits") != bits:
-            named = None
-        elif bits == 4:
-            named = "nvfp4" if weights.get("group_size") == 16 else None
-        else:
-            named = "fp8_dynamic" if inputs.get("dynamic") else "fp8"
-            named = "fp8_block" if weights.get("strategy") == "block" else named
-    return named
+        if weights.get("type") == "float" and inputs.get("num_bits") == bits:
+            if bits == 4:
+                return "nvfp4" if weights.get("group_size") == 16 else None
+            stored = "fp8_dynamic" if inputs.get("dynamic") else "fp8"
+            return "fp8_block" if weights.get("strategy") == "block" else stored
+    return None
 
 
 _MODELOPT: Mapping[str, Weights] = {

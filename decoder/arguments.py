@@ -148,30 +148,27 @@ def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions)
     more = options.get("template") or {}
     if not isinstance(more, Mapping):
         raise InputError(f"template must be a mapping of names to values, got {shown(more)}")
-    template = _template_text(tokenizer.chat_template, more)
+    # The template that transformers would take: its only one, or the one of several by name.
+    templates = tokenizer.chat_template
+    if not isinstance(templates, dict):
+        templates = {None: templates}
+    usual = "tool_use" if more.get("tools") and "tool_use" in templates else "default"
+    chosen = more.get("chat_template", None if None in templates else usual)
+    if chosen not in templates:
+        known = ", ".join(str(one) for one in templates if one)
+        raise InputError(
+            f"the tokenizer has no chat template {shown(chosen)}",
+            hint=f"Give chat_template=NAME, of {known}" if known else "Leave chat_template out.",
+        )
     for name in more:
-        if name != "chat_template" and not re.search(rf"\b{re.escape(name)}\b", template):
+        written = re.search(rf"\b{re.escape(name)}\b", str(templates[chosen]))
+        if name != "chat_template" and not written:
             raise InputError(
                 f"the chat template has no option '{name}'",
                 hint="It would change nothing; leave it out.",
             )
     encoded = apply_chat_template(tokenizer, turns, return_dict=True, **more)
     return list(encoded["input_ids"])
-
-
-def _template_text(templates: Any, options: Mapping[str, Any]) -> str:
-    """The template that transformers would take: its only one, or the one of several by name."""
-    if not isinstance(templates, dict):
-        templates = {None: templates}
-    name = "tool_use" if options.get("tools") and "tool_use" in templates else "default"
-    name = options.get("chat_template", None if None in templates else name)
-    if name not in templates:
-        known = ", ".join(str(one) for one in templates if one)
-        raise InputError(
-            f"the tokenizer has no chat template {shown(name)}",
-            hint=f"Give chat_template=NAME, of {known}" if known else "Leave chat_template out.",
-        )
-    return str(templates[name])
 
 
 def apply_chat_template(

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, shown
-from costmodel.hf_config import SAME, is_known_kind, text_fields
+from costmodel.hf_config import SAME, text_fields
 from costmodel.hf_kinds import ATTENDING, KINDS, block_types
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
@@ -54,7 +54,7 @@ def sizes_of(
     """
     if str(config.model_type).endswith("_assistant") and not approximate:
         raise _unsupported(config, "it is a drafter")
-    if is_known_kind(config):
+    if text_fields(config).get("model_type") in KINDS:
         return ModelArchitecture.from_hf_config(config, name)
     read = ModelArchitecture.from_hf_config(config, name, approximate=True)
     try:

@@ -39,7 +39,7 @@ from decoder.model.making import Quantization, make_target, quantised, runtime_k
 from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.target import Target
 from decoder.policies.base import DEFAULT_MAX_NODES, GRAPHS_MAX_NODES, Fit, Policy
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
 from decoder.text import StopStrings, TextRequest, TextStream, checkpoint_settings, end_tokens
@@ -115,7 +115,7 @@ class TreeDecoder:
     ) -> None:
         """
         drafter      an object, or a value of `--drafter` (decoder/drafters/factory.py)
-        policy       an object, or a value of `--policy` (decoder/policies/parse.py)
+        policy       an object, or a value of `--policy` (decoder/policies/bastion.py)
         acceptance   walk, recursive, traversal or auto (decoder/acceptance/rules.py); None: the
                      policy's
         max_nodes    bounds the adaptive trees and chains

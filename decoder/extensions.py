@@ -17,10 +17,11 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from costmodel.errors import InputError, reason_of
+from costmodel.plugins import load_entry_point, load_plugins
 
 DRAFTERS = "rooftree.drafters"
 POLICIES = "rooftree.policies"
@@ -62,27 +63,9 @@ def make_extension(name: str, group: str, kind: type[T], **available: object) ->
     return build(factory, kind, name, available)
 
 
-def extension_names(group: str) -> list[str]:
-    """The names that installed packages give to their drafters or policies."""
-    return sorted({entry.name for entry in entry_points(group=group)})
-
-
-def load_entry_point(entry: EntryPoint) -> Factory:
-    """What an entry point names. Raises InputError where it cannot be imported."""
-    try:
-        factory: Factory = entry.load()
-    except Exception as error:
-        raise InputError(
-            f"the entry point '{entry.name}' ({entry.value}) cannot be loaded: {reason_of(error)}",
-            hint=f"Mend or remove the package {entry.dist.name if entry.dist else 'of it'}.",
-        ) from error
-    return factory
-
-
 def checkpoint_formats() -> dict[str, Any]:
     """The classes of other packages that recognise checkpoints, by the names of entry points."""
-    loaded = {entry.name: load_entry_point(entry) for entry in entry_points(group=DRAFTERS)}
-    return {name: loaded[name] for name in sorted(loaded) if hasattr(loaded[name], "recognises")}
+    return {name: one for name, one in load_plugins(DRAFTERS) if hasattr(one, "recognises")}
 
 
 def build(factory: Factory, kind: type[T], name: str, available: dict[str, object]) -> T:
@@ -91,10 +74,15 @@ def build(factory: Factory, kind: type[T], name: str, available: dict[str, objec
     Raises InputError where the call fails or gives another type than `kind`.
     """
     hint = f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
+    accepted = available
     if not callable(factory):
         raise InputError(f"'{name}' is no class or function", hint=hint)
     try:
-        made = factory(**_accepted(factory, available))
+        parameters = inspect.signature(factory).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            named = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY]
+            accepted = {name: available[name] for name in named if name in available}
+        made = factory(**accepted)
     except InputError:
         raise
     except Exception as error:
@@ -138,17 +126,6 @@ def _module(name: str, module: str) -> Any:
 
 def _failed(name: str, error: Exception) -> InputError:
     return InputError(f"'{name}': importing it fails: {reason_of(error)}")
-
-
-def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, object]:
-    parameters = inspect.signature(factory).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return available
-    return {
-        parameter.name: available[parameter.name]
-        for parameter in parameters
-        if parameter.name in available and parameter.kind is not parameter.POSITIONAL_ONLY
-    }
 
 
 def _top(module: str) -> str:

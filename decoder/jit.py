@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -30,22 +31,33 @@ PATIENCE = 2000  # looks at a counter before a waiting thread lets others run
 Claims = NDArray[np.int64]
 
 
-def jit(function: F, *, fastmath: frozenset[str] = frozenset()) -> F:
+def jit(function: F) -> F:
     """Compile `function` with numba, cached on disk where a directory is writable.
 
     `njit(cache=True)` raises RuntimeError if it finds no writable directory (a read-only
     install, a container without a home); the function is then compiled without a cache.
     """
     _FUNCTIONS.add(function)
+    options = {"nogil": True, "no_cfunc_wrapper": True}
     try:
-        return cast(F, numba.njit(cache=True, nogil=True, fastmath=set(fastmath))(function))
+        compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        return cast(F, numba.njit(nogil=True, fastmath=set(fastmath))(function))
+        return cast(F, numba.njit(**options)(function))
+    # numba looks for changes in the function's own file; inner ones are in others of the folder.
+    files, folder = compiled._cache._cache_file, Path(function.__code__.co_filename).parent
+    files._source_stamp = files._source_stamp, max(f.stat().st_mtime for f in folder.glob("*.py"))
+    return cast(F, compiled)
+
+
+def jit_inner(function: F, *, fastmath: frozenset[str] = frozenset()) -> F:
+    """`jit` for a function that compiled ones call alone, in whose cached code it is."""
+    options = {"nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+    return cast(F, numba.njit(fastmath=set(fastmath), **options)(function))
 
 
 def jit_sums(function: F) -> F:
-    """`jit` for sums and largest numbers, whose terms are taken side by side; none is NaN."""
-    return jit(function, fastmath=frozenset({"reassoc", "nnan", "nsz", "contract"}))
+    """`jit_inner` for sums and largest numbers, whose terms are taken side by side, no NaN."""
+    return jit_inner(function, fastmath=frozenset({"reassoc", "nnan", "nsz", "contract"}))
 
 
 class FirstCompile(event.Listener):  # type: ignore[misc]
@@ -145,7 +157,7 @@ def _let_others_run(typing: Any) -> Any:
     return numba.types.void(), emit
 
 
-@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+@jit_inner
 def parts_of(claims, phase, parts, size):  # type: ignore[no-untyped-def]
     """Yield the parts of a phase that the caller has to do, `size` together, until all are done."""
     claimed, done, looks = 2 * phase * LINE, (2 * phase + 1) * LINE, 0

@@ -12,7 +12,8 @@ from typing import Any
 from costmodel.catalog import find_target
 from costmodel.errors import DeviceError, InputError, shown
 from costmodel.io import folder_of
-from decoder.extensions import POLICIES, REFERENCE, extension_names
+from costmodel.plugins import plugin_names
+from decoder.extensions import POLICIES, REFERENCE
 
 DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:\d{1,3})?", re.ASCII)
 GPU_FILES = ("nvidia*", "nvhost*", "nvmap", "nvgpu*", "kfd", "dxg")  # in /dev, of all that CUDA has
@@ -70,7 +71,7 @@ def check_policy(text: str) -> None:
     if text.partition(":")[0] == "fixed":
         hint = "Write fixed:N with N of 1 or more, as fixed:16."
         raise InputError(f"'{text}' is not a policy", hint=hint)
-    extensions = extension_names(POLICIES)
+    extensions = plugin_names(POLICIES)
     named = text in extensions or text.partition(":")[0] in extensions
     if not named and REFERENCE.fullmatch(text) is None:
         names = ", ".join((POLICY_NAMES, *extensions))

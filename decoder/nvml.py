@@ -65,13 +65,18 @@ def failures(nvml: Any) -> tuple[type[Exception], ...]:
 class Gpu:
     """One GPU (or MIG slice) that NVML has opened.
 
-    board   the whole GPU, which has clocks, temperature and power; the same without MIG
+    board   the whole GPU, which has clocks, temperature and power; of a slice NVML tells only
+            name, memory and processes. Where the driver hides the GPU around a slice, as in some
+            containers, the slice itself
     sliced  whether `handle` is a MIG slice
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self.nvml, self.handle = nvml, handle
-        self.board, self.sliced = board_of(nvml, handle)
+        self.nvml, self.handle, self.board, self.sliced = nvml, handle, handle, False
+        with contextlib.suppress(*failures(nvml)):  # a driver that knows no MIG
+            self.sliced = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
+            if self.sliced:
+                self.board = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
 
     @classmethod
     def open(cls, cuda_index: int = 0) -> Gpu:
@@ -80,30 +85,32 @@ class Gpu:
 
     def sample(self) -> GpuReading:
         """The present clock, temperature, power and clock reasons."""
+        fields, reasons = self.read("gpu_sm_clock_hz", "gpu_temperature_c", "gpu_power_w"), None
+        with contextlib.suppress(*failures(self.nvml)):
+            reasons = self._clock_reasons()
+        heat_c = fields.get("gpu_temperature_c")
         return GpuReading(
-            sm_clock_hz=self._ask(self._sm_clock_hz),
-            temperature_c=self._ask(
-                lambda: float(self.nvml.nvmlDeviceGetTemperature(self.board, 0))
-            ),
-            power_w=self._ask(self._power_w),
-            reasons=self._ask(self._clock_reasons),
+            sm_clock_hz=fields.get("gpu_sm_clock_hz"),
+            temperature_c=None if heat_c is None else float(heat_c),
+            power_w=fields.get("gpu_power_w"),
+            reasons=reasons,
         )
 
-    def read(self) -> dict[str, Any]:
-        """Every field that this driver and GPU can tell; the others are left out."""
+    def read(self, *names: str) -> dict[str, Any]:
+        """Every field, or those of these names, that this driver and GPU can tell, and no other."""
         nvml, handle, board = self.nvml, self.handle, self.board
         readings: dict[str, Callable[[], Any]] = {
             "gpu_name": lambda: text(nvml.nvmlDeviceGetName(handle)),
             "gpu_uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
-            "driver": self._driver,
+            "driver": lambda: text(nvml.nvmlSystemGetDriverVersion()),
             "gpu_memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             "gpu_memory_free_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).free),
-            "gpu_sm_clock_hz": self._sm_clock_hz,
+            "gpu_sm_clock_hz": lambda: 1e6 * float(nvml.nvmlDeviceGetClockInfo(board, 1)),
             "gpu_sm_clock_max_hz": lambda: 1e6 * nvml.nvmlDeviceGetMaxClockInfo(board, 1),
             "gpu_memory_clock_hz": lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(board, 2),
             "gpu_temperature_c": lambda: int(nvml.nvmlDeviceGetTemperature(board, 0)),
-            "gpu_power_w": self._power_w,
-            "gpu_power_limit_w": self._power_limit_w,
+            "gpu_power_w": lambda: float(nvml.nvmlDeviceGetPowerUsage(board)) / 1e3,
+            "gpu_power_limit_w": lambda: float(nvml.nvmlDeviceGetEnforcedPowerLimit(board)) / 1e3,
             "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
             "gpu_clock_reasons": lambda: list(clock_reasons(self._clock_reasons())),
             "gpu_ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(board)[0]),
@@ -112,32 +119,10 @@ class Gpu:
             "gpu_other_processes": self._other_processes,
         }
         fields = {}
-        for name, reading in readings.items():
+        for name in names or readings:
             with contextlib.suppress(*failures(nvml)):
-                fields[name] = reading()
+                fields[name] = readings[name]()
         return fields
-
-    def driver_facts(self) -> SoftKey:
-        """The driver's version and the power limit."""
-        return SoftKey(driver=self._ask(self._driver), power_limit_w=self._ask(self._power_limit_w))
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except failures(self.nvml):
-            return None
-
-    def _driver(self) -> str:
-        return text(self.nvml.nvmlSystemGetDriverVersion())
-
-    def _sm_clock_hz(self) -> float:
-        return 1e6 * float(self.nvml.nvmlDeviceGetClockInfo(self.board, 1))
-
-    def _power_w(self) -> float:
-        return float(self.nvml.nvmlDeviceGetPowerUsage(self.board)) / 1e3
-
-    def _power_limit_w(self) -> float:
-        return float(self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.board)) / 1e3
 
     def _clock_reasons(self) -> int:
         return int(self.nvml.nvmlDeviceGetCurrentClocksEventReasons(self.board))
@@ -162,9 +147,10 @@ def driver_facts(cuda_index: int) -> SoftKey:
     Empty where there is no NVML: a decoder runs without it.
     """
     try:
-        return Gpu.open(cuda_index).driver_facts()
+        fields = Gpu.open(cuda_index).read("driver", "gpu_power_limit_w")
     except DeviceError:
-        return SoftKey()
+        fields = {}
+    return SoftKey(driver=fields.get("driver"), power_limit_w=fields.get("gpu_power_limit_w"))
 
 
 def open_handle(cuda_index: int) -> tuple[Any, Any]:
@@ -181,24 +167,6 @@ def open_handle(cuda_index: int) -> tuple[Any, Any]:
         raise DeviceError(f"NVML: {error}", hint="Install nvidia-ml-py.") from error
     except failures(pynvml) as error:
         raise DeviceError(f"NVML: {error}", hint="Is the NVIDIA driver installed?") from error
-
-
-def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """The handle of the whole GPU, and whether `handle` is a MIG slice of it.
-
-    Clocks, temperature and power belong to the whole GPU; of a slice NVML tells only name,
-    memory and processes. Where the driver hides the GPU around a slice, as in some containers,
-    the slice's own handle is returned.
-    """
-    try:
-        if not nvml.nvmlDeviceIsMigDeviceHandle(handle):
-            return handle, False
-    except failures(nvml):  # a driver that knows no MIG
-        return handle, False
-    try:
-        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), True
-    except failures(nvml):
-        return handle, True
 
 
 def find_handle(nvml: Any, cuda_index: int) -> Any:

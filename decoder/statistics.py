@@ -36,11 +36,8 @@ class StageTimes:
         return self.draft_s + self.build_s + self.verify_s + self.accept_s + self.commit_s
 
     def add(self, other: StageTimes) -> None:
-        self.draft_s += other.draft_s
-        self.build_s += other.build_s
-        self.verify_s += other.verify_s
-        self.accept_s += other.accept_s
-        self.commit_s += other.commit_s
+        for stage in self.__slots__:
+            setattr(self, stage, getattr(self, stage) + getattr(other, stage))
 
 
 class StageTimer:
@@ -102,7 +99,6 @@ class Round:
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens that were accepted."""
         return len(self.accepted.rows)
 
     @property
@@ -136,7 +132,6 @@ class Statistics:
     accepted_depths: list[int] = field(default_factory=list)  # of each round
 
     def add(self, finished: Round) -> None:
-        """Count a round."""
         self.rounds += 1
         self.drafted_rounds += finished.nodes > 0
         self.drafted_tokens += finished.nodes

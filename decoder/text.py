@@ -116,7 +116,22 @@ def checkpoint_settings(
         config.pad_token_id = 0  # or transformers speaks of it at every text
     ids = torch.tensor([list(prompt)], device=device_of(model))
     try:
-        _check(config, sampling)
+        for name in ("temperature", "top_p", "top_k"):  # the decoder's own arguments in its place
+            value = getattr(config, name, None)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise ValueError(f"{name} must be a number (is {shown(value)})")
+        mode = config.get_generation_mode()
+        wanted = [] if mode in TEXT_MODES else [mode.value.replace("_", " ")]
+        wanted += [name for name in ("token_healing", "max_time") if getattr(config, name, None)]
+        if sampling.temperature > 0.0 and config.do_sample:
+            cuts = ((name, getattr(config, name, None), off) for name, off in CUTS.items())
+            wanted += [name for name, value, off in cuts if value not in (None, off)]
+        if wanted:
+            raise InputError(
+                f"the checkpoint's generation config asks for {wanted[0]}, which the tree decoder "
+                "does not do",
+                hint="Change model.generation_config, or the checkpoint's generation_config.json.",
+            )
         config.do_sample = False  # no warpers
         model._prepare_special_tokens(config, True, device=ids.device)
         processors = model._get_logits_processor(
@@ -137,26 +152,6 @@ def checkpoint_settings(
             hint="Correct it beside the weights.",
         ) from error
     return process_of(processors), stops
-
-
-def _check(config: GenerationConfig, sampling: Sampling) -> None:
-    for name in ("temperature", "top_p", "top_k"):  # the decoder's own arguments in its place
-        value = getattr(config, name, None)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise ValueError(f"{name} must be a number (is {shown(value)})")
-    mode = config.get_generation_mode()
-    wanted = [] if mode in TEXT_MODES else [mode.value.replace("_", " ")]
-    wanted += [name for name in ("token_healing", "max_time") if getattr(config, name, None)]
-    if sampling.temperature > 0.0 and config.do_sample:
-        wanted += [
-            name for name, off in CUTS.items() if getattr(config, name, None) not in (None, off)
-        ]
-    if wanted:
-        raise InputError(
-            f"the checkpoint's generation config asks for {wanted[0]}, which the tree decoder "
-            "does not do",
-            hint="Change model.generation_config, or the checkpoint's generation_config.json.",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
-"""Decisions from a profile inside other engines, and the engines' own interfaces.
+"""Outside tools, one folder each, which plug into the core by entry points (docs/extending.md).
 
-The modules here need `costmodel` alone; the folder of an engine imports that engine only when it
-is used. `costmodel` is the only other package that may be imported.
+Each folder has the same file names: `source` calibrates the tool, `read` reads its files,
+`settings` writes its settings, `scheduler` runs inside it, `tables` reads its operator tables,
+`command` is its command. A folder may import the core; what runs inside the tool's own process
+imports `costmodel` alone.
 """

@@ -15,11 +15,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 import click
 
 from costmodel.errors import EXIT_OUTPUT, RooftreeError
+from costmodel.plugins import COMMANDS as PLUGINS
+from costmodel.plugins import load_plugin, plugin_names
+from profiler.commands.options import with_json_told
 from profiler.report.console import note
 
 EXIT_USAGE = 2
@@ -56,16 +58,6 @@ TOGETHER = {
     "demo-model": "generate",
 }
 
-PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs
-
-
-def with_json_told(command: click.Command) -> click.Command:
-    """The command, whose help says where it and its subcommands take `--json`."""
-    for one in (command, *getattr(command, "commands", {}).values()):
-        if getattr(one.callback, "takes_json", False):
-            one.epilog = "With --json the result is one JSON object on stdout."
-    return command
-
 
 class LazyGroup(click.Group):
     """A group of the core's commands and those of entry points; only one that runs is imported."""
@@ -89,13 +81,12 @@ class LazyGroup(click.Group):
             raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *sorted(entry.name for entry in entry_points(group=PLUGINS))]
+        return [*COMMANDS, *plugin_names(PLUGINS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            for entry in entry_points(group=PLUGINS, name=cmd_name):
-                return with_json_told(entry.load())
-            return None
+            known = cmd_name in plugin_names(PLUGINS)
+            return with_json_told(load_plugin(PLUGINS, cmd_name)) if known else None
         module = importlib.import_module(f"profiler.commands.{TOGETHER.get(cmd_name, cmd_name)}")
         function = cmd_name.replace("-", "_") if cmd_name in TOGETHER else "command"
         return with_json_told(getattr(module, function))
@@ -174,8 +165,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", EXIT_INTERRUPTED)
-    except OSError as error:
-        return _system_error(error)
+    except OSError as error:  # of a pipe, a disk or a file, none of which is ours
+        if error.errno == errno.EPIPE:
+            _silence_stdout()
+            return EXIT_BROKEN_PIPE
+        if error.errno in FULL:
+            _silence_stdout()
+            return _report(
+                f"{error.filename or 'the output'}: not written, the disk is full. "
+                "Free some space and run the same command again",
+                EXIT_OUTPUT,
+            )
+        if error.filename is not None:
+            return _report(f"{error.filename}: {error.strerror}. Check the path", EXIT_USAGE)
+        if error.errno == errno.ENOENT:  # os.getcwd names no file
+            return _report("the current folder is gone. Change to another one", EXIT_USAGE)
+        return _unexpected(error)
     except Exception as error:
         return _unexpected(error)
 
@@ -189,25 +194,6 @@ def _report(message: str, exit_code: int) -> int:
     with contextlib.suppress(OSError):
         note(f"rooftree: {' '.join(message.split())}")
     return exit_code
-
-
-def _system_error(error: OSError) -> int:
-    """Report an error of the system: of a pipe, a disk or a file, none of which is ours."""
-    if error.errno == errno.EPIPE:
-        _silence_stdout()
-        return EXIT_BROKEN_PIPE
-    if error.errno in FULL:
-        _silence_stdout()
-        return _report(
-            f"{error.filename or 'the output'}: not written, the disk is full. "
-            "Free some space and run the same command again",
-            EXIT_OUTPUT,
-        )
-    if error.filename is not None:
-        return _report(f"{error.filename}: {error.strerror}. Check the path", EXIT_USAGE)
-    if error.errno == errno.ENOENT:  # os.getcwd names no file
-        return _report("the current folder is gone. Change to another one", EXIT_USAGE)
-    return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> int:

@@ -147,8 +147,8 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     click.echo(f"Drafter {comparison['drafter']}; tokens a verification are those of {ADAPTIVE}.")
     if not comparison["pooled"]["same_tokens"]:
         click.echo(
-            "Outputs may differ in bfloat16 where two tokens score nearly the same: one row and "
-            "several rows round differently. In float32 they are equal."
+            "Texts differ where two tokens score nearly the same: on a GPU, and where a CPU runs "
+            "the model eagerly, one row and several round differently. In float32 they are equal."
         )
 
 

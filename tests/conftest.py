@@ -45,3 +45,31 @@ def home_of_the_session(tmp_path_factory):
         patch.setenv("ROOFTREE_HOME", str(home))
         patch.setattr("profiler.measure.machine.disturbances", lambda: [])  # other tests' workers
         yield home
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs `rooftree ...` with an empty data directory: exit code, stdout and stderr."""
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        from profiler import cli
+
+        exit_code = cli.run(words)
+        captured = capsys.readouterr()
+        return exit_code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def refused(run):
+    """Runs what must fail in one line and print nothing else; that line."""
+
+    def call(*words: str, exit_code: int = 2) -> str:
+        found, out, err = run(*words)
+        assert (found, out, err.count("\n")) == (exit_code, "", 1), err
+        assert err.startswith("rooftree: ")
+        return err
+
+    return call

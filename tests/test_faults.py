@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from costmodel.catalog import resolve_target
 from costmodel.errors import RooftreeError
-from costmodel.imports.profiles import READERS
+from costmodel.imports.profiles import read_times
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import from_file
 from costmodel.planning.traffic import read_trace
@@ -144,14 +144,14 @@ def table(head: str, rows: Iterable[str]) -> str:
 
 
 def times_of(tool: str) -> Callable[[Path], None]:
-    return lambda path: positive(READERS[tool](path, None).points.seconds)
+    return lambda path: positive(read_times(tool, path, None).points.seconds)
 
 
 PROMPT = {"category": "math", "prompt": "What is 6 \u00d7 7?\u2028Say it."}
 DEPTHS = {"by_depth": [0.8, 0.7, 0.6], "rounds": 400, "drafted_share": 0.9}
 RESULT = make_result([PLAIN_ARM, policy_arm("bastion")], per_set=2, repeats=1, sets=("gsm8k",))
 (COMPOSED, *_) = (shipped_directory() / "h100-sxm").glob("qwen3-8b.*.yaml")
-LLAMA = Path(__file__).parent / "costmodel" / "imports" / "data" / "llama_bench.jsonl"
+LLAMA = Path(__file__).parent / "integrations" / "data" / "llama_bench.jsonl"
 FORMATS = {
     "profile": Format("p.yaml", make_profile().to_yaml(), use_profile),
     "composed-profile": Format("p.yaml", COMPOSED.read_text(encoding="utf-8"), use_profile),

@@ -16,7 +16,7 @@ from tests.tiny_folder import write_weights
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 ENGINE = ROOT / "decoder" / "engine.py"
-CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
+CORE = ("costmodel", "decoder", "profiler", "rooftree")
 
 # The heading of each list, and the most files that it may have.
 LISTS = {"A calibration": 8, "A round": 15, "A plan": 11, "From YAML to a tree size": 7}

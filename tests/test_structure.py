@@ -19,10 +19,11 @@ MOST_FILES = 15
 MOST_LINES = 500
 
 # What the house may hold, so that whoever adds something says what it replaces: all lines of its
-# Python files. The aims are a core of 37,000, a lab of 12,000, studies of 6,000, tests of 30,000.
-# Until the house is put in order the others may pass what there was by 2 %; docs/LOG.md says more.
-CORE = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
-CORE_FILES, CORE_LINES = 211, 42_450
+# Python files. The aims are a core of 175 files and 31,000 lines, integrations of 45 and 6,000, a
+# lab of 12,000, studies of 6,000, tests of 30,000. Until then they only fall.
+CORE = ("costmodel", "decoder", "profiler", "rooftree")
+CORE_FILES, CORE_LINES = 178, 36_910
+INTEGRATIONS_FILES, INTEGRATIONS_LINES = 44, 5_540
 LAB_FILES, LAB_LINES = 90, 12_000  # without its studies
 STUDIES, STUDIES_LINES = 24, 6_500  # those that can be run
 TEST_LINES = 33_765
@@ -133,6 +134,9 @@ def test_the_core_is_one_that_a_person_can_hold():
     lines = lengths(*CORE)
     assert len(lines) <= CORE_FILES
     assert sum(lines) <= CORE_LINES
+    outside = lengths("integrations")
+    assert len(outside) <= INTEGRATIONS_FILES
+    assert sum(outside) <= INTEGRATIONS_LINES
 
 
 def test_the_lab_stays_smaller_than_the_core():

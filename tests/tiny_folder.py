@@ -108,7 +108,7 @@ def fake_clock(
         rule = CountRule(samples=samples)
         return Instruments(timer=FakeTimer(duration_s), guard=Guard(), rule=rule)
 
-    patch.setattr("profiler.calibrate.sources.decoder.instruments", instruments)
+    patch.setattr("profiler.calibrate.decoder.instruments", instruments)
 
 
 def listing(folder: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.points import Points
-from costmodel.speculation import Regret, decision_regret, standard_curves
+from costmodel.speculation import Regret, standard_curves
 from costmodel.statistics import Array, Bools
 
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
@@ -41,19 +41,12 @@ def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
     None where no context (and batch) has two row counts or more. Points of one shape that
     come twice count once.
     """
-    predicted = np.asarray(predicted_s, dtype=np.float64)
-    regrets = [
-        decision_regret(predicted[here], points.seconds[here], points.rows[here] - 1)
-        for here in choices(points)
-    ]
-    if not regrets:
+    predicted, times_s = np.asarray(predicted_s, dtype=np.float64), points.seconds[None]
+    losses = [_losses(points, predicted, times_s, here)[0] for here in choices(points)]
+    if not losses:
         return None
-    decisions = sum(regret.decisions for regret in regrets)
-    return Regret(
-        mean=sum(regret.mean * regret.decisions for regret in regrets) / decisions,
-        worst=max(regret.worst for regret in regrets),
-        decisions=decisions,
-    )
+    lost = np.concatenate(losses, axis=1)
+    return Regret(mean=float(lost.mean()), worst=float(lost.max()), decisions=lost.size)
 
 
 def likely_regret(points: Points, predicted_s: ArrayLike) -> LikelyRegret | None:
@@ -124,8 +117,7 @@ def most_rows_that_pay(points: Points, slack: float) -> int:
 def has_choices(points: Points) -> Bools:
     """[points] whether a point's context has row counts enough for a choice to be judged."""
     _, number, counts = np.unique(points.context, return_inverse=True, return_counts=True)
-    enough: Bools = counts[number] >= MIN_CHOICES
-    return enough
+    return np.asarray(counts[number] >= MIN_CHOICES)
 
 
 def _losses(

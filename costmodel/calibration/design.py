@@ -94,9 +94,9 @@ class PointDesign:
     def next(self, points: Points, n: int) -> Indices:
         """Indices of up to `n` further candidates, given the measured points."""
         c = self.candidates
-        measured = set(zip(points.rows, points.context, points.batch, strict=True))
+        known = set(zip(points.rows, points.context, points.batch, strict=True))
         shapes = zip(c.rows, c.context, c.batch, strict=True)
-        taken = np.array([shape in measured for shape in shapes])
+        taken = np.array([shape in known for shape in shapes])
         fitted = quick_fit(points, self.roofline)
         if fitted is None or len(np.unique(points.rows)) < 2:
             return self._fill(np.flatnonzero(taken).tolist(), n)
@@ -104,7 +104,14 @@ class PointDesign:
         # The error is summed over all candidates, or over evenly spaced ones of many.
         evaluated = np.lexsort((c.context, c.rows))
         evaluated = evaluated[:: max(int(np.ceil(len(evaluated) / _MOST_EVALUATED)), 1)]
-        covariance, noise = self._posterior(points, fitted)
+        # The covariance of the candidates' log seconds given the points.
+        step = max(fitted.scales.step, _LEAST_STEP)
+        scales = fitted.scales.model_copy(update={"step": step})
+        here, noise = places_of(fitted.physical, c.rows, c.context, c.batch), scales.white**2
+        measured = CovarianceTerms(fitted.places, fitted.places).covariance(scales)
+        across = CovarianceTerms(here, fitted.places).covariance(scales)
+        solved = np.linalg.solve(measured + np.diag(noise + points.median_error**2), across.T)
+        covariance = CovarianceTerms(here, here).covariance(scales) - across @ solved
         chosen: list[int] = []
         for _ in range(min(n, int(np.sum(~taken)))):
             variance = np.diag(covariance) + noise
@@ -121,36 +128,26 @@ class PointDesign:
 
     def _fill(self, taken: list[int], n: int) -> Indices:
         """Indices of up to `n` candidates far from those taken and from each other."""
-        wanted = min(n, len(self.candidates) - len(taken))
-        c = self.candidates
-        start = list(taken)
-        chosen = list(taken)
+        c, chosen = self.candidates, list(taken)
+        wanted = min(len(taken) + n, len(c))
         plain = np.flatnonzero(c.rows == c.rows.min())
         for end in (plain[np.argmin(c.context[plain])], plain[np.argmax(c.context[plain])]):
-            if len(chosen) - len(start) < wanted and int(end) not in chosen:
+            if len(chosen) < wanted and int(end) not in chosen:
                 chosen.append(int(end))
-        while len(chosen) - len(start) < wanted:
+        while len(chosen) < wanted:
             apart = self._place[:, None] - self._place[chosen][None]
             distance = np.sqrt(np.min(np.sum(apart**2, axis=2), axis=1))
             distance[np.isin(c.rows, c.rows[chosen])] *= _REPEATED_ROW
             distance[chosen] = -1.0
             chosen.append(int(np.argmax(distance)))
-        return np.array(chosen[len(start) :], dtype=np.intp)
-
-    def _posterior(self, points: Points, fitted: StairsCalibration) -> tuple[Array, float]:
-        """Covariance of the candidates' log seconds given the points, and the noise variance."""
-        c = self.candidates
-        step = max(fitted.scales.step, _LEAST_STEP)
-        scales = fitted.scales.model_copy(update={"step": step})
-        here = places_of(fitted.physical, c.rows, c.context, c.batch)
-        measured = CovarianceTerms.of(fitted.places, fitted.places).covariance(scales)
-        across = CovarianceTerms.of(here, fitted.places).covariance(scales)
-        noise = scales.white**2
-        solved = np.linalg.solve(measured + np.diag(noise + points.median_error**2), across.T)
-        return CovarianceTerms.of(here, here).covariance(scales) - across @ solved, noise
+        return np.array(chosen[len(taken) :], dtype=np.intp)
 
     def _step_gain(self, points: Points, fitted: StairsCalibration) -> Array:
-        """Squared error that measuring each candidate's row count removes by locating a step."""
+        """Squared error that measuring each candidate's row count removes by locating a step.
+
+        A step in an interval lies before the measured row count with probability u, or after it;
+        measuring decreases the sum of u (1 - u) over the interval's row counts.
+        """
         c = self.candidates
         rows = np.unique(np.concatenate([c.rows, points.rows]))
         context, batch = float(np.median(c.context)), float(c.batch.min())
@@ -163,28 +160,17 @@ class PointDesign:
         for low, high in pairwise(measured):
             jump = correction[high] - correction[low]
             share = (mass[low + 1 : high] - mass[low]) / (mass[high] - mass[low])
-            gain[low + 1 : high] = jump**2 * _bisection_gain(share)
+            total = np.sum(share * (1 - share))
+            for index, at in enumerate(share):
+                before, after = share[:index] / at, (share[index + 1 :] - at) / (1 - at)
+                left = at * np.sum(before * (1 - before)) + (1 - at) * np.sum(after * (1 - after))
+                gain[low + 1 + index] = jump**2 * (total - left)
         return np.asarray(gain[np.searchsorted(rows, c.rows)], dtype=np.float64)
-
-
-def _bisection_gain(share: Array) -> Array:
-    """Decrease of sum u (1 - u) over an interval's row counts when one of them is measured.
-
-    The step then lies before it with probability u, or after it.
-    """
-    total = np.sum(share * (1 - share))
-    gain = np.empty_like(share)
-    for index, at in enumerate(share):
-        before, after = share[:index] / at, (share[index + 1 :] - at) / (1 - at)
-        left = at * np.sum(before * (1 - before)) + (1 - at) * np.sum(after * (1 - after))
-        gain[index] = total - left
-    return gain
 
 
 def _unit(values: Array) -> Array:
     spread = float(np.ptp(values))
-    scaled: Array = (values - values.min()) / (spread or 1.0)
-    return scaled
+    return np.asarray((values - values.min()) / (spread or 1.0))
 
 
 def design_points(table: Points, roofline: Roofline, n: int) -> Indices:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from costmodel.calibration.base import RooflineCalibration
-from costmodel.calibration.points import Points
+from costmodel.calibration.points import Points, RooflineCalibration
 from costmodel.errors import InputError
 from costmodel.fields import Factor, SignedSeconds, Statistic
 from costmodel.roofline import Roofline

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ValidationError, model_validator
 
-from costmodel.calibration.base import RooflineCalibration
-from costmodel.calibration.points import Points
+from costmodel.calibration.points import Points, RooflineCalibration
 from costmodel.catalog import all_reduce_s
 from costmodel.errors import InputError
 from costmodel.fields import Count, Factor, Statistic
@@ -24,7 +23,6 @@ from costmodel.roofline import (
     paper_bytes,
     physical_bytes,
     physical_flops,
-    scored_tokens,
     state_traffic,
 )
 from costmodel.statistics import Array, non_negative_minima, robust_sigma
@@ -57,35 +55,28 @@ def work_terms(
     bytes_per_s = roofline.peaks.bytes_per_s * roofline.tensor_parallel
     s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     tokens = s * b
-    one_row = _one_row(roofline)
-    keys = scored_tokens(a, c) + (s + 1) / 2 * one_row.score_width
+    (common, expert, whole, kv), (matrix_flops, attention_flops), score_width = _one_row(roofline)
+    keys = cached_tokens(a, c, scored=True) + (s + 1) / 2 * score_width
     state = state_traffic(a, s, b, roofline.element_bytes)
     state = state + b * c * a.index_values * roofline.element_bytes
-    weights = (one_row.fixed_bytes + one_row.expert_bytes * distinct_experts(a, tokens)) + 0 * c
     return [
-        np.full_like(tokens * keys, one_row.weight_bytes / bytes_per_s),
-        weights / bytes_per_s,
-        tokens * (one_row.matrix_flops / flops_per_s) + 0 * c,
-        tokens * keys * (one_row.attention_flops / flops_per_s),
-        b * cached_tokens(a, c) * (one_row.kv_bytes / bytes_per_s) + state / bytes_per_s + 0 * s,
+        np.full_like(tokens * keys, whole / bytes_per_s),
+        ((common + expert * distinct_experts(a, tokens)) + 0 * c) / bytes_per_s,
+        tokens * (matrix_flops / flops_per_s) + 0 * c,
+        tokens * keys * (attention_flops / flops_per_s),
+        b * cached_tokens(a, c) * (kv / bytes_per_s) + state / bytes_per_s + 0 * s,
     ]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _OneRow:
-    """Physical work of one row on one cached token."""
-
-    fixed_bytes: float
-    expert_bytes: float
-    weight_bytes: float
-    matrix_flops: float
-    attention_flops: float
-    score_width: float
-    kv_bytes: float
-
-
 @lru_cache(maxsize=64)
-def _one_row(roofline: Roofline) -> _OneRow:
+def _one_row(
+    roofline: Roofline,
+) -> tuple[tuple[float, float, float, float], tuple[float, float], float]:
+    """Physical work of one row on one cached token.
+
+    Bytes of the weights that all tokens share, of one expert's, of all that the row reads, and of
+    a cached token; FLOPs of matrices and of attention; the mean score width, 1 of a usual layer.
+    """
     a = roofline.architecture
     moved = physical_bytes(a, 1, 1, 1, roofline.element_bytes, roofline.read_bytes)
     flops = physical_flops(a, 1, 0)
@@ -95,17 +86,12 @@ def _one_row(roofline: Roofline) -> _OneRow:
     fixed = float(
         moved.embedding_and_lm_head_weights + moved.attention_weights + moved.small_weights
     )
-    common = a.common_ffn / max(a.active_ffn, 1)
-    per_expert = float(moved.ffn_weights) * (1 - common) / max(a.active_experts, 1)
-    return _OneRow(
-        fixed_bytes=fixed + common * float(moved.ffn_weights),
-        expert_bytes=per_expert,
-        weight_bytes=fixed + float(moved.ffn_weights),
-        matrix_flops=float(flops.total) - attention,
-        attention_flops=attention / score_width,
-        score_width=score_width,
-        kv_bytes=float(a.attention_layers * a.cached_width * roofline.element_bytes),
-    )
+    common, ffn = a.common_ffn / max(a.active_ffn, 1), float(moved.ffn_weights)
+    expert = ffn * (1 - common) / max(a.active_experts, 1)
+    cached = float(a.attention_layers * a.cached_width * roofline.element_bytes)
+    matrix_flops, attention_flops = float(flops.total) - attention, attention / score_width
+    weights = (fixed + common * ffn, expert, fixed + ffn, cached)
+    return weights, (matrix_flops, attention_flops), score_width
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,31 +228,21 @@ class PhysicalCalibration(RooflineCalibration):
         )
         return matrix, kv + attention, activations
 
-    def bounds_s(
-        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
-    ) -> tuple[Array, Array]:
-        """The two sides of the physical bound: (compute seconds, memory seconds)."""
-        return self.roofline.with_count("physical").branches_s(rows, context, batch)
-
-    def bound_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+    @property
+    def bound(self) -> Roofline:
         """The physical bound."""
-        return np.maximum(*self.bounds_s(rows, context, batch))
-
-    def cached(self, context: float) -> float:
-        """Cached tokens that attention reads: the context, or less under sliding windows."""
-        return float(cached_tokens(self.roofline.architecture, context))
+        return self.roofline.with_count("physical")
 
     def intervals(self) -> dict[str, tuple[float, float] | None]:
         """95 % interval of each coefficient; None where the points do not determine it."""
         free = max(self.points - len(COEFFICIENTS), 1)
         width = 1.96 + (1.96**3 + 1.96) / (4 * free)  # Student's t, first order
-        around: dict[str, tuple[float, float] | None] = {}
-        for name, value in zip(COEFFICIENTS, self.coefficients, strict=True):
-            error = getattr(self, f"{name}_se")
-            around[name] = None
-            if error is not None:
-                around[name] = max(value - width * error, 0.0), value + width * error
-        return around
+        pairs = [(getattr(self, name), getattr(self, f"{name}_se")) for name in COEFFICIENTS]
+        around = [
+            None if error is None else (max(value - width * error, 0.0), value + width * error)
+            for value, error in pairs
+        ]
+        return dict(zip(COEFFICIENTS, around, strict=True))
 
 
 def physical_terms(
@@ -319,7 +295,17 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
     for _ in range(2):
         weights = _tukey(best.residual, len(points))
         best = _search(points, roofline, factor, weights)
-    best, weights = _polish(best, factor, weights)
+    # All coefficients at once, each point on its slower branch, until they settle.
+    prior = _prior(factor, len(COEFFICIENTS), len(best.coefficients))
+    for _ in range(20):
+        design = _active(best.terms, best.coefficients)
+        penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+        solved = non_negative_minima(design[None], weights, prior, penalty)[0][0]
+        change = np.max(np.abs(solved - best.coefficients)) / factor
+        best = dataclasses.replace(best, coefficients=solved)
+        weights = _tukey(best.residual, len(weights))
+        if change < 1e-6:
+            break
     # The few rows may be half of all points: fitting them alone would call the rest outliers.
     if _most(best) > 3 * _most(first):
         best, weights = first, _tukey(first.residual, len(points))
@@ -369,16 +355,32 @@ class _Fit:
 
     @property
     def residual(self) -> Array:
-        difference: Array = _active(self.terms, self.coefficients) @ self.coefficients - 1
-        return difference
+        return np.asarray(_active(self.terms, self.coefficients) @ self.coefficients - 1)
 
 
 def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -> _Fit:
     """The best fit over all kernel shapes; under tensor parallelism also with communication."""
+    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+
+    def fit_of(shape: KernelShape) -> tuple[float, _Fit]:
+        """Loss and fit at the best ratio of FLOPs to weights."""
+        columns = physical_terms(roofline, points.rows, points.context, points.batch, shape)
+        if shape.communication_form is not None:
+            columns.append(communication_term(roofline, points.rows, points.batch, shape))
+        terms = np.stack(columns, axis=1) / points.seconds[:, None]
+        matrix = np.maximum(terms[:, 1], _RATIOS[:, None] * terms[:, 2])  # [ratios, n]
+        rest = np.broadcast_to(
+            np.delete(terms, [1, 2], axis=1), (len(_RATIOS), len(terms), terms.shape[1] - 2)
+        )
+        design = np.concatenate([rest[:, :, :1], matrix[:, :, None], rest[:, :, 1:]], axis=2)
+        prior = _prior(factor, 5, design.shape[2])
+        solved, loss = non_negative_minima(design, weights, prior, penalty)
+        index = int(np.argmin(loss))
+        full = np.insert(solved[index], 2, solved[index][1] * _RATIOS[index])
+        return float(loss[index]), _Fit(shape=shape, terms=terms, coefficients=full)
 
     def best_of(shapes: Iterable[KernelShape]) -> _Fit:
-        fits = [_best_ratio(points, roofline, factor, weights, shape) for shape in shapes]
-        return min(fits, key=lambda fit: fit[0])[1]
+        return min(map(fit_of, shapes), key=lambda fit: fit[0])[1]
 
     tiles = [
         KernelShape(tile_rows=tile, attention_rows=rows)
@@ -410,46 +412,9 @@ def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -
     return apart if left < (1 - _WORTH_A_TERM) * lost else best
 
 
-def _best_ratio(
-    points: Points, roofline: Roofline, factor: float, weights: Array, shape: KernelShape
-) -> tuple[float, _Fit]:
-    """Loss and fit at the best ratio of FLOPs to weights."""
-    at = (points.rows, points.context, points.batch)
-    columns = physical_terms(roofline, *at, shape)
-    if shape.communication_form is not None:
-        columns.append(communication_term(roofline, points.rows, points.batch, shape))
-    terms = np.stack(columns, axis=1) / points.seconds[:, None]
-    matrix = np.maximum(terms[:, 1], _RATIOS[:, None] * terms[:, 2])  # [ratios, n]
-    rest = np.broadcast_to(
-        np.delete(terms, [1, 2], axis=1), (len(_RATIOS), len(terms), terms.shape[1] - 2)
-    )
-    design = np.concatenate([rest[:, :, :1], matrix[:, :, None], rest[:, :, 1:]], axis=2)
-    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
-    solved, loss = non_negative_minima(design, weights, _prior(factor, 5, design.shape[2]), penalty)
-    index = int(np.argmin(loss))
-    full = np.insert(solved[index], 2, solved[index][1] * _RATIOS[index])
-    return float(loss[index]), _Fit(shape=shape, terms=terms, coefficients=full)
-
-
 def _prior(factor: float, physical: int, size: int) -> Array:
     """No floor, `factor` for the other `physical` terms, no communication; [size]."""
     return np.array([0.0] + [factor] * (physical - 1) + [0.0] * (size - physical))
-
-
-def _polish(fit: _Fit, factor: float, weights: Array) -> tuple[_Fit, Array]:
-    """Fit all coefficients at once, each point on its slower branch, until they settle."""
-    prior = _prior(factor, len(COEFFICIENTS), len(fit.coefficients))
-    best = fit
-    for _ in range(20):
-        design = _active(best.terms, best.coefficients)
-        penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
-        solved = non_negative_minima(design[None], weights, prior, penalty)[0][0]
-        change = np.max(np.abs(solved - best.coefficients)) / factor
-        best = dataclasses.replace(best, coefficients=solved)
-        weights = _tukey(best.residual, len(weights))
-        if change < 1e-6:
-            break
-    return best, weights
 
 
 def _active(terms: Array, coefficients: Array) -> Array:

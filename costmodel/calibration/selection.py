@@ -7,11 +7,16 @@ import dataclasses
 
 import numpy as np
 
-from costmodel.calibration.base import CALIBRATIONS, Calibration, CalibrationName
 from costmodel.calibration.choices import choices, regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
-from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.points import (
+    CALIBRATIONS,
+    Calibration,
+    CalibrationName,
+    ErrorSummary,
+    Points,
+)
 from costmodel.calibration.stairs import StairsCalibration, fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
@@ -65,7 +70,15 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
     not even the linear one can be fitted.
     """
     calibrations = {"linear": fit_linear(points, roofline)} | _fit_all(points, roofline)
-    left_out = _left_out_predictions(points, roofline)
+    # Each point as predicted by fits without its group, of calibrations that need no group.
+    order = np.random.default_rng(0).permutation(len(points))
+    left_out: dict[CalibrationName, Array] = {name: np.empty(len(points)) for name in CALIBRATIONS}
+    for group in np.array_split(order, len(points) if len(points) <= _ONE_BY_ONE else 10):
+        part = points.take(group)
+        fitted = _fit_all(points.take(np.setdiff1d(order, group)), roofline)
+        left_out = {name: left_out[name] for name in fitted if name in left_out}
+        for name in left_out:
+            left_out[name][group] = fitted[name].predict_s(part.rows, part.context, part.batch)
     errors: dict[CalibrationName, ErrorSummary] = {}
     regrets: dict[CalibrationName, Regret] = {}
     losses: dict[CalibrationName, Array] = {}
@@ -102,22 +115,6 @@ def _fit_all(points: Points, roofline: Roofline) -> dict[CalibrationName, Calibr
         fitted["physical"] = physical = fit_physical(points, roofline)
         fitted["stairs"] = fit_stairs(points, physical)
     return fitted
-
-
-def _left_out_predictions(points: Points, roofline: Roofline) -> dict[CalibrationName, Array]:
-    """Each point as predicted by fits without its group: ten groups, or each point by itself.
-
-    Of the calibrations for which the points are enough without any group.
-    """
-    order = np.random.default_rng(0).permutation(len(points))
-    predicted: dict[CalibrationName, Array] = {name: np.empty(len(points)) for name in CALIBRATIONS}
-    for group in np.array_split(order, len(points) if len(points) <= _ONE_BY_ONE else 10):
-        part = points.take(group)
-        fitted = _fit_all(points.take(np.setdiff1d(order, group)), roofline)
-        predicted = {name: predicted[name] for name in fitted if name in predicted}
-        for name in predicted:
-            predicted[name][group] = fitted[name].predict_s(part.rows, part.context, part.batch)
-    return predicted
 
 
 def smoothed_steps(points: Points, calibration: Calibration, roofline: Roofline) -> tuple[str, ...]:

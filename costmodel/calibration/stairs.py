@@ -4,7 +4,7 @@ The covariance of two shapes, as variances of log seconds, has five parts:
 - a level common to all;
 - steps: a random walk over the rows that moves at tile edges, most at the first (`step_mass`),
   so that between two measured row counts the ratio is interpolated and beyond them constant;
-- tiles: row counts in one tile of 16, 64 or 128 rows run the same kernels (`same_tile`);
+- tiles: row counts in one tile of 16, 64 or 128 rows run the same kernels;
 - context: the error of attention's share of the time, similar for near row counts and contexts;
 - noise: independent at each measured point. Times that were summed from tables are exact: what
   is noise of a measured point is a deviation there that near row counts and contexts share.
@@ -18,11 +18,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.calibration.base import predict_slices
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import Points
+from costmodel.calibration.points import Points, predict_slices
 from costmodel.errors import InputError
 from costmodel.fields import LogScale, LogScaleOrZero, Section
+from costmodel.roofline import cached_tokens
 from costmodel.statistics import Array, Bools, robust_sigma
 
 MIN_POINTS = 6
@@ -94,13 +94,9 @@ class CovarianceInputs:
         _, first, which = np.unique(
             np.stack([self.tokens, self.many]), axis=1, return_index=True, return_inverse=True
         )
-        once = CovarianceInputs(
-            tokens=self.tokens[first],
-            many=self.many[first],
-            context=self.context[first],
-            share=self.share[first],
-        )
-        return once, which.ravel()
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        once = {name: column[first] for name, column in columns.items()}
+        return CovarianceInputs(**once), which.ravel()
 
 
 def step_mass(tokens: ArrayLike) -> Array:
@@ -111,17 +107,11 @@ def step_mass(tokens: ArrayLike) -> Array:
     r = np.asarray(tokens, dtype=np.float64)
     mass = _SMOOTH_SHARE * np.log2(r) + _FIRST_ROW * (r > 1)
     for tile, share in _STEP_SHARES.items():
-        mass = mass + share * _harmonic(np.ceil(r / tile) - 1)
+        edges = np.ceil(r / tile) - 1
+        n = np.maximum(edges, 1.0)
+        harmonic = np.log(n) + _EULER + 1 / (2 * n) - 1 / (12 * n**2)  # 1 + 1/2 + ... + 1/n
+        mass = mass + share * np.where(edges >= 1, harmonic, 0.0)
     return np.asarray(mass, dtype=np.float64)
-
-
-def same_tile(one: Array, other: Array) -> Array:
-    """Summed weights of the tile sizes in which two token counts share a tile, [n, m]."""
-    total = np.zeros((len(one), len(other)))
-    for tile, share in _TILE_SHARES.items():
-        left, right = (np.where(r > 1, np.ceil(r / tile), 0.0) for r in (one, other))
-        total += share * (left[:, None] == right[None, :])
-    return total
 
 
 def over_rows(one: CovarianceInputs, other: CovarianceInputs) -> tuple[Array, Array, Array, Array]:
@@ -130,7 +120,11 @@ def over_rows(one: CovarianceInputs, other: CovarianceInputs) -> tuple[Array, Ar
     distance = np.log(one.tokens)[:, None] - np.log(other.tokens)[None, :]
     alike = one.many[:, None] == other.many[None, :]
     context = np.where(alike, 1.0, _ONE_ROW_CORRELATION) * np.exp(-0.5 * distance**2)
-    return steps, same_tile(one.tokens, other.tokens), context, alike * np.exp(-np.abs(distance))
+    tiles = np.zeros(distance.shape)  # summed weights of the tile sizes in which two share a tile
+    for tile, share in _TILE_SHARES.items():
+        left, right = (np.where(n > 1, np.ceil(n / tile), 0.0) for n in (one.tokens, other.tokens))
+        tiles += share * (left[:, None] == right[None, :])
+    return steps, tiles, context, alike * np.exp(-np.abs(distance))
 
 
 def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
@@ -143,28 +137,16 @@ def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
     return np.exp(-0.5 * (distance / _CONTEXT_SCALE) ** 2), np.exp(-distance / _LOCAL_SCALE)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CovarianceTerms:
     """The terms of the covariance at unit scale, [n, m] each; `covariance` scales and sums them."""
 
-    steps: Array
-    tiles: Array
-    context: Array
-    local: Array
-
-    @classmethod
-    def of(cls, one: CovarianceInputs, other: CovarianceInputs) -> CovarianceTerms:
+    def __init__(self, one: CovarianceInputs, other: CovarianceInputs) -> None:
         (left, left_of), (right, right_of) = one.by_rows(), other.by_rows()
         cells = np.ix_(left_of, right_of)
         steps, tiles, rows, near_rows = (part[cells] for part in over_rows(left, right))
         context, near_context = over_context(one.context, other.context)
-        shared = one.share[:, None] * other.share[None, :]
-        return cls(
-            steps=steps,
-            tiles=tiles,
-            context=shared * rows * context,
-            local=near_rows * near_context,
-        )
+        self.steps, self.tiles, self.local = steps, tiles, near_rows * near_context
+        self.context = one.share[:, None] * other.share[None, :] * rows * context
 
     def covariance(self, scales: StairsScales) -> Array:
         """The covariance [n, m], without what points do not share."""
@@ -175,13 +157,6 @@ class CovarianceTerms:
             + scales.context**2 * self.context
         )
         return total + scales.noise**2 * self.local if scales.exact else total
-
-
-def _harmonic(count: Array) -> Array:
-    """1 + 1/2 + ... + 1/n within 1e-3, 0 for n = 0."""
-    n = np.maximum(count, 1.0)
-    total: Array = np.log(n) + _EULER + 1 / (2 * n) - 1 / (12 * n**2)
-    return np.where(count >= 1, total, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -213,7 +188,7 @@ class StairsCalibration:
         """Seconds of any rows at one context and batch."""
         table = self._tables.get(batch)
         if table is None:
-            table = self._tables[batch] = _Table.of(self, batch)
+            table = self._tables[batch] = _Table(self, batch)
         seconds = table.seconds(context)
         index = np.minimum(rows, table.rows[-1]).astype(np.intp)
         looked_up: Array = seconds[index - 1]
@@ -224,36 +199,18 @@ class StairsCalibration:
         if np.any(beyond):
             last = (float(table.rows[-1]), float(seconds[-1]))
             more = np.maximum(self.physical.beyond_s(rows, last, context, batch), seconds[-1])
-            bound = self.bound_share * self.physical.bound_s(rows, context, batch)
+            bound = self.bound_share * self.physical.bound.seconds(rows, context, batch)
             result = np.where(beyond, np.maximum(more, bound), result)
         return np.asarray(result, dtype=np.float64)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
     """Everything that does not depend on the context, for each whole row count at one batch.
 
     The row counts [r] are 1, 2, ... up to the largest measured.
     """
 
-    calibration: StairsCalibration
-    batch: float
-    rows: Array  # [r]
-    fixed: Array  # [r] correction by steps and tiles
-    rows_part: Array  # [r, m] the rows' part of the context term, by measured token count
-    near_rows: Array | None  # [r, m] and that of the deviations of exact points
-    token_index: NDArray[np.intp]  # [n] index of each point's token count
-    base: Array  # [r] physical seconds at no context
-    own: Array  # [r] of which attention of the rows among themselves
-    slope: Array  # [r] physical seconds a cached token
-    bound: tuple[Array, Array]  # [2, r] sides of the bound at no context; their rise a token
-    below: NDArray[np.intp]  # [r] index of the measured row count below each
-    above: NDArray[np.intp]  # [r] and of the one above, or its own
-    interval: Array  # [r] number of the interval between measured row counts
-    cache: dict[float, Array]  # seconds [r] by context
-
-    @classmethod
-    def of(cls, calibration: StairsCalibration, batch: float) -> _Table:
+    def __init__(self, calibration: StairsCalibration, batch: float) -> None:
         measured = np.unique(calibration.points.rows)
         last = min(np.ceil(measured[-1]), _LAST_TABLE_ROW)
         rows = np.arange(1.0, last + 1.0)
@@ -264,30 +221,31 @@ class _Table:
             context=np.zeros_like(rows),
             share=np.ones_like(rows),
         )
-        measured_places, token_index = calibration.places.by_rows()
+        measured_places, self.token_index = calibration.places.by_rows()  # of each point [n]
         steps, tiles, rows_part, near_rows = over_rows(here, measured_places)
-        scales, weights = calibration.scales, np.bincount(token_index, calibration.weights)
-        base = physical.fitted_s(rows, 0.0, batch)
-        bounds = [np.stack(physical.bounds_s(rows, cached, batch)) for cached in (0.0, 1.0)]
+        scales, weights = calibration.scales, np.bincount(self.token_index, calibration.weights)
+        bounds = [np.stack(physical.bound.branches_s(rows, c, batch)) for c in (0.0, 1.0)]
         knots = np.minimum(measured[measured <= max(last, measured[0])], last).astype(np.intp)
         position = np.searchsorted(knots, rows)
-        return cls(
-            calibration=calibration,
-            batch=batch,
-            rows=rows,
-            fixed=(LEVEL**2 + scales.step**2 * steps + scales.tile**2 * tiles) @ weights,
-            rows_part=scales.context**2 * rows_part,
-            near_rows=scales.noise**2 * near_rows if scales.exact else None,
-            token_index=token_index,
-            base=base,
-            own=physical.attention_share(rows, 0.0, batch) * base,
-            slope=physical.fitted_s(rows, 1.0, batch) - base,
-            bound=(bounds[0], bounds[1] - bounds[0]),
-            below=knots[np.maximum(position - 1, 0)] - 1,
-            above=knots[np.minimum(position, len(knots) - 1)] - 1,
-            interval=position.astype(np.float64),
-            cache={},
-        )
+        self.calibration, self.batch, self.rows = calibration, batch, rows
+        # Correction by steps and tiles [r].
+        self.fixed = (LEVEL**2 + scales.step**2 * steps + scales.tile**2 * tiles) @ weights
+        # The rows' part of the context term, and that of the deviations of exact points, by
+        # measured token count [r, m].
+        self.rows_part = scales.context**2 * rows_part
+        self.near_rows = scales.noise**2 * near_rows if scales.exact else None
+        # Physical seconds [r] at no context, and of these attention of the rows among themselves;
+        # and seconds a cached token.
+        self.base = physical.fitted_s(rows, 0.0, batch)
+        self.own = physical.attention_share(rows, 0.0, batch) * self.base
+        self.slope = physical.fitted_s(rows, 1.0, batch) - self.base
+        # The two sides of the bound [2, r] at no context, and their rise a token.
+        self.bound = bounds[0], bounds[1] - bounds[0]
+        # Indices of the measured row count below each and of the one above, or its own [r].
+        self.below = knots[np.maximum(position - 1, 0)] - 1
+        self.above = knots[np.minimum(position, len(knots) - 1)] - 1
+        self.interval = position.astype(np.float64)  # between measured row counts
+        self.cache: dict[float, Array] = {}  # seconds [r] by context
 
     def seconds(self, context: float) -> Array:
         """Seconds [r] at one context; cached, as many calls share a context."""
@@ -295,7 +253,7 @@ class _Table:
         if cached_s is not None:
             return cached_s
         physical, places = self.calibration.physical, self.calibration.places
-        cached = physical.cached(context)
+        cached = float(cached_tokens(physical.roofline.architecture, context))
         spent = self.own + self.slope * cached
         total = self.base + self.slope * cached
         weights = self.calibration.weights
@@ -313,7 +271,16 @@ class _Table:
             bound_s = np.maximum(
                 bound_s, self.seconds(last) + self._bound_s(context) - self._bound_s(last)
             )
-        seconds = self._in_order(np.maximum(total * np.exp(correction), bound_s))
+        seconds = np.maximum(total * np.exp(correction), bound_s)
+        # Kept within the times of the measured row counts around, and never falling between them.
+        one, other = seconds[self.below], seconds[self.above]
+        inner = (self.below < np.arange(len(seconds))) & (np.arange(len(seconds)) < self.above)
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        within = np.where(inner, np.clip(seconds, low, high), seconds)
+        # Each interval is lifted above the one before, so that one running maximum serves all.
+        lift = 2.0 * float(np.max(within)) * self.interval
+        rising = np.maximum.accumulate(within + lift) - lift
+        seconds = np.where(inner, np.minimum(rising, high), within)
         if len(self.cache) >= _CACHED_CONTEXTS:
             self.cache.clear()
         self.cache[context] = seconds
@@ -323,21 +290,9 @@ class _Table:
         """The physical bound [r]: linear in the context, except under a sliding window."""
         physical = self.calibration.physical
         if physical.roofline.architecture.sliding_window is not None:
-            return physical.bound_s(self.rows, context, self.batch)
+            return physical.bound.seconds(self.rows, context, self.batch)
         none, one_more = self.bound
-        bound: Array = np.max(none + one_more * context, axis=0)
-        return bound
-
-    def _in_order(self, seconds: Array) -> Array:
-        """Seconds kept within the times of the measured row counts around, and never falling."""
-        one, other = seconds[self.below], seconds[self.above]
-        inner = (self.below < np.arange(len(seconds))) & (np.arange(len(seconds)) < self.above)
-        low, high = np.minimum(one, other), np.maximum(one, other)
-        within = np.where(inner, np.clip(seconds, low, high), seconds)
-        # Each interval is lifted above the one before, so that one running maximum serves all.
-        lift = 2.0 * float(np.max(within)) * self.interval
-        rising = np.maximum.accumulate(within + lift) - lift
-        return np.where(inner, np.minimum(rising, high), within)
+        return np.asarray(np.max(none + one_more * context, axis=0))
 
 
 def build_stairs(
@@ -398,29 +353,27 @@ def _prepared(
         )
     places = places_of(physical, points.rows, points.context, points.batch)
     predicted = physical.fitted_s(points.rows, points.context, points.batch)
-    return places, np.log(points.seconds / predicted), CovarianceTerms.of(places, places)
+    return places, np.log(points.seconds / predicted), CovarianceTerms(places, places)
 
 
 def _ranked(
     variance: Array, ratio: Array, parts: CovarianceTerms, exact: bool
 ) -> list[StairsScales]:
     """All scales, the likeliest first; `variance` [n] of the points adds to the noise."""
+
+    def unlikeliness(scales: StairsScales) -> float:
+        """Negative log likelihood of the ratios plus negative log prior of the noise."""
+        total = parts.covariance(scales) + np.diag(scales.white**2 + variance)
+        lower = np.linalg.cholesky(total)
+        white = np.linalg.solve(lower, ratio)
+        away = np.log(scales.noise / _USUAL_NOISE) / _NOISE_FACTOR
+        return float(0.5 * white @ white + np.sum(np.log(np.diag(lower))) + 0.5 * away**2)
+
     choices = [
         StairsScales(step=step, tile=tile, context=context, noise=noise, exact=exact)
         for step, tile, context, noise in product(_STEPS, _TILES, _CONTEXTS, _NOISES)
     ]
-    return sorted(choices, key=lambda scales: _unlikeliness(variance, scales, ratio, parts))
-
-
-def _unlikeliness(
-    variance: Array, scales: StairsScales, ratio: Array, parts: CovarianceTerms
-) -> float:
-    """Negative log likelihood of the ratios plus negative log prior of the noise."""
-    total = parts.covariance(scales) + np.diag(scales.white**2 + variance)
-    lower = np.linalg.cholesky(total)
-    white = np.linalg.solve(lower, ratio)
-    away = np.log(scales.noise / _USUAL_NOISE) / _NOISE_FACTOR
-    return float(0.5 * white @ white + np.sum(np.log(np.diag(lower))) + 0.5 * away**2)
+    return sorted(choices, key=unlikeliness)
 
 
 def _conditioned(
@@ -431,15 +384,26 @@ def _conditioned(
     ratio: Array,
     parts: CovarianceTerms,
 ) -> StairsCalibration:
-    """The calibration, after leaving out points that others contradict."""
+    """The calibration, after leaving out points that others contradict.
+
+    Those are far from the prediction of the others, where three others share their tile. The
+    left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.
+    """
     variance = scales.white**2 + points.median_error**2
     covariance = parts.covariance(scales)
     wild = np.zeros(len(ratio), dtype=bool)
     if not scales.exact:
-        wild = _contradicted(covariance + np.diag(variance), ratio, places)
+        inverse = np.linalg.inv(covariance + np.diag(variance))
+        residual = np.abs(inverse @ ratio) / np.sqrt(np.diag(inverse))
+        tile = np.where(places.tokens > 1, np.ceil(places.tokens / 16), 0.0)
+        for index in np.flatnonzero(residual > _OUTLIER):
+            alike = ratio[tile == tile[index]]
+            centre = np.median(alike)
+            spread = robust_sigma(alike - centre)
+            wild[index] = len(alike) > 3 and abs(ratio[index] - centre) > 5 * spread + 0.02
         variance = np.where(wild, 1.0, variance)
     weights = np.linalg.solve(covariance + np.diag(variance), ratio)
-    bound_s = physical.bound_s(points.rows, points.context, points.batch)
+    bound_s = physical.bound.seconds(points.rows, points.context, points.batch)
     return StairsCalibration(
         physical=physical,
         scales=scales,
@@ -450,23 +414,6 @@ def _conditioned(
         reach=(float(ratio.min()) - _MARGIN, float(ratio.max()) + _MARGIN),
         bound_share=min(1.0, float(np.min((points.seconds / bound_s)[~wild]))),
     )
-
-
-def _contradicted(covariance: Array, ratio: Array, places: CovarianceInputs) -> Bools:
-    """Points [n] far from the prediction of the others, where three others share their tile.
-
-    The left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.
-    """
-    inverse = np.linalg.inv(covariance)
-    residual = np.abs(inverse @ ratio) / np.sqrt(np.diag(inverse))
-    tile = np.where(places.tokens > 1, np.ceil(places.tokens / 16), 0.0)
-    wild = np.zeros(len(ratio), dtype=bool)
-    for index in np.flatnonzero(residual > _OUTLIER):
-        alike = ratio[tile == tile[index]]
-        centre = np.median(alike)
-        spread = robust_sigma(alike - centre)
-        wild[index] = len(alike) > 3 and abs(ratio[index] - centre) > 5 * spread + 0.02
-    return wild
 
 
 def _falls_with_context(fitted: StairsCalibration) -> bool:

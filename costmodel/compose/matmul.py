@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.catalog import Peaks
 from costmodel.errors import InputError
+from costmodel.statistics import Array
 
-Array = NDArray[np.float64]
 Shape = tuple[int, int]
 
 # Largest factor between a matrix and the measured sizes; beyond it another kernel may run. A wider

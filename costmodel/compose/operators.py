@@ -6,16 +6,16 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.compose.attention import Attention
 from costmodel.compose.tables import ExpertTable, OperatorTables
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
+from costmodel.statistics import Array
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, layer_bytes
 
-Array = NDArray[np.float64]
 # Rows of a tile of the chunk rule. Up to it a tree takes the time of a chain: both solve one
 # triangular system, under the ancestors' mask or the causal one. Behind it a chain carries its
 # state from tile to tile, which branches cannot share.

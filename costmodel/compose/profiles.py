@@ -9,37 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import fit_linear
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.stairs import fit_stairs
+from costmodel.calibration.stairs import StairsScales, fit_stairs
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
-from costmodel.compose.aiconfigurator import ENGINES, load_published
 from costmodel.compose.attention import TileForm
-from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import CHUNK_ROWS, ComposedForward
+from costmodel.compose.tables import folder_tables, published_tables
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    CalibrationSection,
-    PeaksSection,
-    PlainSection,
-    ProvenanceKind,
-    ProvenanceSection,
-    RuntimeSection,
-    StagesSection,
-    SurfaceSection,
-    TargetSection,
-    TokensSection,
-)
 from costmodel.roofline import Roofline
+from costmodel.statistics import Array
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes, quantization
-
-Array = NDArray[np.float64]
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -119,9 +105,10 @@ def compose(options: ComposeOptions) -> Profile:
     if options.device_name is None:
         raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
     device, target = find_device(options.device_name), options.target
+    published = published_tables()
 
     def forward(engine: str) -> ComposedForward:
-        tables = load_published(
+        tables = published.load(
             device,
             engine,
             head_dim=table_heads(target),
@@ -139,7 +126,7 @@ def compose(options: ComposeOptions) -> Profile:
 
     chosen = forward(options.engine)
     others = []
-    for engine in ENGINES:
+    for engine in published.engines:
         if engine == options.engine:
             continue
         try:
@@ -155,15 +142,14 @@ def table_heads(architecture: ModelArchitecture) -> int:
 
 
 def _compose_folder(options: ComposeOptions, folder: Path) -> Profile:
-    device, _, _ = folder_subject(folder)
+    tables = folder_tables(folder, options.source)
+    device = tables.device
     if options.device_name is not None:
         named = find_device(options.device_name)
         if named.slug != device.slug:
             raise InputError(f"{folder} holds operators of {device.name}, not of {named.name}")
     forward = ComposedForward(
-        architecture=options.target,
-        tables=load_folder(folder, options.source),
-        tensor_parallel=options.tensor_parallel,
+        architecture=options.target, tables=tables, tensor_parallel=options.tensor_parallel
     )
     return composed_profile(forward, error_bar(forward))
 
@@ -247,7 +233,7 @@ def composed_profile(
                 "experts": forward.experts_form,
                 "note": _note(forward, bar),
             },
-            runtime=RuntimeSection(
+            runtime=schema.RuntimeSection(
                 kind="kernels",
                 dtype="bfloat16",
                 quantization=quantization(tables.weights, tables.cache),
@@ -266,17 +252,19 @@ def composed_profile(
 class ProfileParts:
     """The parts of a profile that was not measured.
 
-    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points.
+    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points;
+    `scales` are those of a calibration whose points were scaled, which are not chosen again.
     """
 
-    kind: ProvenanceKind
+    kind: schema.ProvenanceKind
     device: DeviceSpec
     architecture: ModelArchitecture
     points: Points
     provenance: dict[str, Any]
-    runtime: RuntimeSection
+    runtime: schema.RuntimeSection
     roofline: Roofline
-    stages: StagesSection
+    stages: schema.StagesSection
+    scales: StairsScales | None = None
 
 
 def assemble(parts: ProfileParts) -> Profile:
@@ -284,29 +272,29 @@ def assemble(parts: ProfileParts) -> Profile:
     device, points = parts.device, parts.points
     physical = fit_physical(points, parts.roofline)
     return Profile(
-        provenance=ProvenanceSection(
+        provenance=schema.ProvenanceSection(
             kind=parts.kind, tool_version=tool_version(), points=len(points), **parts.provenance
         ),
         device=DeviceFingerprint(kind="cuda", name=device.name, memory_bytes=device.memory_bytes),
-        target=TargetSection.of(parts.architecture),
+        target=schema.TargetSection.of(parts.architecture),
         runtime=parts.runtime,
-        peaks=PeaksSection(
+        peaks=schema.PeaksSection(
             source="datasheet",
             flops_per_s=parts.roofline.peaks.flops_per_s,
             bytes_per_s=parts.roofline.peaks.bytes_per_s,
         ),
-        calibration=CalibrationSection(
+        calibration=schema.CalibrationSection(
             selected="stairs",
             linear=fit_linear(points, parts.roofline),
             physical=physical,
-            stairs=fit_stairs(points, physical, exact=True).scales,
+            stairs=parts.scales or fit_stairs(points, physical, exact=True).scales,
         ),
-        surface=SurfaceSection.of(points),
+        surface=schema.SurfaceSection.of(points),
         stages=parts.stages,
     )
 
 
-def _stages(forward: ComposedForward) -> StagesSection:
+def _stages(forward: ComposedForward) -> schema.StagesSection:
     steps: list[tuple[int, int, float]] = []
     for b in BATCHES:
         contexts = [c for c in CONTEXTS if b == 1 or _fits(forward, b, c)]
@@ -314,13 +302,13 @@ def _stages(forward: ComposedForward) -> StagesSection:
             seconds = _rising(forward.seconds([1], contexts, b))[0]
             steps.extend((b, c, t) for c, t in zip(contexts, seconds, strict=True))
     prompts = forward.prefill_s(PROMPTS)
-    return StagesSection(
-        plain=PlainSection(
+    return schema.StagesSection(
+        plain=schema.PlainSection(
             batch=tuple(b for b, _, _ in steps),
             context=tuple(c for _, c, _ in steps),
             **columns([float(t) for _, _, t in steps]),
         ),
-        prefill=TokensSection(tokens=PROMPTS, **columns(prompts.tolist())),
+        prefill=schema.TokensSection(tokens=PROMPTS, **columns(prompts.tolist())),
     )
 
 

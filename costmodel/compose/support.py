@@ -11,12 +11,10 @@ import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, device_slug, load_devices, load_targets
-from costmodel.compose.aiconfigurator import SYSTEMS, load_published
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import table_heads
-from costmodel.compose.tables import OperatorTables
-from costmodel.compose.transfer import transferred_error
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.tables import OperatorTables, published_tables
+from costmodel.compose.transfer import transfer_errors, transferred_error
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ProvenanceKind
@@ -72,10 +70,11 @@ def supported(store: ProfileStore | None = None) -> list[Support]:
     by_hash: dict[str, list[Profile]] = {}
     for (_, architecture_hash), group in profiles.items():
         by_hash.setdefault(architecture_hash, []).extend(filter(can_be_scaled, group))
+    with_tables = published_tables().devices
     tables = {(row.target, row.device): row for row in rows if row.provenance == "operators"}
     return [
         row
-        if row.provenance or row.device in SYSTEMS or row.device not in devices
+        if row.provenance or row.device in with_tables or row.device not in devices
         else _scaled(row, devices[row.device], by_hash.get(targets[row.target][0].hash, []), tables)
         for row in rows
     ]
@@ -113,8 +112,8 @@ def _scaled(
 
 def nearest_systems(slug: str) -> list[str]:
     """The devices with operator tables whose composed profiles are tried to be scaled to this."""
-    errors = transfer_errors()
-    return sorted(SYSTEMS, key=lambda one: errors.expected(one, slug)[0])[:_TRIED]
+    errors, devices = transfer_errors(), published_tables().devices
+    return sorted(devices, key=lambda one: errors.expected(one, slug)[0])[:_TRIED]
 
 
 def composes(
@@ -162,7 +161,7 @@ def _tables(
     device: DeviceSpec, head_dim: int, experts: bool, weights: Weights
 ) -> OperatorTables | RooftreeError:
     try:
-        return load_published(device, head_dim=head_dim, experts=experts, weights=weights)
+        return published_tables().load(device, head_dim=head_dim, experts=experts, weights=weights)
     except RooftreeError as failure:
         return failure
 
@@ -183,7 +182,7 @@ def _rows(
             continue
         degrees: tuple[int, ...] = ()
         reason = _NO_TABLES
-        if device is not None and slug in SYSTEMS:
+        if device is not None and slug in published_tables().devices:
             reasons = [composes(device, architecture, n, weights) for n in DEGREES]
             degrees = tuple(n for n, why in zip(DEGREES, reasons, strict=True) if not why)
             reason = "" if degrees else reasons[0]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, Peaks
 from costmodel.compose.attention import Attention, interpolate
 from costmodel.compose.matmul import MatmulTable
+from costmodel.errors import InputError
+from costmodel.plugins import OPERATOR_TABLES, load_plugins
 from costmodel.roofline import distinct_experts
+from costmodel.statistics import Array
 from costmodel.weights import WEIGHT_BYTES, Cache, Weights
 
-Array = NDArray[np.float64]
 SmallKind = Literal["embedding", "norm", "rotary", "activation"]
 # Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
 _SPEEDUP = {
@@ -79,9 +82,10 @@ class ExpertTable:
     table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
     `estimated`: nothing was measured. `form`: the type of weights whose times these are, where the
     experts' own were measured slower than in bfloat16, or faster than the memory. `wider`: the
-    table of 16-bit weights, whose times none of these exceeds. `skewed`: of tokens that are spread
-    by a power law, as by routers, where even spreading was measured too: its times are taken, for
-    few tokens at most those of the expected distinct experts.
+    table of 16-bit weights, whose times none of these exceeds; `narrower`: one of fewer bits, below
+    whose times none of these falls. `skewed`: of tokens that are spread by a power law, where even
+    spreading was measured too. Routers lie in between: the geometric mean of both is taken, for few
+    tokens at most the expected distinct experts.
     """
 
     tokens: Array
@@ -90,6 +94,7 @@ class ExpertTable:
     estimated: bool = False
     form: str = ""
     wider: ExpertTable | None = None
+    narrower: ExpertTable | None = None
     skewed: ExpertTable | None = None
 
     def measured_at(self, tokens: Array) -> Array:
@@ -99,8 +104,9 @@ class ExpertTable:
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         """Seconds [tokens] at the expected number of distinct experts."""
         own_s = self._own_s(architecture, tokens)
-        wider = self.wider
-        return own_s if wider is None else np.minimum(own_s, wider.seconds(architecture, tokens))
+        for limit, table in ((np.minimum, self.wider), (np.maximum, self.narrower)):
+            own_s = own_s if table is None else limit(own_s, table.seconds(architecture, tokens))
+        return own_s
 
     def _own_s(self, architecture: ModelArchitecture, tokens: Array) -> Array:
         measured = self.measured_at(tokens)
@@ -111,10 +117,11 @@ class ExpertTable:
         equivalent = distinct_experts(architecture, tokens) / architecture.active_experts
         few = self.measured_at(equivalent)
         full = self.measured_at(np.array(all_used))
+        scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
         if self.skewed is not None:
             routed = self.skewed._own_s(architecture, tokens)
-            return np.where(tokens < all_used, np.minimum(few, routed), routed)
-        scaled = np.where(tokens < all_used, few, measured * beyond * few / full)
+            routed = np.where(tokens < all_used, np.minimum(few, routed), routed)
+            scaled = np.sqrt(scaled * routed)
         return np.asarray(scaled, dtype=np.float64)
 
 
@@ -193,11 +200,12 @@ class OperatorTables:
         flops = 2 * tokens * a.active_experts * a.expert_parameters / devices
         seconds = _EXPERT_S + moved / (_EXPERT_READ * self.device.peak_bytes_per_s)
         seconds = seconds + flops / (_EXPERT_RATE * self.peaks.flops_per_s)
-        if (other := self.other_experts.get((*a.expert_shape, *split))) is not None:
-            bound = np.maximum if self.weights == "bfloat16" else np.minimum
-            beyond = np.maximum(tokens / other.tokens[-1], 1.0)
-            seconds = bound(seconds, other.measured_at(tokens) * beyond)
-        return ExpertTable(tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True)
+        other = self.other_experts.get((*a.expert_shape, *split))
+        plain = self.weights == "bfloat16"
+        return ExpertTable(
+            tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True,
+            narrower=other if plain else None, wider=None if plain else other,
+        )  # fmt: skip
 
     def recurrent_table(
         self, architecture: ModelArchitecture, degree: int
@@ -214,3 +222,46 @@ def product_peaks(device: DeviceSpec, weights: Weights) -> Peaks:
     few_bits = device.fp4_flops_per_s if weights == "nvfp4" else device.fp8_flops_per_s
     speedup = _SPEEDUP[weights] if few_bits else 1.0
     return Peaks(flops_per_s=device.peak_flops_per_s * speedup, bytes_per_s=device.peak_bytes_per_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedTables:
+    """Operator tables that somebody publishes: an entry point `published.NAME`.
+
+    engines       whose kernels they time
+    devices       slugs of the devices that they are of
+    is_installed  whether their files are at hand
+    load          the tables of a device and engine; keywords: `head_dim`, `experts`, `weights`,
+                  `cache`. Raises InputError or DeviceError
+    """
+
+    engines: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    is_installed: Callable[[], bool] = lambda: False
+    load: Callable[..., OperatorTables]
+
+
+@cache
+def published_tables() -> PublishedTables:
+    """The tables of the first entry point; without one there are none of any device."""
+    without = PublishedTables(load=_without_tables)
+    return next((tables for _, tables in load_plugins(OPERATOR_TABLES, "published.")), without)
+
+
+def _without_tables(*given: Any, **options: Any) -> OperatorTables:
+    raise InputError("no package plugs in published operator tables")
+
+
+def folder_tables(folder: Path, source: str = "") -> OperatorTables:
+    """The tables in a folder, by the first entry point `folder.NAME` that reads it.
+
+    Raises InputError, of the first one where none does.
+    """
+    failures = []
+    for _, read in load_plugins(OPERATOR_TABLES, "folder."):
+        try:
+            tables: OperatorTables = read(folder, source)
+            return tables
+        except InputError as failure:
+            failures.append(failure)
+    raise next(iter(failures), InputError("no package plugs in a reader of folders of tables"))

@@ -1,5 +1,5 @@
 """Forward times that other tools measured, read from their files and made into profiles.
 
-`table` is what every reader returns; `readers` has one a format; `profiles` makes a profile.
+`table` is what every reader returns, and reads CSV; `profiles` makes a profile.
 The folder may import calibration/, profile/ and the modules beside.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,33 +14,13 @@ from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import select_calibration
 from costmodel.catalog import DeviceFingerprint, device_slug, find_device, protocols_of
 from costmodel.errors import InputError
-from costmodel.imports.readers import read_batched_bench, read_csv, read_dspark, read_llama_bench
-from costmodel.imports.table import ImportedTable, WeightFormat
+from costmodel.imports.table import ImportedTable, WeightFormat, read_csv
 from costmodel.io import now_utc, tool_version
+from costmodel.plugins import READERS, load_plugin
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    ELEMENT_BYTES,
-    CalibrationSection,
-    HeldOutSection,
-    PeaksSection,
-    PlainSection,
-    ProvenanceSection,
-    RuntimeSection,
-    StagesSection,
-    SurfaceSection,
-    TargetSection,
-    TokensSection,
-)
 from costmodel.roofline import Roofline
 
-# The formats of `rooftree fit --from`; a reader takes the path and, where the file does not say it,
-# the cached tokens of each request.
-READERS: dict[str, Callable[[Path, int | None], ImportedTable]] = {
-    "csv": read_csv,
-    "llama-bench": read_llama_bench,
-    "llama-batched-bench": read_batched_bench,
-    "sglang-dspark": read_dspark,
-}
 # Points of larger tables that a profile is fitted to; all others are held out.
 MOST_FITTED = 120
 # Medians of measured times over the physical roofline: a wrong unit is far outside.
@@ -55,7 +34,7 @@ class TimedModel:
     """The device and target that the times are of."""
 
     device: DeviceFingerprint
-    peaks: PeaksSection
+    peaks: schema.PeaksSection
     architecture: ModelArchitecture
     tensor_parallel: int = 1
 
@@ -65,12 +44,23 @@ class TimedModel:
         return Roofline(
             architecture=self.architecture,
             peaks=self.peaks.peaks(),
-            element_bytes=ELEMENT_BYTES[weights.dtype],
+            element_bytes=schema.ELEMENT_BYTES[weights.dtype],
             weight_bytes=weights.weight_bytes,
             head_bytes=weights.weight_bytes,  # a mean over all
             tensor_parallel=self.tensor_parallel,
             protocols=protocols_of(self.device.slug, self.tensor_parallel),
         )
+
+
+def read_times(name: str, path: Path, context: int | None = None) -> ImportedTable:
+    """The forward times in a file: a CSV, or the format of an entry point `times.NAME`.
+
+    context  cached tokens of each request, where the file does not say it
+    Raises InputError.
+    """
+    reader = read_csv if name == "csv" else load_plugin(READERS, name, "times.", ("csv",))
+    table: ImportedTable = reader(path, context)
+    return table
 
 
 def check_times(points: Points, roofline: Roofline, path: Path, *, on_cpu: bool = False) -> str:
@@ -153,13 +143,13 @@ def imported_profile(
         place = left.rows, left.context, left.batch
         error = ErrorSummary.of(selection.calibration.predict_s(*place), left.seconds)
         linear_error = ErrorSummary.of(selection.linear.predict_s(*place), left.seconds)
-        held_out = HeldOutSection(error=error, linear_error=linear_error)
+        held_out = schema.HeldOutSection(error=error, linear_error=linear_error)
     said = (table.tool, table.version, source, table.model, f"file {path.name}")
     device = subject.device
     if table.threads is not None and on_cpu:
         device = device.model_copy(update={"threads": table.threads})
     return Profile(
-        provenance=ProvenanceSection(
+        provenance=schema.ProvenanceSection(
             kind="imported",
             created_utc=now_utc(),
             tool_version=tool_version(),
@@ -170,8 +160,8 @@ def imported_profile(
             note=_note(table, held_out),
         ),
         device=device,
-        target=TargetSection.of(subject.architecture),
-        runtime=RuntimeSection(
+        target=schema.TargetSection.of(subject.architecture),
+        runtime=schema.RuntimeSection(
             kind=table.runtime,
             dtype=weights.dtype,
             quantization=weights.quantization,
@@ -181,14 +171,14 @@ def imported_profile(
             tensor_parallel=subject.tensor_parallel,
         ),
         peaks=subject.peaks,
-        calibration=CalibrationSection.of(selection),
-        surface=SurfaceSection.of(fitted),
+        calibration=schema.CalibrationSection.of(selection),
+        surface=schema.SurfaceSection.of(fitted),
         held_out=held_out,
-        stages=StagesSection(plain=_plain(table.points), prefill=_prompts(table.points)),
+        stages=schema.StagesSection(plain=_plain(table.points), prefill=_prompts(table.points)),
     )
 
 
-def _note(table: ImportedTable, held_out: HeldOutSection | None) -> str:
+def _note(table: ImportedTable, held_out: schema.HeldOutSection | None) -> str:
     points = table.points
     parts = [
         f"not in the times: {'; '.join(table.lacks)}",
@@ -202,21 +192,23 @@ def _note(table: ImportedTable, held_out: HeldOutSection | None) -> str:
     return "; ".join(parts)[:2000]
 
 
-def _plain(points: Points) -> PlainSection | None:
+def _plain(points: Points) -> schema.PlainSection | None:
     one = points.take(points.rows == 1).sorted()
     if not len(one):
         return None
-    return PlainSection.model_validate(
+    return schema.PlainSection.model_validate(
         {"context": one.context.astype(int), "batch": one.batch.astype(int), **_columns(one)}
     )
 
 
-def _prompts(points: Points) -> TokensSection | None:
+def _prompts(points: Points) -> schema.TokensSection | None:
     """Whole prompts of one sequence; None where fewer than two lengths were timed."""
     whole = points.take((points.context == 0) & (points.batch == 1) & (points.rows > 1)).sorted()
     if len(whole) < 2:
         return None
-    return TokensSection.model_validate({"tokens": whole.rows.astype(int), **_columns(whole)})
+    return schema.TokensSection.model_validate(
+        {"tokens": whole.rows.astype(int), **_columns(whole)}
+    )
 
 
 def _columns(points: Points) -> dict[str, object]:

@@ -1,9 +1,10 @@
-"""A table of forward times of another tool, and the checks that its readers share."""
+"""A table of forward times of another tool, the checks that its readers share, and CSV."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,18 @@ from typing import Any
 from costmodel.calibration.points import Points
 from costmodel.errors import InputError, shown
 from costmodel.fields import LEAST_S, MOST_S, is_whole
+from costmodel.io import number_of, read_table
 from costmodel.profile.schema import Dtype, RuntimeKind
 from costmodel.statistics import mad_s
 
 LEAST_POINTS = 4
 MOST_SHAPES = 200_000
+_TIMES = ("seconds", "milliseconds", "microseconds", "forward_s", "forward_ms", "forward_us")
+_UNITS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6, "ns": 1e-9}
+_UNITS |= {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+# At the end of a name, as in `forward_ms`, `latency (ms)`, `time [us]`, `seconds`.
+_UNIT = re.compile(rf"(?:^|[_ (\[])({'|'.join(_UNITS)})[)\]]?$")
+_CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,3 +201,55 @@ class TableRecord:
         if not 0 < value < math.inf:
             raise self._error(f"{name} must be a finite number above 0 (is {shown(value)})")
         return float(value)
+
+
+def read_csv(path: Path, context: int | None = None) -> ImportedTable:
+    """The points of a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
+
+    Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
+    `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
+    name ends in a unit, such as `latency (ms)`. Raises InputError with the line and the problem.
+    """
+    names, lines = read_table(path, ("new_tokens", "context_tokens"), hint=_CSV_HINT)
+    time, unit = _time_column(names, path)
+    times = ShapeTimes(path, hint=_CSV_HINT)
+    empty = True
+    for at, row in lines:
+        if not row[time]:
+            continue
+        empty, seconds = False, unit * number_of(row[time], at, time)
+        if not seconds > 0:
+            raise InputError(f"{at}: {time} must be a number above 0 (is {row[time]})")
+        shape = (
+            _whole(row, "new_tokens", 1, at),
+            _whole(row, "context_tokens", 0, at),
+            _whole(row, "batch", 1, at) if "batch" in names else 1,
+        )
+        times.add(shape, seconds)
+    if empty:
+        raise InputError(f"{path} has no rows with a time in the column {time}", hint=_CSV_HINT)
+    return ImportedTable(
+        points=times.points(),
+        tool="CSV table",
+        version=None,
+        runtime="kernels",
+        lacks=("host time, as far as the table leaves it out",),
+    )
+
+
+def _time_column(names: list[str], path: Path) -> tuple[str, float]:
+    units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
+    for name in _TIMES:
+        if name in units:
+            return name, units[name]
+    if len(units) == 1:
+        return next(iter(units.items()))
+    problem = "several columns of times: " if units else "no column of times"
+    raise InputError(f"{path} has {problem}{', '.join(units)}", hint=_CSV_HINT)
+
+
+def _whole(row: dict[str, str], name: str, least: int, at: str) -> int:
+    value = number_of(row[name], at, name)
+    if value != int(value) or not least <= value < 1e9:
+        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {row[name]})")
+    return int(value)

@@ -1,15 +1,13 @@
-"""The cost of a decoding cycle from a profile, and a cache of it by short ranges of context."""
+"""The cost of a decoding cycle from a profile."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from costmodel.calibration.base import Calibration
+from costmodel.calibration.points import Calibration
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection, NodesSection, PlainSection, TokensSection
@@ -120,7 +118,6 @@ class CycleCost:
         return float(self.verify_s(0, context, batch)) if measured is None else measured
 
     def draft_s(self, context: float) -> float:
-        """Seconds of one draft."""
         return float(self.drafter.seconds(context)) if self.drafter else 0.0
 
     def overhead_s(
@@ -147,71 +144,3 @@ class CycleCost:
         overhead = self.overhead_s(nodes, sampled=sampled) + self.draft_s(context)
         total: Array = self.verify_s(nodes, context, batch) + overhead
         return total
-
-
-Cost = TypeVar("Cost")
-
-CONTEXT_RANGE = 32  # tokens; the costs at its middle serve the whole range
-_MOST_CACHED = 4096
-
-
-class CachedCost:
-    """`CycleCost`, computed once for each short range of context.
-
-    A decoder needs the same costs in many rounds. Computing them anew takes five times as long
-    in a round as in a loop of its own, since each forward evicts them from the CPU's caches.
-    """
-
-    def __init__(self, cost: CycleCost) -> None:
-        self._cost = cost
-        self._cache: dict[Hashable, Any] = {}
-
-    def sizes(self, most: int) -> Ints:
-        """Tree sizes worth scoring; see `CycleCost.sizes`."""
-        return self._cached(lambda middle: self._cost.sizes(most), 0, "sizes", most)
-
-    def forward_s(self, rows: float, context: float, batch: int) -> float:
-        """Seconds of the target's forward over `rows` rows a sequence, padding included.
-
-        The row counts that are usually chosen are computed together, which takes as long as one.
-        """
-        usual = self._cost.buckets or self._cost.preferred_rows
-        together = usual if rows in usual else (rows,)
-
-        def compute(middle: float) -> dict[float, float]:
-            every = np.array(together, dtype=np.float64)
-            seconds = self._cost.verify.predict_s(every, middle, batch)
-            return dict(zip(every.tolist(), seconds.tolist(), strict=True))
-
-        return self._cached(compute, context, "forward", together, batch)[rows]
-
-    def cycle_s(
-        self, nodes: Array, context: float, batch: int, *, sampled: bool
-    ) -> tuple[Array, Array]:
-        """Seconds of the forwards over N nodes, and of the rest of those cycles; [n] each."""
-
-        def compute(middle: float) -> tuple[Array, Array]:
-            rest_s = self._cost.overhead_s(nodes, sampled=sampled) + self._cost.draft_s(middle)
-            return self._cost.verify_s(nodes, middle, batch), rest_s
-
-        labels = ("cycle", nodes.tobytes(), nodes.shape, batch, sampled)
-        return self._cached(compute, context, *labels)
-
-    def draft_s(self, context: float) -> float:
-        """Seconds of one draft."""
-        return self._cached(self._cost.draft_s, context, "draft")
-
-    def plain_s(self, context: float, batch: int) -> float:
-        """Seconds of one plain step."""
-        return self._cached(lambda c: self._cost.plain_s(c, batch), context, "plain", batch)
-
-    def _cached(self, compute: Callable[[float], Cost], context: float, *labels: Hashable) -> Cost:
-        """The cost at the middle of the context's range; `labels` tell costs apart."""
-        index = int(context) // CONTEXT_RANGE
-        key = (index, *labels)
-        if key not in self._cache:
-            if len(self._cache) == _MOST_CACHED:
-                self._cache.clear()
-            self._cache[key] = compute(CONTEXT_RANGE * (index + 0.5))
-        cost: Cost = self._cache[key]
-        return cost

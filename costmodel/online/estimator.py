@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
+from collections.abc import Callable, Hashable
 from statistics import median
-from typing import Literal, overload
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from costmodel.online.cycle import CachedCost, CycleCost
+from costmodel.online.cycle import CycleCost
 from costmodel.statistics import Array, Ints
 
 _SLOPE_SPREAD = 0.25  # standard deviation of a borrowed profile's slope around 1
@@ -23,6 +24,9 @@ _KEPT_AFTER_DRIFT = 8  # rounds
 _MISFIT_TOLERANCE = 1.2  # of the overlapped floor relative to the added one
 
 
+Seconds = TypeVar("Seconds", float, Array)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class CorrectionLine:
     """seconds = max(host_s, floor_s + slope x predicted seconds)."""
@@ -31,12 +35,7 @@ class CorrectionLine:
     slope: float = 1.0
     host_s: float = 0.0
 
-    @overload
-    def seconds(self, predicted_s: float) -> float: ...
-    @overload
-    def seconds(self, predicted_s: Array) -> Array: ...
-    def seconds(self, predicted_s: Array | float) -> Array | float:
-        """Corrected seconds."""
+    def seconds(self, predicted_s: Seconds) -> Seconds:
         line = self.floor_s + self.slope * predicted_s
         return max(line, self.host_s) if isinstance(line, float) else np.maximum(line, self.host_s)
 
@@ -64,7 +63,20 @@ class AffineCorrection:
         if self._observations > _WINDOW // 2 and self._observations % _REFIT_ROUNDS:
             return
         predicted, measured = np.array(self._window).T
-        added = _added_floor(predicted, measured)
+        # floor_s + slope x predicted, by reweighted least squares.
+        prior = np.array([1e-8 / float(np.max(measured)) ** 2, (_NOISE / _SLOPE_SPREAD) ** 2])
+        added = CorrectionLine(floor_s=max(float(np.median(measured - predicted)), 0.0))
+        for _ in range(3):
+            weight = _huber_weights(added, predicted, measured)
+            design = np.stack([np.ones_like(predicted), predicted])
+            information = (design * weight) @ design.T + np.diag(prior)
+            moments = (design * weight) @ measured + np.array([0.0, prior[1]])
+            floor_s, slope = np.linalg.solve(information, moments)
+            if floor_s < 0:
+                floor_s, slope = 0.0, moments[1] / information[1, 1]
+            elif slope < 0:
+                floor_s, slope = moments[0] / information[0, 0], 0.0
+            added = CorrectionLine(floor_s=float(floor_s), slope=float(slope))
         overlapped = min(
             (_overlapped_floor(predicted, measured, slope) for slope in {1.0, self.line.slope}),
             key=lambda line: _misfit(line, predicted, measured),
@@ -89,26 +101,7 @@ def _misfit(line: CorrectionLine, predicted: Array, measured: Array) -> float:
 def _huber_weights(line: CorrectionLine, predicted: Array, measured: Array) -> Array:
     """Huber weights of relative errors, over the squared seconds."""
     away = np.abs(line.seconds(predicted) / measured - 1)
-    weights: Array = np.minimum(1.0, 2 * _NOISE / np.maximum(away, 1e-9)) / measured**2
-    return weights
-
-
-def _added_floor(predicted: Array, measured: Array) -> CorrectionLine:
-    """floor_s + slope x predicted, by reweighted least squares."""
-    prior = np.array([1e-8 / float(np.max(measured)) ** 2, (_NOISE / _SLOPE_SPREAD) ** 2])
-    line = CorrectionLine(floor_s=max(float(np.median(measured - predicted)), 0.0))
-    for _ in range(3):
-        weight = _huber_weights(line, predicted, measured)
-        design = np.stack([np.ones_like(predicted), predicted])
-        information = (design * weight) @ design.T + np.diag(prior)
-        moments = (design * weight) @ measured + np.array([0.0, prior[1]])
-        floor_s, slope = np.linalg.solve(information, moments)
-        if floor_s < 0:
-            floor_s, slope = 0.0, moments[1] / information[1, 1]
-        elif slope < 0:
-            floor_s, slope = moments[0] / information[0, 0], 0.0
-        line = CorrectionLine(floor_s=float(floor_s), slope=float(slope))
-    return line
+    return np.asarray(np.minimum(1.0, 2 * _NOISE / np.maximum(away, 1e-9)) / measured**2)
 
 
 def _overlapped_floor(predicted: Array, measured: Array, slope: float) -> CorrectionLine:
@@ -182,6 +175,10 @@ Mode = Literal["static", "ema", "ema+calib", "affine"]
 # Rounds; drift is measured against the correction of one to two times as many rounds ago.
 _LAG = 25
 
+CONTEXT_RANGE = 32  # tokens; the costs at its middle serve the whole range
+_MOST_CACHED = 4096
+Cost = TypeVar("Cost")
+
 
 class OnlineEstimator:
     """`CycleCost` whose verification times are corrected from observed rounds.
@@ -199,6 +196,10 @@ class OnlineEstimator:
     by about 20 %, and by more than the cost's own uncertainty, `drift_warning` is set and the
     correction adapts faster: `static` becomes `ema+calib`, alpha triples, and the affine line
     forgets all but the last rounds.
+
+    Costs are computed once for each short range of context, since a decoder needs the same ones in
+    many rounds. Computing them anew takes five times as long in a round as in a loop of its own,
+    since each forward evicts them from the CPU's caches.
 
     sampled  whether the coming round draws the target's tokens, whose acceptance costs more;
              the decode loop sets it
@@ -219,11 +220,21 @@ class OnlineEstimator:
         self._ratios: list[float] = []
         # `ema` is for a target without a calibration, so measured plain steps are left out too.
         bare = dataclasses.replace(cost, verify=cost.roofline, plain=None)
-        self._uncorrected = CachedCost(bare if mode == "ema" else cost)
+        self._uncorrected = bare if mode == "ema" else cost
+        self._cache: dict[Hashable, Any] = {}
 
     def observe(self, rows: float, context: float, measured_s: float, batch: int = 1) -> None:
         """Learn from one verification of `rows` rows, padding included."""
-        predicted_s = self._uncorrected.forward_s(rows, context, batch)
+        # The row counts that are usually chosen are computed together: it takes as long as one.
+        usual = self._uncorrected.buckets or self._uncorrected.preferred_rows
+        together = usual if rows in usual else (rows,)
+
+        def forwards_s(middle: float) -> dict[float, float]:
+            every = np.array(together, dtype=np.float64)
+            seconds = self._uncorrected.verify.predict_s(every, middle, batch)
+            return dict(zip(every.tolist(), seconds.tolist(), strict=True))
+
+        predicted_s = self._cached(forwards_s, context, "forward", together, batch)[rows]
         # An earlier correction has not followed a recent change yet.
         expected_s = self._expected[0].seconds(predicted_s)
         if self._drift.observe(math.log(measured_s / expected_s)):
@@ -251,7 +262,6 @@ class OnlineEstimator:
             self._ratios = []
 
     def _line(self) -> CorrectionLine:
-        """The current correction."""
         if self.mode == "affine":
             return self.affine.line
         return CorrectionLine(slope=1.0 if self.mode == "static" else self.bias)
@@ -262,15 +272,16 @@ class OnlineEstimator:
 
     def sizes(self, most: int) -> Ints:
         """Tree sizes worth scoring; see `CycleCost.sizes`."""
-        return self._uncorrected.sizes(most)
+        return self._cached(lambda _: self._uncorrected.sizes(most), 0, "sizes", most)
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Corrected seconds of one plain step."""
-        return self._line().seconds(self._uncorrected.plain_s(context, batch))
+        cost = self._uncorrected
+        plain_s = self._cached(lambda c: cost.plain_s(c, batch), context, "plain", batch)
+        return self._line().seconds(plain_s)
 
     def draft_s(self, context: float) -> float:
-        """Seconds of one draft."""
-        return self._uncorrected.draft_s(context)
+        return self._cached(self._uncorrected.draft_s, context, "draft")
 
     def cycle_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:
         """Corrected seconds of a whole cycle with N nodes, in the shape of `nodes`."""
@@ -279,5 +290,22 @@ class OnlineEstimator:
 
     def _parts_s(self, nodes: ArrayLike, context: float, batch: int) -> tuple[Array, Array]:
         """Uncorrected seconds of the forward and of the rest, in the shape of `nodes`."""
-        counts = np.asarray(nodes, dtype=np.float64)
-        return self._uncorrected.cycle_s(counts, context, batch, sampled=self.sampled)
+        counts, cost, sampled = np.asarray(nodes, dtype=np.float64), self._uncorrected, self.sampled
+
+        def parts_s(middle: float) -> tuple[Array, Array]:
+            rest_s = cost.overhead_s(counts, sampled=sampled) + cost.draft_s(middle)
+            return cost.verify_s(counts, middle, batch), rest_s
+
+        labels = ("cycle", counts.tobytes(), counts.shape, batch, sampled)
+        return self._cached(parts_s, context, *labels)
+
+    def _cached(self, compute: Callable[[float], Cost], context: float, *labels: Hashable) -> Cost:
+        """The cost at the middle of the context's range; `labels` tell costs apart."""
+        index = int(context) // CONTEXT_RANGE
+        key = (index, *labels)
+        if key not in self._cache:
+            if len(self._cache) == _MOST_CACHED:
+                self._cache.clear()
+            self._cache[key] = compute(CONTEXT_RANGE * (index + 0.5))
+        cost: Cost = self._cache[key]
+        return cost

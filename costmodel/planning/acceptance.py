@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +22,11 @@ from costmodel.acceptance import (
 )
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, read_bytes, read_json
+from costmodel.plugins import READERS, load_plugins
 from costmodel.statistics import Array, Ints
 
 Shape = Literal["plain", "chain", "tree"]
 
-READERS = "rooftree.readers"  # entry points: a name, and a function from text to fields or None
 MOST_NODES = 511
 MOST_CURVE_NODES = 65_536  # of a curve in a file
 MOST_PLANNED_DEPTH = 256
@@ -230,11 +229,11 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
 def _of_other_tools(path: Path) -> dict[str, Any] | None:
     """The fields of another tool's file; None for a file that no reader knows."""
     text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
-    for entry in entry_points(group=READERS):
+    for name, reader in load_plugins(READERS, "acceptance."):
         try:
-            fields: dict[str, Any] | None = entry.load()(text)
+            fields: dict[str, Any] | None = reader(text)
         except (InputError, TypeError, ValueError, LookupError) as failure:
-            raise InputError(f"{path}: {entry.name} cannot be read ({failure})") from None
+            raise InputError(f"{path}: this file of {name} cannot be read ({failure})") from None
         if fields is not None:
             return fields
     return None

@@ -137,7 +137,16 @@ def slowest_count(mean: float, ranks: int) -> float:
 def chunks_of(rules: EngineRules, prompt_tokens: float, rows: float) -> int:
     """Steps that a prompt is cut into; `rows` decoded in each step leave less room for it."""
     room = rules.step_tokens - (rows if rules.mixes_prompts else 0.0)
-    return max(1, math.ceil(prompt_tokens / max(room, 1.0)))
+    return max(1, math.ceil((1 - rules.prefix_hits) * prompt_tokens / max(room, 1.0)))
+
+
+def prompt_work(
+    forward: TargetForward, rules: EngineRules, prompt_tokens: float, rows: float
+) -> tuple[float, int]:
+    """Seconds that a prompt adds, without what is cached of it, and the steps it is cut into."""
+    cached, chunks = rules.prefix_hits * prompt_tokens, chunks_of(rules, prompt_tokens, rows)
+    beside = rows if rules.mixes_prompts else 0.0
+    return forward.prompt(prompt_tokens - cached, beside, chunks, cached).total, chunks
 
 
 def cycle_work(
@@ -145,20 +154,19 @@ def cycle_work(
 ) -> TokenWork:
     """Work of one cycle in steady state with `running` requests at once."""
     rows = running * (cycle.drafted_share * cycle.nodes + 1)
-    chunks = chunks_of(rules, traffic.prompt_tokens, rows)
+    prompt_s, chunks = prompt_work(forward, rules, traffic.prompt_tokens, rows)
     context = traffic.prompt_tokens + traffic.output_tokens / 2
     ranks = forward.ranks
     # Requests go to the rank of the fewest: the fullest one has on average so many more.
     shape = running + (ranks - 1) / (2 * ranks), context
     verify = verification_s(forward, shape, cycle.nodes + 1, cycle.drafted_share)
-    prompt = forward.prompt(traffic.prompt_tokens, rows if rules.mixes_prompts else 0.0, chunks)
     arriving = cycle.committed * prompt_share(rules, running, traffic.output_tokens)
     share = slowest_count(arriving * chunks, ranks) / chunks
     return TokenWork(
         products_s=verify.products + cycle.draft.products,
         attention_s=verify.attention + cycle.draft.attention,
         all_reduce_s=verify.all_reduce + cycle.draft.all_reduce,
-        prompts_s=share * prompt.total,
+        prompts_s=share * prompt_s,
         # Prompts that come at random share steps where the engine mixes them.
         prompt_steps=-math.expm1(-arriving * chunks * ranks)
         if rules.mixes_prompts

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, device_by_name
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
-from costmodel.hub import is_hub_id
+from costmodel.hf_config import is_hub_id
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.profile.schema import DrafterSection, EngineDrafterSection
@@ -134,9 +135,7 @@ class DraftCost:
             tensor_parallel=forward.tensor_parallel,
         )
         made = block_architecture(target.architecture, size)
-        drafter = dataclasses.replace(target, architecture=made)
-        shape = (rows, context, batch)
-        share = float(drafter.seconds(*shape) / target.seconds(*shape))
+        share = _share_of(target, size, (rows, context, batch))
         more = size.own_weights(forward.architecture) + tokens * size.correction(made)
         share *= 1 + more / made.active_parameters
         whole = forward.decode(batch, context, rows)
@@ -177,6 +176,15 @@ def block_drafter(name: str = "dflash") -> DraftCost:
     return DraftCost(name=name, label=size.text, layers=size.layers)
 
 
+@functools.lru_cache(maxsize=4096)  # a plan asks once for each length of a draft
+def _share_of(target: Roofline, size: DraftSize, shape: tuple[int, float, float]) -> float:
+    """Roofline seconds of the drafter's forward of (rows, context, batch) over the target's."""
+    made = block_architecture(target.architecture, size)
+    drafter_s = dataclasses.replace(target, architecture=made).seconds(*shape)
+    return float(drafter_s / target.seconds(*shape))
+
+
+@functools.cache
 def block_architecture(
     target: ModelArchitecture, size: DraftSize = SIZES["dflash"]
 ) -> ModelArchitecture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import NamedTuple
 
@@ -76,30 +77,29 @@ class MemoryRule:
     The engine uses `fraction` of the device's memory, or, with `after_weights`, of the memory
     that weights and `reserve_bytes` leave. With `whole_answer` a request is admitted only if its
     whole answer fits; otherwise when its prompt fits, and it holds half of its answer on average.
-    With `drops` a layer with a window keeps nothing that has left it. `batched_tokens`: those of
-    the engine's largest step on devices of less than 70 GiB and on others, whose activations it
-    sets aside beside the reserve (0: they are part of it).
+    With `drops` a layer with a window keeps nothing that has left it. `sets_aside`: it keeps room
+    for its largest step's activations beside the reserve, which holds them otherwise.
     """
 
     fraction: float
     reserve_bytes: float
-    batched_tokens: tuple[int, int] = (0, 0)
+    sets_aside: bool = False
     after_weights: bool = False
     whole_answer: bool = False
     drops: bool = True
 
     def activation_bytes(
-        self, architecture: ModelArchitecture, memory_bytes: float, tensor_parallel: int = 1
+        self, architecture: ModelArchitecture, step_tokens: int, tensor_parallel: int = 1
     ) -> float:
         """Bytes of the largest step's widest values in 16 bits, and of its samplers' in 32.
 
         Of an FFN: its input, gate and up, and their product; logits of _SAMPLED sequences twice.
         """
-        a, tokens = architecture, self.batched_tokens[memory_bytes >= _LARGE_BYTES]
-        if not tokens:
+        a = architecture
+        if not self.sets_aside:
             return 0.0
         width = max(a.active_experts * a.expert_ffn + a.shared_ffn, 0 if a.experts else a.ffn)
-        step = 2 * tokens * (4 * a.hidden + a.ffn_matrices * width / tensor_parallel)
+        step = 2 * step_tokens * (4 * a.hidden + a.ffn_matrices * width / tensor_parallel)
         return step + 2 * 4 * _SAMPLED * a.vocab
 
     def free_bytes(self, memory_bytes: float, weights_bytes: float) -> float:
@@ -114,7 +114,8 @@ class MemoryRule:
 
 
 _GB = 1e9
-_LARGE_BYTES = 70 * 2**30
+# vLLM's largest step, if none is asked for, on devices below 70 GiB and on A100s.
+_LARGE_BYTES, _SMALL_STEP_TOKENS = 70 * 2**30, 2048
 _SAMPLED = 256  # sequences of the profiling step, max_num_seqs
 
 
@@ -125,6 +126,8 @@ class EngineRules:
     `mixes_prompts`: one step decodes and prefills; otherwise decoding waits for all prompts.
     `overlaps_host`: the host prepares a step while the device runs the one before it.
     `step_tokens`: largest number of tokens in a step; longer prompts are cut into chunks.
+    `prefix_hits`: share of a prompt's tokens that are cached before it comes, and not computed.
+    Each request is taken to hold all of its tokens, as if no two that run shared them.
     `verifies_trees`: a verification may hold a draft tree, not only a chain.
     """
 
@@ -133,15 +136,15 @@ class EngineRules:
     mixes_prompts: bool = True
     overlaps_host: bool = True
     step_tokens: int = 8192
+    prefix_hits: float = 0.0
     verifies_trees: bool = False
 
 
 # Defaults as the engines document them: vLLM gpu_memory_utilization 0.9, prompts in chunks of
 # 8192 tokens; SGLang mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks,
 # overlapped schedule; TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlapped
-# schedule, no eviction. vLLM's largest step has 2048 tokens on devices below 70 GiB. Beside
-# weights, cache and activations its server of an 8B model on an RTX 4090 had 0.75 GB, by the
-# blocks that it reported. Of the others the reserve is a round guess of 2 to 4 GB.
+# schedule, no eviction. Beside weights, cache and activations vLLM's server of an 8B model on an
+# RTX 4090 had 0.75 GB, by the blocks that it reported. The others' reserves are round guesses.
 # rooftree is this project's decoder: one loop that prepares, launches and waits. The others verify
 # chains only (vLLM removed tree attention in PR #42121).
 RULES = {
@@ -153,7 +156,7 @@ RULES = {
     ),
     "vllm": EngineRules(
         name="vllm",
-        memory=MemoryRule(fraction=0.9, reserve_bytes=0.75 * _GB, batched_tokens=(2048, 8192)),
+        memory=MemoryRule(fraction=0.9, reserve_bytes=0.75 * _GB, sets_aside=True),
         overlaps_host=False,
     ),
     "sglang": EngineRules(
@@ -210,11 +213,13 @@ def planned_version(name: str, version: str) -> EngineVersion | None:
 
 
 def engine_rules(
-    name: str, version: str = "", *, async_scheduling: bool | None = None
-) -> EngineRules:
-    """The rules of an engine's version; `async_scheduling` overrides its default.
+    name: str, version: str = "", *, async_scheduling: bool | None = None,
+    step_tokens: int | None = None, prefix_hits: float = 0.0,
+    device: tuple[str, float] = ("", math.inf),
+) -> EngineRules:  # fmt: skip
+    """The rules of an engine's version on a device (name, bytes of memory).
 
-    Raises InputError.
+    `async_scheduling` and `step_tokens` override its defaults. Raises InputError.
     """
     if name not in RULES:
         raise InputError(f"no engine is called '{name}'", hint=f"Use one of: {', '.join(RULES)}")
@@ -222,4 +227,9 @@ def engine_rules(
     if async_scheduling is None:
         planned = planned_version(name, version)
         async_scheduling = rules.overlaps_host if planned is None else planned.overlaps_host
-    return dataclasses.replace(rules, overlaps_host=async_scheduling)
+    if step_tokens is None:
+        small = name == "vllm" and (device[1] < _LARGE_BYTES or "A100" in device[0])
+        step_tokens = _SMALL_STEP_TOKENS if small else rules.step_tokens
+    return dataclasses.replace(
+        rules, overlaps_host=async_scheduling, step_tokens=step_tokens, prefix_hits=prefix_hits
+    )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.calibration.base import Calibration
+from costmodel.calibration.points import Calibration
 from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name
 from costmodel.compose.operators import CHUNK_ROWS
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
@@ -33,7 +33,7 @@ _LOGIT_BYTES, _UNSORTED_SHARE = 4, 0.6
 # Power of a device over its limit at the peak rate, its exponent, and the error of estimates: the
 # mean one of all rows, and that of chips whose host decides how busy they are. Fitted to half of
 # the models of published servers (lab/studies/served_rows.py).
-POWER_SHARE, POWER_EXPONENT = 1.076, 0.118
+POWER_SHARE, POWER_EXPONENT = 1.08, 0.119
 _POWER_ERROR, _HOST_POWER_ERROR = 0.12, 0.2
 # Chips on which vLLM attends with FlashInfer, whose plan of each step the host makes.
 _HOST_PLANNED_CHIPS = ("GB100", "GB110")
@@ -136,6 +136,10 @@ class TargetForward:
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0
+        # A plan asks for the same steps again and again.
+        self._step_once = cache(self._step)
+        self._plain_once_s = cache(self._plain_s)
+        self._verify_once_s = cache(self._verify_s)
 
     @property
     def most_tree_rows(self) -> int | None:
@@ -187,6 +191,9 @@ class TargetForward:
 
         The part of all-reduces is estimated from published ones; without any it is in the products.
         """
+        return self._step_once(batch, context, rows)
+
+    def _step(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         padded = min((b for b in self.profile.runtime.buckets if b >= rows > 1), default=rows)
         whole = self._decode(batch, context, padded)
         if self.unsplit and rows > 1 and self._device is not None:
@@ -200,26 +207,31 @@ class TargetForward:
         reduced_s = min(2 * a.layers * one_s, whole.products)
         return dataclasses.replace(whole, products=whole.products - reduced_s, all_reduce=reduced_s)
 
-    def prompt(self, tokens: float, rows: float, chunks: int) -> ForwardSeconds:
-        """Seconds that a prompt adds to `chunks` forwards of `rows` other rows (0: none)."""
+    def prompt(self, tokens: float, rows: float, chunks: int, cached: float = 0) -> ForwardSeconds:
+        """Seconds that a prompt adds to `chunks` forwards of `rows` other rows (0: none).
+
+        It is of `tokens` behind `cached` ones, which they attend to.
+        """
         part = tokens / chunks
         added = self._prompt_rows_s(part + rows) - (self._prompt_rows_s(rows) if rows else 0.0)
         return ForwardSeconds(
-            products=chunks * max(added, 0.0), attention=self._prompt_square_s * tokens**2
+            products=chunks * max(added, 0.0),
+            attention=self._prompt_square_s * tokens * (tokens + 2 * cached),
         )
 
     def _decode(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         """Seconds of a whole bucket of rows, all-reduces among the products."""
         least = self._least_context
         if 1 < batch <= self._most_batch and rows > 1:
-            return _split(self._verify_s(rows, least, batch), self._verify_s(rows, context, batch))
-        plain, plain_least = self._plain_s(batch, context), self._plain_s(batch, least)
+            ends = (self._verify_once_s(rows, tokens, batch) for tokens in (least, context))
+            return _split(*ends)
+        plain, plain_least = self._plain_once_s(batch, context), self._plain_once_s(batch, least)
         if rows == 1 and plain is not None:
             return _split(plain_least or plain, plain)
-        products = self._verify_s(rows * batch, least)
+        products = self._verify_once_s(rows * batch, least)
         if self.architecture.recurrent and plain_least is not None:
             # What as many rows of one sequence do not pay: the states of the others.
-            products += max(plain_least - self._verify_s(batch, least), 0.0)
+            products += max(plain_least - self._verify_once_s(batch, least), 0.0)
         products = max(products, plain_least or 0.0)
         one = self._cached_s(rows, context)
         attention = one * max(1.0, batch * self._busy_share(rows))
@@ -247,7 +259,7 @@ class TargetForward:
 
     def _cached_s(self, rows: int, context: float) -> float:
         """Seconds that cached tokens add to a verification at batch 1."""
-        added = self._verify_s(rows, context) - self._verify_s(rows, self._least_context)
+        added = self._verify_once_s(rows, context) - self._verify_once_s(rows, self._least_context)
         return max(added, 0.0)
 
     def _busy_share(self, rows: int) -> float:
@@ -274,7 +286,7 @@ class TargetForward:
         """Seconds of a prompt's forward, without the part that grows with its squared length."""
         prefill = self.profile.stages.prefill
         if prefill is None:
-            return self._verify_s(max(rows, 1.0), self._least_context)
+            return self._verify_once_s(max(rows, 1.0), self._least_context)
         return float(prefill.seconds(rows)) - self._prompt_square_s * rows**2
 
     @cached_property

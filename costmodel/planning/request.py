@@ -23,6 +23,7 @@ DEFAULT_REQUESTS = -1
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 _PERIODS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hour": 3600.0,
               "d": 86400.0}  # fmt: skip
+STEP_TOKENS, PREFIX_HITS = "step-tokens", "prefix-hits"
 _HINT = "Use --slo tpot=30ms,ttft=1s for means, ttft.p95=1s for a percentile"
 
 
@@ -140,11 +141,12 @@ class PlanRequest:
     `gpus` are device slugs or paths of profiles. `rate` is in requests a second. `prices` are
     per GPU and hour in `currency`, keyed by the names in `gpus`. `utilisation` is the share of a
     server's throughput that it is loaded to where `servers`, their number, is None.
-    `engine_version`, such as 0.19, may be empty. `data_parallel` groups of each degree's devices
-    share the experts of a mixture, with `expert_parallel` whole ones. `most_running` limits the
-    requests at once on a server, or group (max-num-seqs of the engines). Goals for percentiles
-    need `simulation`. Raises InputError for values out of range and settings that contradict
-    each other.
+    `engine_version`, such as 0.19, may be empty. `step_tokens` are the most of a step (None: the
+    engine's default), `prefix_hits` the share of prompt tokens found in the cache. `data_parallel`
+    groups of each degree's devices share the experts of a mixture, with `expert_parallel` whole
+    ones. `most_running` limits the requests at once on a server, or group (max-num-seqs of the
+    engines). Goals for percentiles need `simulation`. Raises InputError for values out of range
+    and settings that contradict each other.
     """
 
     target: str
@@ -162,6 +164,8 @@ class PlanRequest:
     policy: ServingPolicy = dataclasses.field(default_factory=ServingPolicy)
     engine: str = "vllm"
     engine_version: str = ""
+    step_tokens: int | None = None
+    prefix_hits: float = 0.0
     drafter: str | None = None
     precision: Precision = dataclasses.field(default_factory=Precision)
     utilisation: float = 0.8
@@ -192,8 +196,10 @@ class PlanRequest:
 
     @property
     def engine_name(self) -> str:
-        """The engine and its version as they are typed."""
-        return f"{self.engine}@{self.engine_version}" if self.engine_version else self.engine
+        """The engine, its version and settings as they are typed."""
+        name = f"{self.engine}@{self.engine_version}" if self.engine_version else self.engine
+        name += f",{STEP_TOKENS}={self.step_tokens}" if self.step_tokens else ""
+        return name + (f",{PREFIX_HITS}={self.prefix_hits:g}" if self.prefix_hits else "")
 
     @property
     def replays(self) -> bool:
@@ -216,6 +222,13 @@ def _check_numbers(request: PlanRequest) -> None:
         raise InputError("at least one server must run")
     if request.most_running < 1:
         raise InputError("at least one request must run at once")
+    if request.step_tokens is not None and request.step_tokens < 1:
+        raise InputError(f"a step must have room for tokens ({STEP_TOKENS} {request.step_tokens})")
+    if not 0 <= request.prefix_hits < 1:
+        raise InputError(
+            f"the share of prefix hits must be 0 or more and below 1 (is {request.prefix_hits:g})",
+            hint=f"Write {PREFIX_HITS}=0.3 where 30 % of the prompt tokens are found in the cache",
+        )
     if not 1 <= request.data_parallel <= MOST_GROUPS:
         raise InputError(
             f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {request.data_parallel})"
@@ -316,10 +329,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
     goals = Goals.parse(o.slo)
     trace = None if o.trace is None else read_trace(o.trace)
     traffic, rate = _traffic(o, trace)
-    engine, at, version = o.engine.partition("@")
     servers, utilisation = parse_servers(o.servers)
-    if at and not version:
-        raise InputError(f"'{o.engine}' names no version", hint="Write vllm@0.19")
     simulation = None
     if o.simulate is not None or goals.percentiles:
         requests = None if o.simulate == DEFAULT_REQUESTS else o.simulate
@@ -335,8 +345,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
         prices=_prices(o.prices, gpus),
         **parse_parallel(o.tp),
         policy=ServingPolicy.parse(o.policy),
-        engine=engine,
-        engine_version=version,
+        **parse_engine(o.engine),
         drafter=o.drafter,
         precision=Precision(weights=o.weights, cache=o.cache),
         utilisation=0.8 if servers is not None else utilisation,
@@ -367,6 +376,28 @@ def _traffic(options: PlanOptions, trace: Trace | None) -> tuple[Traffic, float]
     if not math.isfinite(trace.rate_per_s):
         raise InputError("all requests of the trace arrive at once", hint="Give --rate")
     return trace.means, trace.rate_per_s
+
+
+def parse_engine(text: str) -> dict[str, Any]:
+    """Fields from `vllm@0.19,step-tokens=2048,prefix-hits=0.3`. Raises InputError."""
+    name, *settings = split_commas(text) or [""]
+    engine, at, version = name.partition("@")
+    if at and not version:
+        raise InputError(f"'{name}' names no version", hint="Write vllm@0.19")
+    parsed: dict[str, Any] = {"engine": engine, "engine_version": version}
+    for setting in settings:
+        key, _, value = (part.strip() for part in setting.partition("="))
+        if (field := {STEP_TOKENS: "step_tokens", PREFIX_HITS: "prefix_hits"}.get(key)) is None:
+            raise InputError(
+                f"'{key}' is no setting of an engine",
+                hint=f"Write --engine {engine},{STEP_TOKENS}=2048,{PREFIX_HITS}=0.3",
+            )
+        if field in parsed:
+            raise InputError(f"{key} is given twice")
+        if field == "step_tokens" and not value.isdecimal():
+            raise InputError(f"'{setting}' is no whole number of tokens")
+        parsed[field] = int(value) if field == "step_tokens" else _number(value, setting)
+    return parsed
 
 
 def parse_rate(text: str) -> float:

@@ -201,6 +201,8 @@ class Plan:
                 "drafter": request.drafter,
                 "precision": dataclasses.asdict(request.precision),
                 "engine_version": request.engine_version or None,
+                "step_tokens": request.step_tokens,
+                "prefix_hits": request.prefix_hits,
                 "utilisation": None if request.servers else request.utilisation,
                 "servers": request.servers,
                 "most_running": request.most_running,

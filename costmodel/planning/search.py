@@ -87,7 +87,11 @@ def make_server(
     request: PlanRequest, forward: TargetForward, acceptance: Acceptance | None
 ) -> Server:
     """The server of a request on these forward times. Raises InputError."""
-    rules, drafter = engine_rules(request.engine, request.engine_version), None
+    device, drafter = forward.device, None
+    rules = engine_rules(
+        request.engine, request.engine_version, step_tokens=request.step_tokens,
+        prefix_hits=request.prefix_hits, device=(device.name, device.memory_bytes),
+    )  # fmt: skip
     if acceptance is not None:
         drafter = find_drafter(forward, request.drafter, acceptance.measured)
         trees = rules.verifies_trees and request.policy.kind != "chain"
@@ -173,7 +177,11 @@ def _option(
         return option
     # The choices of this project's decoder, as the request's engine verifies no trees.
     decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
-    server = make_server(decoder, forward_for(decoder, target, choice, store), acceptance)
+    if request.engine == "vllm":  # whose operators time this decoder too
+        forward = TargetForward(forward.profile, decoder.engine, forward.ranks)
+    else:
+        forward = forward_for(decoder, target, choice, store)
+    server = make_server(decoder, forward, acceptance)
     trees = server.choices(request.traffic, request.most_running)
     return dataclasses.replace(option, with_trees=tuple(trees))
 

@@ -14,10 +14,10 @@ from costmodel.planning.batching import (
     CycleParts,
     Overheads,
     TokenWork,
-    chunks_of,
     cycle_parts,
     cycle_work,
     prompt_share,
+    prompt_work,
     slowest_count,
 )
 from costmodel.planning.drafting import DraftCost
@@ -115,7 +115,7 @@ class Server:
             weights += self.drafter.weight_bytes(f.architecture) / tp
             token += self.drafter.cache_bytes_per_token(f.architecture) / tp
         memory, size = self.rules.memory, f.device.memory_bytes
-        weights += memory.activation_bytes(f.architecture, size, tp)
+        weights += memory.activation_bytes(f.architecture, self.rules.step_tokens, tp)
         return max(memory.free_bytes(size, weights), 0.0) / token
 
     def held_tokens(self, tokens: float) -> float:
@@ -254,7 +254,8 @@ class Server:
         half_s = cycle_s / 2 if running > 1 else 0.0
         work = cycle_work(self.forward, self.rules, traffic, running, cycle)
         rows = cycle.drafted_share * cycle.nodes + 1
-        rows += cycle.committed * traffic.prompt_tokens / traffic.output_tokens
+        computed = (1 - self.rules.prefix_hits) * traffic.prompt_tokens
+        rows += cycle.committed * computed / traffic.output_tokens
         rows_per_s = running * rows / cycle_s
         return OperatingPoint(
             running=running,
@@ -273,14 +274,13 @@ class Server:
     def _prefill_s(self, traffic: Traffic, running: int, cycle: Cycle) -> float:
         """Seconds of a request's own prompt, with other requests decoding in the same steps."""
         beside = running * (cycle.nodes + 1) if self.rules.mixes_prompts and running > 1 else 0
-        chunks = chunks_of(self.rules, traffic.prompt_tokens, beside)
-        prompt = self.forward.prompt(traffic.prompt_tokens, beside, chunks)
+        prompt_s, chunks = prompt_work(self.forward, self.rules, traffic.prompt_tokens, beside)
         work = cycle_work(self.forward, self.rules, traffic, max(running, 1), cycle)
         if not beside:
             work = dataclasses.replace(
                 work, products_s=0.0, attention_s=0.0, all_reduce_s=0.0, host_s=0.0, logits_s=0.0
             )
-        chunk = dataclasses.replace(work, prompts_s=prompt.total / chunks, prompt_steps=1.0)
+        chunk = dataclasses.replace(work, prompts_s=prompt_s / chunks, prompt_steps=1.0)
         return chunks * self._seconds(chunk)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from functools import cache
 from pathlib import Path
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, TargetEntry, find_device
-from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.profiles import ComposeOptions, compose
 from costmodel.compose.support import can_be_scaled, nearest_systems
+from costmodel.compose.tables import published_tables
 from costmodel.compose.transfer import transfer_profile, transferred_error
 from costmodel.errors import InputError, ProfileError, RooftreeError
 from costmodel.planning.engines import ValueBytes, weight_bytes
@@ -50,7 +49,8 @@ def forward_for(
         )
         device, architecture = find_device(gpu), target.architecture
         stored = _stored(device, architecture, store, place) if place.storable else None
-        if stored is None and device.slug in SYSTEMS and place.weights and operators_installed():
+        composes = device.slug in published_tables().devices and place.weights
+        if stored is None and composes and operators_installed():
             stored = _composed(_options(device.slug, architecture, place))
         elif stored is None:
             stored = _transferred(device, architecture, store, place)
@@ -143,10 +143,8 @@ def _composed(options: ComposeOptions) -> Profile:
 
 
 def operators_installed() -> bool:
-    """Whether the extra `operators` is installed."""
-    return all(
-        importlib.util.find_spec(name) is not None for name in ("aiconfigurator_core", "pyarrow")
-    )
+    """Whether published operator tables are at hand."""
+    return published_tables().is_installed()
 
 
 def _stored(

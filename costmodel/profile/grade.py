@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Literal
 
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import HeldOutSection, RegretSection, SurfaceSection
+from costmodel.profile.schema import SurfaceSection
 
 Word = Literal["good", "usable", "do not use"]
 WORDS: tuple[Word, ...] = ("good", "usable", "do not use")
@@ -44,8 +44,25 @@ def grade(profile: Profile) -> Grade:
     if profile.held_out is None or profile.regret is None:
         found.append(("usable", "not checked against points held out"))
     else:
-        device_kind = profile.device.kind
-        found += _of_regret(profile.regret, device_kind) + _of_error(profile.held_out, device_kind)
+        regret, error, cpu = profile.regret, profile.held_out.error, profile.device.kind == "cpu"
+        goals, losses = GOOD_REGRET[profile.device.kind], (regret.mean, regret.worst)
+        names = ("on average", "at worst")
+        for name, lost, goal, most in zip(names, losses, goals, USABLE_REGRET, strict=True):
+            word, limit = ("do not use", most) if lost > most else ("usable", goal)
+            if lost > goal:
+                found.append((word, f"a choice loses {lost:.1%} {name}, more than {limit:.1%}"))
+        high = regret.interval[1] if regret.interval is not None else regret.mean
+        if high > USABLE_REGRET[0] and regret.mean <= goals[0] and regret.worst <= goals[1]:
+            found.append(("usable", f"choices may lose up to {high:.1%} on average"))
+        noise = profile.held_out.repeat_noise or 0.0
+        goal = max(GOOD_ERROR, NOISE_FACTOR * noise if cpu else 0.0)
+        if (uncertain := max(error.median, noise)) > USABLE_ERROR:
+            found.append(("do not use", f"times are uncertain by {uncertain:.0%}"))
+        elif (off := error.median) > goal:
+            found.append(("usable", f"predictions are off by {off:.1%}, more than {goal:.1%}"))
+        if error.points < FEWEST_HELD_OUT:
+            held_out = counted(error.points, "held-out point")
+            found.append(("usable", f"checked at {held_out}, {FEWEST_HELD_OUT} will do"))
     points = 0 if profile.surface is None else len(profile.surface.rows)
     if points < FEWEST_POINTS:
         found.append(("usable", f"measured at {counted(points, 'point')}, {FEWEST_POINTS} will do"))
@@ -88,35 +105,6 @@ def objection(stored: Profile, new: Profile) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 point`, `2 points`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _of_regret(regret: RegretSection, device_kind: str) -> list[tuple[Word, str]]:
-    good, found = GOOD_REGRET[device_kind], []
-    high = regret.interval[1] if regret.interval is not None else regret.mean
-    for name, lost, goal, most in zip(
-        ("on average", "at worst"), (regret.mean, regret.worst), good, USABLE_REGRET, strict=True
-    ):
-        if lost > goal:
-            word: Word = "do not use" if lost > most else "usable"
-            limit = most if lost > most else goal
-            found.append((word, f"a choice loses {lost:.1%} {name}, more than {limit:.1%}"))
-    if high > USABLE_REGRET[0] and not found:
-        found.append(("usable", f"choices may lose up to {high:.1%} on average"))
-    return found
-
-
-def _of_error(held_out: HeldOutSection, device_kind: str) -> list[tuple[Word, str]]:
-    error, noise = held_out.error.median, held_out.repeat_noise or 0.0
-    goal = max(GOOD_ERROR, NOISE_FACTOR * noise if device_kind == "cpu" else 0.0)
-    found: list[tuple[Word, str]] = []
-    if max(error, noise) > USABLE_ERROR:
-        found.append(("do not use", f"times are uncertain by {max(error, noise):.0%}"))
-    elif error > goal:
-        found.append(("usable", f"predictions are off by {error:.1%}, more than {goal:.1%}"))
-    if held_out.error.points < FEWEST_HELD_OUT:
-        points = counted(held_out.error.points, "held-out point")
-        found.append(("usable", f"checked at {points}, {FEWEST_HELD_OUT} will do"))
-    return found
 
 
 def _disturbed(surface: SurfaceSection | None) -> list[str]:

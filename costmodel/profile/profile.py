@@ -11,27 +11,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from costmodel.calibration.base import Calibration
 from costmodel.calibration.linear import LinearCalibration
+from costmodel.calibration.points import Calibration
 from costmodel.calibration.stairs import MIN_POINTS
 from costmodel.catalog import DeviceFingerprint, device_by_name
 from costmodel.errors import InputError, ProfileError
 from costmodel.fields import Hash, Section
 from costmodel.io import parse_yaml, read_bytes, write_atomic
-from costmodel.profile.schema import (
-    CalibrationSection,
-    DrafterSection,
-    EngineDrafterSection,
-    HeldOutSection,
-    PeaksSection,
-    ProvenanceKind,
-    ProvenanceSection,
-    RegretSection,
-    RuntimeSection,
-    StagesSection,
-    SurfaceSection,
-    TargetSection,
-)
+from costmodel.profile import schema
 from costmodel.profile.text import describe_error, dump_yaml, shown
 from costmodel.roofline import Roofline
 
@@ -111,18 +98,18 @@ class Profile(Section):
     """One calibration profile. It is frozen; `with_drafter` makes a changed one."""
 
     schema_version: Literal[2] = 2
-    provenance: ProvenanceSection
+    provenance: schema.ProvenanceSection
     device: DeviceFingerprint
-    target: TargetSection
-    runtime: RuntimeSection
-    peaks: PeaksSection
-    calibration: CalibrationSection
-    surface: SurfaceSection | None = None
-    held_out: HeldOutSection | None = None
-    regret: RegretSection | None = None
-    stages: StagesSection = Field(default_factory=StagesSection)
-    drafters: dict[Hash, DrafterSection] = Field(default_factory=dict)
-    engine_drafters: dict[Hash, EngineDrafterSection] = Field(default_factory=dict)
+    target: schema.TargetSection
+    runtime: schema.RuntimeSection
+    peaks: schema.PeaksSection
+    calibration: schema.CalibrationSection
+    surface: schema.SurfaceSection | None = None
+    held_out: schema.HeldOutSection | None = None
+    regret: schema.RegretSection | None = None
+    stages: schema.StagesSection = Field(default_factory=schema.StagesSection)
+    drafters: dict[Hash, schema.DrafterSection] = Field(default_factory=dict)
+    engine_drafters: dict[Hash, schema.EngineDrafterSection] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Profile:
@@ -260,13 +247,13 @@ class Profile(Section):
         except InputError as failure:
             raise ProfileError(f"calibration: {failure.problem}", hint=_HINT) from None
 
-    def drafter_origin(self, architecture_hash: str) -> tuple[ProvenanceKind, str]:
+    def drafter_origin(self, architecture_hash: str) -> tuple[schema.ProvenanceKind, str]:
         """Provenance and time of a drafter's cost: (kind, created_utc)."""
         drafter = self.drafters[architecture_hash]
         whole = self.provenance
         return drafter.kind or whole.kind, drafter.created_utc or whole.created_utc
 
-    def with_drafter(self, architecture_hash: str, drafter: DrafterSection) -> Profile:
+    def with_drafter(self, architecture_hash: str, drafter: schema.DrafterSection) -> Profile:
         """The same profile with one drafter added or replaced. Raises ProfileError."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         drafters = self.drafters | {architecture_hash: drafter}

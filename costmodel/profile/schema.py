@@ -11,10 +11,15 @@ from numpy.typing import ArrayLike
 from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.calibration.base import Calibration, CalibrationName, RooflineCalibration
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.points import (
+    Calibration,
+    CalibrationName,
+    ErrorSummary,
+    Points,
+    RooflineCalibration,
+)
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
 from costmodel.catalog import DeviceFingerprint, Peaks, protocols_of
@@ -43,9 +48,8 @@ from costmodel.fields import (
     WeightBytes,
     check_ascending,
     check_lengths,
-    check_spread,
 )
-from costmodel.profile.columns import ColumnsSection
+from costmodel.profile.text import ColumnsSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, extend_linear
 
@@ -239,7 +243,10 @@ class SampledSection(ColumnsSection):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_lengths(self, (*self.axes, *self.values))
-        check_spread(self.median_s, self.mad_s)
+        # Times are above 0, so half of the samples lie between 0 and the median.
+        for index, (median, spread) in enumerate(zip(self.median_s, self.mad_s, strict=True)):
+            if spread is not None and spread > median:
+                raise ValueError(f"mad_s exceeds median_s (entry {index})")
         check_ascending(", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes))
         return self
 

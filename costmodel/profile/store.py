@@ -99,7 +99,23 @@ class ProfileStore:
             if fitting:
                 path, profile = min(fitting, key=lambda fit: (fit[1].provenance.rank, str(fit[0])))
                 return _result(path, profile, key, soft or SoftKey(), tuple(unusable))
-        raise self._not_found(key)
+        wanted = (
+            f"no profile for architecture {key.architecture_hash} on {key.device_name}"
+            f" ({key.quantization or key.dtype}, {key.runtime}, {key.attention},"
+            f" tp{key.tensor_parallel})"
+        )
+        existing = [
+            _mismatch(_read(path), key)
+            for folder in self.directories
+            for path in _device_files(folder, key.device_name)
+        ]
+        places = ", ".join(str(folder) for folder in self.directories)
+        problem = f"{wanted}; there is none for this device in {places}"
+        if existing:
+            listed = "; ".join(existing[:6])
+            listed += f"; and {len(existing) - 6} more" if existing[6:] else ""
+            problem = f"{wanted}; this device has {listed}"
+        raise ProfileError(problem, hint="Measure one with `rooftree calibrate`")
 
     @staticmethod
     def open(path: Path, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
@@ -138,8 +154,7 @@ class ProfileStore:
         if reason:
             folder = place.parent / ASIDE
             with folder_lock(folder):
-                free = (one for one in _numbered(folder / place.name) if not os.path.lexists(one))
-                path = next(free)
+                path = next(p for p in _numbered(folder / place.name) if not os.path.lexists(p))
                 profile.to_yaml(path)
             return path, reason
         if output is None:
@@ -221,26 +236,6 @@ class ProfileStore:
                 raise ProfileError(f"another profile has taken the place of {lookup.path}")
             if architecture_hash not in stored.drafters:
                 stored.with_drafter(architecture_hash, drafter).to_yaml(lookup.path)
-
-    def _not_found(self, key: ProfileKey) -> ProfileError:
-        wanted = (
-            f"no profile for architecture {key.architecture_hash} on {key.device_name}"
-            f" ({key.quantization or key.dtype}, {key.runtime}, {key.attention},"
-            f" tp{key.tensor_parallel})"
-        )
-        existing = [
-            _mismatch(_read(path), key)
-            for folder in self.directories
-            for path in _device_files(folder, key.device_name)
-        ]
-        if existing:
-            listed = "; ".join(existing[:6])
-            listed += f"; and {len(existing) - 6} more" if existing[6:] else ""
-            problem = f"{wanted}; this device has {listed}"
-        else:
-            places = ", ".join(str(folder) for folder in self.directories)
-            problem = f"{wanted}; there is none for this device in {places}"
-        return ProfileError(problem, hint="Measure one with `rooftree calibrate`")
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -45,9 +45,12 @@ class DrawnTree(DraftTree):
     q: torch.Tensor
     sources: Ints
 
-    def children(self, row: int) -> Ints:
-        """Rows of the children of `row`, in draw order."""
-        return np.flatnonzero(self.parents == row) + 1
+    def child_rows(self) -> list[list[int]]:
+        """The rows of each row's children, in draw order."""
+        children: list[list[int]] = [[] for _ in range(self.rows)]
+        for node, parent in enumerate(self.parents.tolist()):
+            children[parent].append(node + 1)
+        return children
 
 
 def proposal(q: torch.Tensor) -> torch.Tensor:
@@ -113,53 +116,31 @@ def without_replacement(
     vocab = distributions.shape[1]
     cumulative = distributions.flatten().cumsum(0, dtype=torch.float64)
     ends = np.concatenate((np.zeros(1), cumulative[vocab - 1 :: vocab].cpu().numpy()))
-    room = _Room(sources, counts, ends)
-    while len(missing := room.missing()):
-        tries = 2 * int((counts - room.filled)[missing].max())
+    most, first, last = int(counts.max(initial=0)), ends[sources], ends[sources + 1]
+    filled, wanted = np.zeros(len(counts), dtype=np.int64), np.where(last > first, counts, 0)
+    tokens = np.full((len(counts), most), -1, dtype=np.int64)
+    # Sorted by place, [parents, most, 2]: start and width of each taken interval.
+    taken = np.zeros((len(counts), most, 2))
+    while len(missing := np.flatnonzero(filled < wanted)):
+        tries = 2 * int((counts - filled)[missing].max())
         uniforms = torch.rand(
             (len(missing), tries), generator=generator, device=generator.device, dtype=torch.float64
         )
-        places = room.places(missing, uniforms.cpu().numpy())
+        free = (first[missing], (last - first)[missing], taken[missing], filled[missing])
+        places = _places(uniforms.cpu().numpy(), *free)
         at = to_device(places, cumulative.device).flatten()
         index = torch.searchsorted(cumulative, at, right=True).clamp_max_(len(cumulative) - 1)
         low = torch.where(index > 0, cumulative[(index - 1).clamp_min(0)], 0.0)
         mass = distributions.flatten()[index].double()
         drawn = torch.stack((index.double(), low, cumulative[index], mass)).cpu().numpy()
-        room.add(missing, drawn.reshape(4, len(missing), tries), vocab)
-    return room.tokens
-
-
-class _Room:
-    """The tokens of each parent so far, and their intervals of the cumulative q."""
-
-    def __init__(self, sources: Ints, counts: Ints, ends: Array) -> None:
-        most = int(counts.max(initial=0))
-        self.filled = np.zeros(len(counts), dtype=np.int64)
-        self.tokens = np.full((len(counts), most), -1, dtype=np.int64)
-        self._wanted = np.where(ends[sources + 1] > ends[sources], counts, 0)
-        self._sources = sources
-        self._first = ends[sources]
-        self._mass = ends[sources + 1] - ends[sources]
-        # Sorted by place, [parents, most, 2]: start and width of each taken interval.
-        self._taken = np.zeros((len(counts), most, 2))
-
-    def missing(self) -> Ints:
-        """The parents that still need a token."""
-        return np.flatnonzero(self.filled < self._wanted)
-
-    def places(self, parents: Ints, uniforms: Array) -> Array:
-        """Uniforms [parents, tries] spread over the cumulative q that is not taken."""
-        first, mass = self._first[parents], self._mass[parents]
-        return _places(uniforms, first, mass, self._taken[parents], self.filled[parents])
-
-    def add(self, parents: Ints, drawn: Array, vocab: int) -> None:
-        """Keep new tokens of drawn [4, parents, tries]: flat index, interval start and end, q."""
-        state = (self.tokens, self._taken, self.filled, self._wanted)
-        _add(drawn, parents, self._sources[parents] * vocab, vocab, state)
+        drawn = drawn.reshape(4, len(missing), tries)
+        _add(drawn, missing, sources[missing] * vocab, vocab, (tokens, taken, filled, wanted))
+    return tokens
 
 
 @jit
 def _places(uniforms, first, mass, taken, filled):  # type: ignore[no-untyped-def]
+    """Uniforms [parents, tries] spread over the cumulative q that is not taken."""
     places = np.empty_like(uniforms)
     for parent in range(len(uniforms)):
         count = filled[parent]
@@ -176,7 +157,10 @@ def _places(uniforms, first, mass, taken, filled):  # type: ignore[no-untyped-de
 
 @jit
 def _add(drawn, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
-    """Append each parent's new tokens and insert their intervals."""
+    """Append each parent's new tokens and insert their intervals.
+
+    drawn  [4, parents, tries]: flat index, interval start and end, q
+    """
     tokens, taken, filled, wanted = state
     for slot in range(len(parents)):
         parent = parents[slot]
@@ -264,7 +248,8 @@ def draw_levels(
     q = source.root()
     while True:
         distributions.append(proposal(q))
-        slots = _slots(rows, topology.rows)
+        slots = np.full(topology.rows, -1, dtype=np.int64)  # the index of each row in `rows`
+        slots[rows] = np.arange(len(rows))
         sources[rows] = drawn_from + slots[rows]
         drawn_from += len(rows)
         if most is not None:
@@ -282,13 +267,6 @@ def draw_levels(
         tokens, parents, topology.depths, topology.scores, torch.cat(distributions), sources
     )
     return tree if tokens.min() >= 0 else without_undrawn(tree)
-
-
-def _slots(rows: Ints, count: int) -> Ints:
-    """[count] the index of each row in `rows`, -1 for rows that are not in it."""
-    slots = np.full(count, -1, dtype=np.int64)
-    slots[rows] = np.arange(len(rows))
-    return slots
 
 
 def least_kept(probabilities: Array, sampling: Sampling) -> Array:
@@ -363,18 +341,19 @@ class RankExpectation:
         counted = min(depth, self.DEPTHS)
         return np.pad(self._confidence[:counted], (0, depth - counted), mode="edge")
 
-    def observe(self, tree: DrawnTree, accepted_rows: list[int]) -> None:
-        """Learn from every node of the accepted path of a finished round."""
+    def observe(
+        self, tree: DrawnTree, accepted_rows: list[int], confidence_of: Callable[[int], float]
+    ) -> None:
+        """Learn from every node of the accepted path of a finished round.
+
+        confidence_of  gives the largest probability of q below a row
+        """
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]
-        if not path:
-            return
-        sources = tree.sources[path]
-        q = tree.q.index_select(0, to_device(sources, tree.q.device))
-        confidences = (q.amax(-1) / q.sum(-1)).double().cpu().numpy()
-        for depth, (row, confidence) in enumerate(zip(path, confidences, strict=True)):
-            children = tree.children(row)
+        every = tree.child_rows()
+        for depth, row in enumerate(path):
+            confidence, children = confidence_of(row), every[row]
             hit = depth < len(accepted_rows)
             tried = 1 + int(np.searchsorted(children, accepted_rows[depth])) if hit else None
             ranks = np.minimum(np.arange(len(children))[:tried], self.RANKS - 1)
@@ -382,9 +361,7 @@ class RankExpectation:
             np.add.at(self._trials[level], ranks, 1.0)
             if hit:
                 self._accepted[level, ranks[-1]] += 1.0
-            self._learn_confidence(depth, confidence)
-
-    def _learn_confidence(self, depth: int, confidence: float) -> None:
-        if depth < self.DEPTHS:
-            self._rounds[depth] = self._rounds[depth] * self.FADING + 1.0
-            self._confidence[depth] += (confidence - self._confidence[depth]) / self._rounds[depth]
+            if depth < self.DEPTHS:
+                self._rounds[depth] = self._rounds[depth] * self.FADING + 1.0
+                change = confidence - self._confidence[depth]
+                self._confidence[depth] += change / self._rounds[depth]

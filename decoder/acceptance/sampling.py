@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
 
 import torch
 
@@ -42,10 +41,16 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            object.__setattr__(self, name, _number(name, getattr(self, name)))
-        for name in ("top_k", "seed"):  # torch takes no integers of other libraries
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        kinds = {"temperature": Real, "top_p": Real, "top_k": Integral, "seed": Integral}
+        for name, kind in kinds.items():  # torch takes no integers of other libraries
+            value, exact = getattr(self, name), None
+            if isinstance(value, kind) and not isinstance(value, bool):
+                with suppress(OverflowError):
+                    exact = float(value) if kind is Real else int(value)
+            if exact is None:
+                noun = "number" if kind is Real else "whole number"
+                raise InputError(f"{name} must be a {noun}, got {shown(value)}")
+            object.__setattr__(self, name, exact)
         if not 0.0 <= self.temperature < float("inf"):
             raise InputError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
@@ -56,53 +61,23 @@ class Sampling:
             raise InputError(f"seed must lie between 0 and 2^63 - 1, got {shown(self.seed)}")
 
 
-def _number(name: str, value: Any) -> float:
-    """The value as a float. Raises InputError."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            return float(value)
-    raise InputError(f"{name} must be a number, got {shown(value)}")
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    raise InputError(f"{name} must be a whole number, got {shown(value)}")
-
-
 class RunningEntropy:
     """Mean entropy, in nats, of the target's recent distributions; fades by `FADING` each."""
 
     FADING = 0.98
 
     def __init__(self) -> None:
-        self._new: list[torch.Tensor] = []
         self._sum = 0.0
         self._weight = 0.0
 
-    def add(self, probabilities: torch.Tensor) -> None:
-        """Add one distribution [vocab], without a copy to the host."""
-        self._new.append(entropy_of(probabilities))
-
     def note(self, entropy: float) -> None:
-        """Add the entropy of one distribution, in nats, that is on the host."""
-        self._take_new()
-        self._count(entropy)
+        """Add the entropy of one distribution, in nats."""
+        self._sum = self.FADING * self._sum + entropy
+        self._weight = self.FADING * self._weight + 1.0
 
     def mean(self) -> float | None:
         """The mean so far; None before the first distribution."""
-        self._take_new()
         return self._sum / self._weight if self._weight else None
-
-    def _take_new(self) -> None:
-        if self._new:
-            for entropy in torch.stack(self._new).tolist():
-                self._count(entropy)
-            self._new.clear()
-
-    def _count(self, entropy: float) -> None:
-        self._sum = self.FADING * self._sum + entropy
-        self._weight = self.FADING * self._weight + 1.0
 
 
 def entropy_of(probabilities: torch.Tensor) -> torch.Tensor:
@@ -142,11 +117,9 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 
     Sorting a whole vocabulary costs a fifth of a forward on a CPU. Tokens below
     (1 - top_p) / vocab sum to less than 1 - top_p, so all of them are dropped and only the
-    others are sorted. An accelerator sorts all, since it would have to wait for their number.
+    others are sorted. An accelerator waits for their number: `draw_rows` does without.
     """
     cut = 1.0 - top_p
-    if probabilities.device.type != "cpu":
-        return _beyond_in_order(probabilities, cut)
     likely = probabilities >= cut / len(probabilities)
     ordered, order = torch.sort(probabilities[likely])
     if not len(ordered):  # probabilities that are not numbers; the caller sees it
@@ -156,14 +129,6 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     beyond = ~likely
     beyond[likely] = torch.zeros_like(dropped).scatter(0, order, dropped)
     return beyond
-
-
-def _beyond_in_order(probabilities: torch.Tensor, cut: float) -> torch.Tensor:
-    """The least probable tokens, `cut` at most in sum, never the most probable; sorts all."""
-    ordered, order = torch.sort(probabilities)
-    dropped = ordered.cumsum(0) <= cut
-    dropped[-1] = False
-    return torch.zeros_like(dropped).scatter(0, order, dropped)
 
 
 class TokenDraws:
@@ -235,31 +200,64 @@ def draw_rows(
 
     noise  [draws, vocab];  place  [rows] the noise of each row
     """
-    scaled = cooled(logits.float(), sampling.temperature)
-    vocab, top_k, top_p, more = scaled.shape[-1], sampling.top_k, sampling.top_p, None
-    cut = 0 < top_k < vocab
-    if top_p == 1.0 and not cut:
-        shares = scaled.softmax(-1)
-        tokens = (shares / noise[place]).argmax(-1)
-    else:
-        width = min(vocab, max(CANDIDATES, top_k + 1))
-        scores, order = torch.topk(scaled, width)  # in falling order
-        kept = torch.ones_like(scores, dtype=torch.bool)
-        whole = scaled.logsumexp(-1, keepdim=True)
-        if cut:
-            kept = scores >= scores[:, top_k - 1, None]
-            whole = torch.where(kept, scores, -torch.inf).logsumexp(-1, keepdim=True)
-        shares = (scores - whole).exp() * kept
-        before = shares.cumsum(-1) - shares
-        if width < vocab:
-            more = kept[:, -1] if cut else before[:, -1] + shares[:, -1] < top_p
-        kept = kept & (before < top_p)
-        kept[:, 0] = True
-        shares = shares * kept
-        shares = shares / shares.sum(-1, keepdim=True)
-        best = (shares / noise[place[:, None], order]).argmax(-1, keepdim=True)
-        tokens = order.gather(1, best)[:, 0]
+    shares, order, more = kept_shares(cooled(logits.float(), sampling.temperature), sampling)
+    best = (shares / (noise[place] if order is None else noise[place[:, None], order])).argmax(-1)
+    tokens = best if order is None else order.gather(1, best[:, None])[:, 0]
     tokens = torch.where(shares.sum(-1).isfinite(), tokens, NO_TOKEN)
     if more is not None:
         tokens = torch.where(more, BY_ITSELF, tokens)
     return torch.stack((tokens.double(), torch.special.entr(shares).sum(-1).double()))
+
+
+def kept_shares(
+    scaled: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The shares [rows, width] of the tokens that each row of cooled logits keeps, 0 of others.
+
+    And the tokens [rows, width] that these are (None: all, in order), and whether a row may keep
+    more than these, boolean [rows] (None: no row does).
+    """
+    vocab, top_k, top_p, more = scaled.shape[-1], sampling.top_k, sampling.top_p, None
+    cut = 0 < top_k < vocab
+    if top_p == 1.0 and not cut:
+        return scaled.softmax(-1), None, None
+    width = min(vocab, max(CANDIDATES, top_k + 1))
+    scores, order = torch.topk(scaled, width)  # in falling order
+    kept = torch.ones_like(scores, dtype=torch.bool)
+    whole = scaled.logsumexp(-1, keepdim=True)
+    if cut:
+        kept = scores >= scores[:, top_k - 1, None]
+        whole = torch.where(kept, scores, -torch.inf).logsumexp(-1, keepdim=True)
+    shares = (scores - whole).exp() * kept
+    before = shares.cumsum(-1) - shares
+    if width < vocab:
+        more = kept[:, -1] if cut else before[:, -1] + shares[:, -1] < top_p
+    kept = kept & (before < top_p)
+    kept[:, 0] = True
+    shares = shares * kept
+    return shares / shares.sum(-1, keepdim=True), order, more
+
+
+def row_distributions(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """`target_distribution` of each row [rows, vocab], without a sort of all.
+
+    NaN where top-k and top-p may keep more than the most probable `CANDIDATES`.
+    """
+    scaled = cooled(logits.float(), sampling.temperature)
+    shares, order, more = kept_shares(scaled, sampling)
+    if order is not None:
+        shares = torch.zeros_like(scaled).scatter_(1, order, shares)
+    return shares if more is None else torch.where(more[:, None], torch.nan, shares)
+
+
+def one_of_each(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The index at the share `uniform` [1] of each row's weights [rows, vocab], float64 [rows].
+
+    `NO_TOKEN` for weights that are not numbers.
+    """
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.
+    index = torch.searchsorted(cumulative, uniform.to(weights.device) * total, right=True)
+    sound = (index < weights.shape[-1]) & total.isfinite()
+    return torch.where(sound, index, NO_TOKEN)[:, 0].double()

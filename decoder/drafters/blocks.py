@@ -77,7 +77,7 @@ class Rotary:
                     f"the drafter's rotary embedding of type '{kind}' is not supported",
                     hint=f"Supported are {', '.join(ROPE_TYPES)}.",
                 )
-            self._module = LlamaRotaryEmbedding(config).to(device)
+            self.module = LlamaRotaryEmbedding(config).to(device)
         except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError) as error:
             raise InputError(
                 f"the drafter's rotary embedding cannot be built: {error}",
@@ -87,7 +87,7 @@ class Rotary:
     def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> Rope:
         """Cosines and sines [rows, head_dim] at positions [rows]."""
         like = torch.empty(0, dtype=dtype, device=positions.device)
-        cosine, sine = self._module(like, positions[None])
+        cosine, sine = self.module(like, positions[None])
         return cosine[0], sine[0]
 
     def between(self, start: int, end: int, dtype: torch.dtype) -> Rope:
@@ -136,35 +136,44 @@ class RowCache(Protocol):
 class DraftCache(RowCache):
     """The cache of one text: a tensor that grows by doubling.
 
-    `data` is [layers, 2, kv_heads, capacity, head_dim]. The first `length` rows are the
-    context, after norm and rotation; rows after them last until others are written there.
+    `data` is [layers, 2, 1, kv_heads, capacity, head_dim], as a `KVCache`'s. The first `length`
+    rows are the context, after norm and rotation; rows after them last until others are written
+    there.
     """
 
     def __init__(
         self, shape: DraftShape, layers: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        size = (layers, 2, shape.kv_heads, FIRST_CAPACITY, shape.head_dim)
+        size = (layers, 2, 1, shape.kv_heads, FIRST_CAPACITY, shape.head_dim)
         self.data = torch.zeros(size, dtype=dtype, device=device)
         self.length = 0
 
+    @property
+    def lengths(self) -> tuple[int]:
+        """As a `KVCache`'s, of one sequence."""
+        return (self.length,)
+
+    def end(self, sequence: int) -> int:
+        return self.length
+
     def make_room(self, rows: int) -> None:
         """Make room for `rows` rows after the context; all rows keep their values."""
-        layers, two, heads, capacity, width = self.data.shape
+        *planes, capacity, width = self.data.shape
         needed = self.length + rows
         if needed <= capacity:
             return
-        grown = self.data.new_zeros(layers, two, heads, max(needed, 2 * capacity), width)
-        grown[:, :, :, :capacity] = self.data
+        grown = self.data.new_zeros(*planes, max(needed, 2 * capacity), width)
+        grown[..., :capacity, :] = self.data
         self.data = grown
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         end = start + key.shape[1]
-        self.data[layer, 0, :, start:end] = key
-        self.data[layer, 1, :, start:end] = value
+        self.data[layer, 0, 0, :, start:end] = key
+        self.data[layer, 1, 0, :, start:end] = value
 
     def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the keys and values in slots first..end, [1, kv_heads, keys, head_dim]."""
-        return self.data[layer, 0, None, :, first:end], self.data[layer, 1, None, :, first:end]
+        return self.data[layer, 0, :, :, first:end], self.data[layer, 1, :, :, first:end]
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         key, value = self.read(layer, seen.first, seen.end)
@@ -188,7 +197,7 @@ class DraftAttention(nn.Module):
 
     def __init__(self, shape: DraftShape, width: int, *, normed: bool) -> None:
         super().__init__()
-        self._head_dim = shape.head_dim
+        self.head_dim, self.scaling = shape.head_dim, shape.head_dim**-0.5
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.q_proj = nn.Linear(width, queries, bias=shape.bias)
         self.k_proj = nn.Linear(width, keys, bias=shape.bias)
@@ -218,12 +227,12 @@ class DraftAttention(nn.Module):
         self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
     ) -> torch.Tensor:
         """Outputs [rows, hidden] of rows [rows, width] over the stored rows that they see."""
-        mixed = cache.attend(layer, self.queries(rows, rope), seen, self._head_dim**-0.5)
+        mixed = cache.attend(layer, self.queries(rows, rope), seen, self.scaling)
         return self.o_proj(mixed.transpose(0, 1).reshape(len(rows), -1))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         """[heads, rows, head_dim] from [rows, heads * head_dim]."""
-        return projected.unflatten(-1, (-1, self._head_dim)).transpose(0, 1)
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
 
 
 class GatedFfn(nn.Module):

@@ -175,7 +175,7 @@ class PlacedText:
 
 CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
 
-# A function of tables, a cache's tensor and inputs [rows, ...], as `GraphedFunction` needs it.
+# A function of tables, a cache's tensor and inputs [rows, ...]; what `GraphedFunction` asks holds.
 Body = Callable[..., Tensors]
 
 
@@ -195,10 +195,6 @@ class RowForwards:
         self._name, self._body, self._capture = name, body, capture
         self._buckets: WeakKeyDictionary[KVCache, dict[GraphShape, _Bucket]]
         self._buckets = WeakKeyDictionary()
-
-    def shapes(self, cache: KVCache) -> tuple[GraphShape, ...]:
-        """The buckets of a cache that were needed so far."""
-        return tuple(self._buckets.get(cache, {}))
 
     def forget(self) -> None:
         """Drop all captures."""

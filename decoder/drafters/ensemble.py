@@ -34,13 +34,8 @@ class EnsembleDrafter(Drafter):
         self.first, self.second = first, second
         self.members = (first, second)
         self.name = f"{first.name}+{second.name}"
-        self.architecture_hash = hash_of(
-            {
-                "drafter": "combined",
-                "first": first.architecture_hash,
-                "second": second.architecture_hash,
-            }
-        )
+        hashes = {"first": first.architecture_hash, "second": second.architecture_hash}
+        self.architecture_hash = hash_of({"drafter": "combined", **hashes})
         self.max_depth = max(first.max_depth, second.max_depth)
         self.deepens = first.deepens or second.deepens
         self.feature_layers = (*first.feature_layers, *second.feature_layers)

@@ -11,6 +11,7 @@ from typing import Any
 
 from costmodel.errors import InputError
 from costmodel.io import folder_of
+from costmodel.plugins import plugin_names
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
@@ -20,7 +21,7 @@ from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle1, is_eagle3, joined_features
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.extensions import DRAFTERS, checkpoint_formats, extension_names, make_extension
+from decoder.extensions import DRAFTERS, checkpoint_formats, make_extension
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.model.target import Target
 
@@ -151,7 +152,7 @@ def shipped(name: str) -> str:
 def _hint() -> str:
     formats = checkpoint_formats()
     labels = ", ".join((*(kind.label for kind in KINDS), *formats))
-    names = (name for name in extension_names(DRAFTERS) if name not in formats)
+    names = (name for name in plugin_names(DRAFTERS) if name not in formats)
     return (
         f"Use {', '.join((*NAMED, *names))} or {DEMO}, package:Class for a "
         f"drafter of your own, or a folder or hub id of {labels}; a DFlash drafter's "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodel.statistics import Array, Ints
-from decoder.jit import jit
+from decoder.jit import jit, jit_inner
 from decoder.tree.draft_tree import NO_CANDIDATES, Candidates, CandidateTree
 
 TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
@@ -130,7 +130,7 @@ def _graft(trie, given, tokens, edges, most):  # type: ignore[no-untyped-def]
     return grown[:size], shares[:size]
 
 
-@jit
+@jit_inner
 def _place(tokens, token):  # type: ignore[no-untyped-def]
     """The first place of a token among some, or -1."""
     for place in range(len(tokens)):
@@ -139,13 +139,13 @@ def _place(tokens, token):  # type: ignore[no-untyped-def]
     return -1
 
 
-@jit
+@jit_inner
 def first_child(trie, row):  # type: ignore[no-untyped-def]
     """The first child of a row, or -1; a row of -1 has none."""
     return trie[row, CHILD] if row >= 0 else np.int64(-1)
 
 
-@jit
+@jit_inner
 def child_of(trie, row, token):  # type: ignore[no-untyped-def]
     """The row of `row`'s child that carries `token`, or -1."""
     child = first_child(trie, row)

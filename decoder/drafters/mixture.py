@@ -24,7 +24,7 @@ import numpy as np
 
 from costmodel.statistics import Array
 from decoder.drafters.joint import SIBLING, TOKEN, JointDraft, child_of, first_child
-from decoder.jit import jit
+from decoder.jit import jit, jit_inner
 from decoder.tree.draft_tree import CandidateTree
 from decoder.tree.heap import sift_down, sift_up
 
@@ -106,7 +106,7 @@ def best_paths(joint: JointDraft, statistics: MixtureStatistics, nodes: int) -> 
 _FIRST, _SECOND = np.int64(0), np.int64(1)
 
 
-@jit
+@jit_inner
 def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[no-untyped-def]
     """The mixture for the tokens at a position (0: below the root) behind a path.
 
@@ -149,7 +149,7 @@ def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[
     return _with_weights(mixture, mixture.weights, divisor, scale)
 
 
-@jit
+@jit_inner
 def _with_weights(mixture, weights, divisor, scale):  # type: ignore[no-untyped-def]
     return Mixture(
         mixture.confidences, mixture.tops, mixture.totals, mixture.best_rows,
@@ -157,7 +157,7 @@ def _with_weights(mixture, weights, divisor, scale):  # type: ignore[no-untyped-
     )  # fmt: skip
 
 
-@jit
+@jit_inner
 def _prediction(drafter, row, position, on_best, joint):  # type: ignore[no-untyped-def]
     """A drafter's largest probability behind a path, their sum, its best row and its class."""
     top, total, best_row, marginal = 0.0, 0.0, np.int64(-1), False
@@ -181,7 +181,7 @@ def _prediction(drafter, row, position, on_best, joint):  # type: ignore[no-unty
     return top, total, best_row, confidence
 
 
-@jit
+@jit_inner
 def _calibration(drafter, level, confidence, top, total, statistics):  # type: ignore[no-untyped-def]
     """Factors of a drafter's best child and of its others, and what they leave, 0 or more."""
     predicted = statistics.predicted[drafter, level, confidence]
@@ -194,7 +194,7 @@ def _calibration(drafter, level, confidence, top, total, statistics):  # type: i
     return best / mass, rest / mass, 0.0
 
 
-@jit
+@jit_inner
 def _probability(drafter, token, child, position, joint, mixture):  # type: ignore[no-untyped-def]
     """A drafter's calibrated probability of a token, and whether that is its best.
 
@@ -212,7 +212,7 @@ def _probability(drafter, token, child, position, joint, mixture):  # type: igno
     return share * (mixture.best[drafter] if is_best else mixture.rest[drafter]), is_best
 
 
-@jit
+@jit_inner
 def _mixed(p, q, mixture):  # type: ignore[no-untyped-def]
     """The mixture's probability of a token to which the drafters give p and q."""
     both = p * q / mixture.divisor if p > 0.0 and q > 0.0 else 0.0
@@ -265,7 +265,7 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
     return tree, given[1 : taken + 1]
 
 
-@jit
+@jit_inner
 def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-untyped-def]
     """List the children of a node behind the `used` entries; the new number of entries."""
     row, position, on_best = nodes[parent, ROW], nodes[parent, DEPTH], nodes[parent, ON_BEST] > 0
@@ -301,14 +301,14 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
     return used
 
 
-@jit
+@jit_inner
 def _list(entry, parent, token, position):  # type: ignore[no-untyped-def]
     """Fill an entry with one child that has no row of the trie."""
     entry[ABOVE], entry[DRAFTED], entry[ROW] = parent, token, -1
     entry[ON_BEST], entry[RANK], entry[DEPTH] = 0, SINGLE, position + 1
 
 
-@jit
+@jit_inner
 def _next_sibling(entry, chance, nodes, joint):  # type: ignore[no-untyped-def]
     """Move an entry of the marginals to its next token; False where there is none."""
     if entry[RANK] == SINGLE:
@@ -322,7 +322,7 @@ def _next_sibling(entry, chance, nodes, joint):  # type: ignore[no-untyped-def]
     return True
 
 
-@jit
+@jit_inner
 def _unlisted(rank, position, row, joint):  # type: ignore[no-untyped-def]
     """The first rank from `rank` on whose token is no child of `row` in the trie."""
     width = joint.tokens.shape[1]
@@ -366,7 +366,7 @@ def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
         row, on_best = child, on_best and q_is_best
 
 
-@jit
+@jit_inner
 def _explain(p, q, mixture, counts):  # type: ignore[no-untyped-def]
     """Share one token among the parts of the mixture: an expectation-maximisation step."""
     divisor = mixture.divisor

@@ -114,12 +114,15 @@ class NgramSession(DraftSession):
 
 
 @jit
-def _find_matches(context):  # type: ignore[no-untyped-def]
-    """Ends and lengths of the longest, then most recent, matches of the context's suffix."""
-    last = len(context) - 1
-    ends = np.empty(MAX_MATCHES, np.int64)
-    lengths = np.empty(MAX_MATCHES, np.int64)
-    count = 0
+def _build_trie(context, depth, hit_rates):  # type: ignore[no-untyped-def]
+    """The trie of the matches' continuations, with probabilities given the parent.
+
+    Returns tokens, parents and probabilities of its nodes, and the longest match at each row.
+    Row 0 is the root; rows are added match by match, so parents come first.
+    """
+    # Ends and lengths of the longest, then most recent, matches of the context's suffix.
+    last, count = len(context) - 1, 0
+    ends, lengths = np.empty(MAX_MATCHES, np.int64), np.empty(MAX_MATCHES, np.int64)
     for end in range(last - 1, -1, -1):
         if context[end] != context[last]:
             continue
@@ -136,18 +139,7 @@ def _find_matches(context):  # type: ignore[no-untyped-def]
             place -= 1
         ends[place], lengths[place] = end, length
         count = min(count + 1, MAX_MATCHES)
-    return ends[:count], lengths[:count]
-
-
-@jit
-def _build_trie(context, depth, hit_rates):  # type: ignore[no-untyped-def]
-    """The trie of the matches' continuations, with probabilities given the parent.
-
-    Returns tokens, parents and probabilities of its nodes, and the longest match at each row.
-    Row 0 is the root; rows are added match by match, so parents come first.
-    """
-    ends, lengths = _find_matches(context)
-    most = len(ends) * depth
+    most = count * depth
     tokens = np.empty(most, np.int64)
     parents = np.empty(most, np.int64)
     weights = np.empty(most, np.float64)
@@ -156,10 +148,10 @@ def _build_trie(context, depth, hit_rates):  # type: ignore[no-untyped-def]
     next_sibling = np.full(most + 1, -1, np.int64)
     passed = np.zeros(most + 1, np.float64)  # weight of continuations that go on from a row
     size = 0
-    for match in range(len(ends)):
+    for match in range(count):
         weight = WEIGHT_GROWTH ** lengths[match]
         row = 0
-        for step in range(min(depth, len(context) - 1 - ends[match])):
+        for step in range(min(depth, last - ends[match])):
             if longest[row] == 0:
                 longest[row] = lengths[match] + step
             passed[row] += weight

@@ -56,7 +56,6 @@ class DraftHead:
 
     @property
     def size(self) -> int:
-        """The number of its tokens."""
         return self._vocab if self.tokens is None else len(self.tokens)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

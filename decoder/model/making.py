@@ -15,7 +15,7 @@ from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import fuse
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.runtime.linear import packing_refused
-from decoder.model.runtime.packed import PackedRuntime, PackedStep, packed_of
+from decoder.model.runtime.packed import PackedRuntime, PackedStep, compile_ahead, packed_of
 from decoder.model.runtime.trial import kernels_refused
 from decoder.model.selfcheck import checked_structure
 from decoder.model.target import Target
@@ -83,6 +83,8 @@ def make_target(
         fuse(loaded.model)
         if step.device.type == "cuda":
             torch.cuda.empty_cache()  # the weights before they were joined
+    if kind == "packed" and not already_packed:
+        compile_ahead(step, int8=loaded.int8)
     structure = checked_structure(step, loaded.name)
     step.plain_head = structure.plain_head
     notes: tuple[str, ...] = ()

@@ -28,11 +28,16 @@ from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
-from decoder.model.masks import MaskFunction
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.trial import triton_version
-from decoder.model.structure import Structure, UnsupportedModelError, read_masks, read_structure
+from decoder.model.structure import (
+    MaskFunction,
+    Structure,
+    UnsupportedModelError,
+    read_masks,
+    read_structure,
+)
 from decoder.nvml import DEVICE_ERRORS, failed_device
 
 PROMPT_ROWS = 7

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from costmodel.calibration.base import Calibration
+from costmodel.calibration.points import Calibration
 from costmodel.profile.profile import Profile
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.rules import RuleName

@@ -1,4 +1,4 @@
-"""The adaptive policy of BASTION: in each round the tree size of highest estimated speed.
+"""The adaptive policy of BASTION, the tree size of highest estimated speed; policies by name.
 
 It learns three things while decoding: the drafter's bias at each depth, the speed of the
 text, and whether drafting pays.
@@ -11,9 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from costmodel.errors import InputError
 from costmodel.statistics import Array
+from decoder.extensions import POLICIES, make_extension
 from decoder.jit import jit
-from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Policy, TreeRequest
+from decoder.names import FIXED, check_policy
+from decoder.policies import base
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
 
@@ -170,7 +173,7 @@ WANTED_SHARE = 2  # candidates for each node of the largest recent tree
 WANTED_FADING = 0.98  # of the largest recent tree, a round
 
 
-class Bastion(Policy):
+class Bastion(base.Policy):
     """The tree size that adds most to the speed of the whole text, by the cost model.
 
     The speed of a text is all its tokens over all its seconds. This ratio of sums is highest
@@ -187,7 +190,7 @@ class Bastion(Policy):
 
     name = "bastion"
 
-    def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
+    def __init__(self, cost: base.Cost, max_nodes: int = base.DEFAULT_MAX_NODES) -> None:
         self.cost = cost
         self.max_nodes = max_nodes
         self._largest_lately = 0.0
@@ -208,12 +211,12 @@ class Bastion(Policy):
     def wants_draft(self, context: int, batch: int = 1) -> bool:
         return self._gate.open()
 
-    def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
+    def choose(self, candidates: Candidates, context: int, limits: base.Limits) -> DraftTree:
         tree = self._largest(candidates, limits)
         size = self._best_size(tree.scores, context)
         return tree.first(size) if size else EMPTY
 
-    def choose_together(self, requests: Sequence[TreeRequest]) -> list[DraftTree]:
+    def choose_together(self, requests: Sequence[base.TreeRequest]) -> list[DraftTree]:
         """One budget for the whole batch, spent on the best nodes of all trees.
 
         Trees are nested, so the n best nodes of all sequences are a prefix of each tree. The
@@ -240,7 +243,7 @@ class Bastion(Policy):
             self._gate.observe(committed, self._round_steps, self._draft_steps)
         self._speed.observe(committed, self._round_steps if finished.drafted else 1.0)
 
-    def _largest(self, candidates: Candidates, limits: Limits) -> DraftTree:
+    def _largest(self, candidates: Candidates, limits: base.Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
 
     def _best_size(self, scores: Array, context: float, batch: int = 1) -> int:
@@ -284,3 +287,30 @@ def _best_index(scores, sizes, cycle_s, plain_tokens, draft_s, rate):  # type: i
         if more > rate * longer_s:
             best = index
     return best
+
+
+def parse_policy(text: str, cost: base.FindCost, max_nodes: int) -> base.Policy:
+    """The policy of a name, as `bastion` or `fixed:16`; `POLICY_NAMES` lists those of the decoder.
+
+    Entry points give other packages' policies names, and `package.module:Class` needs none.
+
+    cost       gives the cost model; called only for a policy that reads one
+    max_nodes  bounds every tree whose size is not in the name
+    Raises InputError for another name.
+    """
+    if max_nodes < 1:
+        raise InputError(f"the largest tree must have 1 node or more, got {max_nodes}")
+    if text == "bastion":
+        return Bastion(cost(), max_nodes)
+    if text == "chain":
+        return base.Chain(max_nodes=max_nodes)
+    if text == "plain":
+        return base.Plain()
+    check_policy(text)
+    match = FIXED.fullmatch(text)
+    if match is not None:
+        return base.Fixed(int(match[1]))
+    policy = make_extension(text, POLICIES, base.Policy, cost=cost, max_nodes=max_nodes)
+    if policy is None:  # the entry point is that of a format
+        raise InputError(f"'{text}' is not a policy")
+    return policy

@@ -18,16 +18,8 @@ from costmodel.calibration.points import Points
 from costmodel.calibration.selection import select_calibration
 from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name
 from costmodel.io import now_utc, tool_version
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
-from costmodel.profile.schema import (
-    CalibrationSection,
-    PeaksSection,
-    ProvenanceKind,
-    ProvenanceSection,
-    RuntimeSection,
-    SurfaceSection,
-    TargetSection,
-)
 from costmodel.roofline import Roofline
 from decoder.device import dtype_name, fingerprint, synchronise
 from decoder.model.runtime.linear import TiledLinear, packing_refused
@@ -67,8 +59,8 @@ def soft_key(target: Target) -> SoftKey:
     )
 
 
-def runtime_section(target: Target) -> RuntimeSection:
-    return RuntimeSection(
+def runtime_section(target: Target) -> schema.RuntimeSection:
+    return schema.RuntimeSection(
         kind=target.runtime.kind,
         dtype=dtype_name(target.dtype),
         quantization=target.loaded.quantization,
@@ -83,26 +75,29 @@ def runtime_section(target: Target) -> RuntimeSection:
     )
 
 
-def find_peaks(target: Target) -> PeaksSection:
+def find_peaks(target: Target) -> schema.PeaksSection:
     """The peaks of the target's device."""
     return peaks_of(target.device, target.dtype)
 
 
-def peaks_of(device: torch.device, dtype: torch.dtype) -> PeaksSection:
+def peaks_of(device: torch.device, dtype: torch.dtype) -> schema.PeaksSection:
     """The peaks of a device: measured, and those of the datasheet if it is known.
 
     Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
     """
-    measured = measure_peaks(device, dtype)
-    on_gpu = device.type == "cuda"
-    copy_bytes_per_s = measure_copy_bytes_per_s(device) if on_gpu else None
+    measured, copy_bytes_per_s = measure_peaks(device, dtype), None
+    if device.type == "cuda":  # read and written: one half of a buffer is copied to the other
+        buffer = _buffer(device)
+        half, other = buffer.chunk(2)
+        with torch.inference_mode():
+            copy_bytes_per_s = buffer.nbytes / _best_s(lambda: half.copy_(other), device)
     listed = device_by_name(fingerprint(device).name)
     # The datasheet's FLOPs are those of bfloat16; other dtypes use the measured peaks.
     if listed is not None and dtype == torch.bfloat16:
         used, source = listed.peaks, "datasheet"
     else:
         used, source = measured, "measured"
-    return PeaksSection(
+    return schema.PeaksSection(
         source=source,
         flops_per_s=used.flops_per_s,
         bytes_per_s=used.bytes_per_s,
@@ -118,10 +113,10 @@ class MeasuredSubject:
 
     device: DeviceFingerprint
     architecture: ModelArchitecture
-    runtime: RuntimeSection
+    runtime: schema.RuntimeSection
     note: str = ""
 
-    def roofline(self, peaks: PeaksSection) -> Roofline:
+    def roofline(self, peaks: schema.PeaksSection) -> Roofline:
         """The paper's roofline, over which calibrations are fitted."""
         return self.runtime.roofline(self.device, self.architecture, peaks)
 
@@ -143,9 +138,9 @@ class Measurement:
     sections    optional sections by name: stages, drafters, ...
     """
 
-    kind: ProvenanceKind
+    kind: schema.ProvenanceKind
     points: Points
-    peaks: PeaksSection
+    peaks: schema.PeaksSection
     provenance: dict[str, Any] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
 
@@ -166,7 +161,7 @@ def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
     peaks = proven_peaks(measurement.peaks, subject, measurement.points)
     selection = select_calibration(measurement.points, subject.roofline(peaks))
     return Profile(
-        provenance=ProvenanceSection(
+        provenance=schema.ProvenanceSection(
             kind=measurement.kind,
             created_utc=now_utc(),
             tool_version=tool_version(),
@@ -175,16 +170,18 @@ def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
             **measurement.provenance,
         ),
         device=subject.device,
-        target=TargetSection.of(subject.architecture),
+        target=schema.TargetSection.of(subject.architecture),
         runtime=subject.runtime,
         peaks=peaks,
-        calibration=CalibrationSection.of(selection),
-        surface=SurfaceSection.of(measurement.points),
+        calibration=schema.CalibrationSection.of(selection),
+        surface=schema.SurfaceSection.of(measurement.points),
         **measurement.sections,
     )
 
 
-def proven_peaks(peaks: PeaksSection, subject: MeasuredSubject, points: Points) -> PeaksSection:
+def proven_peaks(
+    peaks: schema.PeaksSection, subject: MeasuredSubject, points: Points
+) -> schema.PeaksSection:
     """Measured peaks, raised to the rates of the points: beside other work they come out low."""
     if peaks.source != "measured":
         return peaks
@@ -223,14 +220,6 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
             packed = TiledLinear([layer])
             product_s = min(product_s, _best_s(lambda: packed(left), device))
     return Peaks(flops_per_s=2.0 * size**3 / product_s, bytes_per_s=buffer.nbytes / read_s)
-
-
-def measure_copy_bytes_per_s(device: torch.device) -> float:
-    """Bytes/s, read and written, of copying one half of a buffer to the other."""
-    buffer = _buffer(device)
-    half, other = buffer.chunk(2)
-    with torch.inference_mode():
-        return buffer.nbytes / _best_s(lambda: half.copy_(other), device)
 
 
 def _buffer(device: torch.device) -> torch.Tensor:

@@ -51,19 +51,17 @@ def quick_profile(
         mad_s=[mad_s(times) for times in samples],
         n=[len(times) for times in samples],
     )
-    return make_profile(
-        subject_of(target),
-        Measurement(
-            kind="quick",
-            points=points,
-            peaks=peaks,
-            provenance={
-                "samples": sum(len(times) for times in samples),
-                "duration_s": round(perf_counter() - start_s, 2),
-            },
-            sections={"drafters": {drafter.architecture_hash: drafts}},
-        ),
+    measurement = Measurement(
+        kind="quick",
+        points=points,
+        peaks=peaks,
+        provenance={
+            "samples": sum(map(len, samples)),
+            "duration_s": round(perf_counter() - start_s, 2),
+        },
+        sections={"drafters": {drafter.architecture_hash: drafts}},
     )
+    return make_profile(subject_of(target), measurement)
 
 
 def _time_points(

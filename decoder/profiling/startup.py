@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.calibration.base import Calibration
+from costmodel.calibration.points import Calibration
 from costmodel.errors import ProfileError
 from costmodel.io import now_utc
 from costmodel.online.cycle import CycleCost
@@ -108,7 +108,22 @@ def find_cost(
     Raises ProfileError for a profile that cannot be read, lacks the calibration, or is required
     and not there.
     """
-    source = _find(target, drafter, choice)
+    store, key, soft = ProfileStore(), profile_key(target), soft_key(target)
+    if choice.path is not None:
+        source = _from_profile(target, drafter, store.open(choice.path, key, soft), choice)
+    else:
+        try:
+            lookup = store.find(key, soft)
+        except ProfileError as error:
+            if choice.require:
+                hint = f"Measure one with `{calibrate_command(target)}`"
+                raise ProfileError(error.problem, hint=hint) from None
+            make = _from_probe if choice.calibrate else _from_roofline
+            unusable = store.unusable(key.device_name)
+            lines = (f"left out a profile that cannot be used: {one.problem}" for one in unusable)
+            source = replace(make(target, drafter, choice), warnings=tuple(lines))
+        else:
+            source = _from_profile(target, drafter, lookup, choice)
     cost, mode = source.cost.cost, choice.estimator or source.cost.mode
     if fit is None:
         return replace(source, cost=OnlineEstimator(cost, mode))
@@ -123,29 +138,34 @@ def find_cost(
     return replace(source, cost=OnlineEstimator(cost, mode), warnings=warnings)
 
 
-def _find(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
-    store = ProfileStore()
-    key, soft = profile_key(target), soft_key(target)
-    if choice.path is not None:
-        return _from_profile(target, drafter, store.open(choice.path, key, soft), choice)
-    try:
-        lookup = store.find(key, soft)
-    except ProfileError as error:
-        if choice.require:
-            hint = f"Measure one with `{calibrate_command(target)}`"
-            raise ProfileError(error.problem, hint=hint) from None
-        make = _from_probe if choice.calibrate else _from_roofline
-        unusable = store.unusable(key.device_name)
-        warnings = (f"left out a profile that cannot be used: {one.problem}" for one in unusable)
-        return replace(make(target, drafter, choice), warnings=tuple(warnings))
-    return _from_profile(target, drafter, lookup, choice)
-
-
 def _from_profile(
     target: Target, drafter: Drafter, lookup: LookupResult, choice: ProfileChoice
 ) -> CostSource:
-    profile, note = _with_draft_cost(target, drafter, lookup, choice)
-    cost = CycleCost.from_profile(profile, drafter.architecture_hash)
+    """The profile with this drafter's cost.
+
+    A cost that neither the profile nor this process has is timed, and kept for the next start.
+    """
+    name, profile, note = drafter.architecture_hash, lookup.profile, ""
+    section = profile.drafters.get(name) or choice.drafts.get(name)
+    if section is None:
+        section = time_drafter(drafter, target)
+        section = section.model_copy(update={"kind": "quick", "created_utc": now_utc()})
+        if drafter.simulated:
+            how = "timed now, not kept: it only stands for a drafter"
+        elif not is_storable(drafter):
+            how = "timed now, not kept: its package is not installed"
+        else:
+            try:
+                ProfileStore().add_drafter(lookup, name, section)
+                how = "timed now and kept there"
+            except ProfileError as error:
+                how = f"timed now, not kept: {error.problem}"
+        note = f"; draft cost of {drafter.name} {how}"
+    elif section.created_utc is not None:
+        how = "timed at a start" if section.kind == "quick" else "measured"
+        note = f"; draft cost of {drafter.name} {how} on {section.created_utc[:10]}"
+    profile = profile.with_drafter(name, section)
+    cost = CycleCost.from_profile(profile, name)
     # Padding is that of this decoder; a profile summed from kernels has none.
     cost = replace(cost, buckets=target.runtime.buckets)
     if lookup.needs_floor_probe:
@@ -165,37 +185,6 @@ def _from_profile(
         warnings=lookup.warnings,
         profile=profile,
     )
-
-
-def _with_draft_cost(
-    target: Target, drafter: Drafter, lookup: LookupResult, choice: ProfileChoice
-) -> tuple[Profile, str]:
-    """The profile with this drafter's cost, and a note if the cost was timed separately.
-
-    A cost that neither the profile nor this process has is timed, and kept for the next
-    start.
-    """
-    name, profile = drafter.architecture_hash, lookup.profile
-    section = profile.drafters.get(name) or choice.drafts.get(name)
-    if section is None:
-        timed = time_drafter(drafter, target)
-        timed = timed.model_copy(update={"kind": "quick", "created_utc": now_utc()})
-        if drafter.simulated:
-            note = "timed now, not kept: it only stands for a drafter"
-        elif not is_storable(drafter):
-            note = "timed now, not kept: its package is not installed"
-        else:
-            try:
-                ProfileStore().add_drafter(lookup, name, timed)
-                note = "timed now and kept there"
-            except ProfileError as error:
-                note = f"timed now, not kept: {error.problem}"
-        return profile.with_drafter(name, timed), f"; draft cost of {drafter.name} {note}"
-    profile = profile.with_drafter(name, section)
-    if section.created_utc is None:
-        return profile, ""
-    how = "timed at a start" if section.kind == "quick" else "measured"
-    return profile, f"; draft cost of {drafter.name} {how} on {section.created_utc[:10]}"
 
 
 def is_storable(drafter: Drafter) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from decoder.jit import jit
+from decoder.jit import jit_inner
 
 
-@jit
+@jit_inner
 def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
     """Restore a binary heap, the largest key on top, after its top entry has changed.
 
@@ -27,7 +27,7 @@ def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
     items[hole] = item
 
 
-@jit
+@jit_inner
 def sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
     """Restore a binary heap after an entry was added at `hole`, its end."""
     key, item = keys[hole], items[hole]

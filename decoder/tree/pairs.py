@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.statistics import Array, Bools, Ints
-from decoder.jit import jit
+from decoder.jit import jit, jit_inner
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, checked_arrays
 from decoder.tree.heap import sift_down, sift_up
 
@@ -157,7 +157,7 @@ def _best_first(tokens, first, edges, factors, limit):  # type: ignore[no-untype
     return taken_tokens[:taken], parents[:taken], depths[:taken], scores[:taken]
 
 
-@jit
+@jit_inner
 def _next(bits, last, low):  # type: ignore[no-untyped-def]
     """The next candidate by falling probability, then number; -1 if none; `last` = K: the first.
 

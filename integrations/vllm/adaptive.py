@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from integrations.costs import ContextCurves, StepCosts
+from integrations.draft_lengths.costs import ContextCurves, StepCosts
 from integrations.vllm.configuration import PROFILE_VARIABLE, drafter_key, find_profile
 
 CREATE = "maybe_create_adaptive_verification_manager"

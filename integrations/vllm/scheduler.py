@@ -11,11 +11,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from costmodel.errors import ProfileError
-from integrations.acceptance import ANY_KIND
-from integrations.costs import StepCosts
-from integrations.draft_kinds import MatchedText, SeenPairs
-from integrations.pilot import DraftTable, StepChoice, StepPilot, TablePilot
-from integrations.policy import DraftPolicy, RunningSequence
+from integrations.draft_lengths.acceptance import ANY_KIND, MatchedText, SeenPairs
+from integrations.draft_lengths.costs import StepCosts
+from integrations.draft_lengths.pilot import DraftTable, StepChoice, StepPilot, TablePilot
+from integrations.draft_lengths.policy import DraftPolicy, RunningSequence
 from integrations.vllm.configuration import (
     SCHEDULE_OPTION,
     added_options,

@@ -40,14 +40,9 @@ def arm_table(result: Result, names: Iterable[str]) -> list[str]:
     figures = ResultFigures(result)
     against = {own.arm: own for sweep in figures.hindsight.values() for own in sweep.against}
     columns = (
-        "arm",
-        "tokens a verification",
-        "over plain",
-        "over `chain`",
-        "over prompt lookup",
-        "over the best size",
-        "over the best of each set",
-    )
+        "arm", "tokens a verification", "over plain", "over `chain`", "over prompt lookup",
+        "over the best size", "over the best of each set",
+    )  # fmt: skip
     rows = [_arm_cells(figures, result.arm(name), against.get(name)) for name in names]
     filled = [one for one in zip(columns, *rows, strict=True) if any(one[1:])]
     head, *body = zip(*filled, strict=True)
@@ -97,14 +92,10 @@ def _arm_cells(
         return _cell(compare_arms(result, arm.name, base) if comparable else None)
 
     return [
-        arm.name,
-        number_text(own.tokens_per_verification, ".2f"),
-        None if arm.kind == "plain" else _cell(own.over_plain),
-        over(f"chain+{arm.drafter}"),
-        over(LOOKUP),
-        _cell(against and against.single),
-        _cell(against and against.per_set),
-    ]
+        arm.name, number_text(own.tokens_per_verification, ".2f"),
+        None if arm.kind == "plain" else _cell(own.over_plain), over(f"chain+{arm.drafter}"),
+        over(LOOKUP), _cell(against and against.single), _cell(against and against.per_set),
+    ]  # fmt: skip
 
 
 def _cell(ratio: Ratio | None) -> str | None:

@@ -5,8 +5,9 @@
 The measurements are `systems/silicon_sample.csv` of aiconfigurator-core (NVIDIA, Apache-2.0):
 Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on H100, H200 and B200, aggregated serving. Kernel times
 come from profiles composed of its operator tables. For each pair of a GPU and a model the
-overheads are fitted on all other pairs, never on rows of the pair that is scored. NVIDIA's own
-planner is scored on the same rows from `lab/studies/results/nvidia_planner.json`.
+overheads are fitted on all other pairs, never on rows of the pair that is scored; `shipped` has
+those of 24 November, which plans use, on the rows that they were fitted on. NVIDIA's own planner is
+scored on the same rows from `lab/studies/results/nvidia_planner.json`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import numpy as np
 
 from costmodel.catalog import find_target
 from costmodel.compose.profiles import ComposeOptions, compose
-from costmodel.compose.published import data_folder
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward
 from costmodel.weights import Weights
+from integrations.aiconfigurator.package import data_folder
 from lab.studies.fit_overheads import FITTED, MeasuredServer, ServerLoad, fit_overheads, steady_work
 
 PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"
@@ -51,13 +53,9 @@ INFERENCEX_MEAN_LENGTH = 0.9
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRow:
-    """One measured server. `pair`: (model, system), the group that is left out together.
-
-    `named`: the row names the model itself and not a quantised checkpoint of it.
-    """
+    """One measured server. `pair`: (model, system), the group that is left out together."""
 
     id: str
-    named: bool
     pair: tuple[str, str]
     engine: str
     weights: Weights
@@ -85,22 +83,17 @@ def _row(line: dict[str, str], model: str) -> ServerRow:
     stored_scales = inferencex or line["model_path"] in QUANTISED
     if weights == "fp8" and not stored_scales:
         weights = "fp8_dynamic"
+    workload = ServerLoad(
+        prompt_tokens=length * int(line["isl"]), output_tokens=length * int(line["osl"]),
+        concurrency=int(line["batch_size"]),
+    )  # fmt: skip
     return ServerRow(
-        id=line["id"],
-        named=line["model_path"] in MODELS,
-        pair=(model, line["system"]),
-        engine=line["backend"],
-        weights=cast(Weights, weights),
-        devices=int(line["tp_size"]),
-        workload=ServerLoad(
-            prompt_tokens=length * int(line["isl"]),
-            output_tokens=length * int(line["osl"]),
-            concurrency=int(line["batch_size"]),
-        ),
-        cache_fp8=weights not in ("bfloat16", "fp8_block"),
+        id=line["id"], pair=(model, line["system"]),
+        engine=line["backend"], weights=cast(Weights, weights), devices=int(line["tp_size"]),
+        workload=workload, cache_fp8=weights not in ("bfloat16", "fp8_block"),
         async_scheduling=True if inferencex and line["backend"] == "vllm" else None,
         seconds=float(line["silicon_tpot_ms"]) * 1e-3,
-    )
+    )  # fmt: skip
 
 
 def measured_server(row: ServerRow) -> MeasuredServer:
@@ -108,11 +101,9 @@ def measured_server(row: ServerRow) -> MeasuredServer:
     version = "0.11" if row.engine == "vllm" else ""
     rules = engine_rules(row.engine, version, async_scheduling=row.async_scheduling)
     forward = _forward(row.pair, row.engine, row.weights, row.cache_fp8, row.devices)
+    work = steady_work(forward, rules, row.workload)
     return MeasuredServer(
-        engine=row.engine,
-        overlaps_host=rules.overlaps_host,
-        work=steady_work(forward, rules, row.workload),
-        seconds=row.seconds,
+        engine=row.engine, overlaps_host=rules.overlaps_host, work=work, seconds=row.seconds
     )
 
 
@@ -188,15 +179,12 @@ def main() -> None:
     predicted = leave_pairs_out(pairs, servers)
     planner = planner_seconds(rows)
     same = np.isfinite(planner)
-    named = np.array([row.named for row in rows])
-    subsets = {"same": same, "same_named": same & named, "all": np.ones(len(rows), dtype=bool)}
+    subsets = {"same": same, "all": np.ones(len(rows), dtype=bool)}
     result: dict[str, Any] = {
         "environment": environment("cpu"),
         "measured": "aiconfigurator-core silicon_sample.csv (NVIDIA, Apache-2.0)",
         "rows": {
             "same": "those NVIDIA's planner predicts",
-            "same_named": "of these, the ones that name the three models themselves and not"
-            " NVIDIA's quantised checkpoints of them",
             "all": "every row of the models and systems, aggregated serving",
         },
     }
@@ -214,6 +202,11 @@ def main() -> None:
             "ours": groups(rows, key, predicted, same),
             "planner": groups(rows, key, planner, same),
         }
+    table = read_yaml(shipped_directory() / "engines.yaml")  # of 24 November
+    shipped = [Overheads(**table.get(server.engine, table["shared"])) for server in servers]
+    planned = [o.time_per_token_s(server.work, overlaps_host=server.overlaps_host)
+               for o, server in zip(shipped, servers, strict=True)]  # fmt: skip
+    result["shipped"] = summary(np.array(planned), measured, subsets["all"])
     result["overheads"] = {
         name: {key: float(f"{getattr(o, key):.4g}") for key in FITTED}
         for name, o in fit_overheads(servers).items()

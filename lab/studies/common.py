@@ -36,15 +36,11 @@ def environment(device_name: str | None = None) -> dict[str, Any]:
     """The machine, its state and the versions of the software."""
     seen, _ = machine(select_device(device_name))
     return {
-        "created_utc": seen.created_utc,
-        "device": seen.device,
-        "threads": seen.threads,
-        "instruction_set": seen.instruction_set,
-        "system": platform.system(),
-        "load_average": os.getloadavg(),
-        "busy": list(seen.busy),
+        "created_utc": seen.created_utc, "device": seen.device, "threads": seen.threads,
+        "instruction_set": seen.instruction_set, "system": platform.system(),
+        "load_average": os.getloadavg(), "busy": list(seen.busy),
         **{name: value for name, value in seen.fields.items() if value is not None},
-    }
+    }  # fmt: skip
 
 
 def store(name: str, result: dict[str, Any]) -> Path:

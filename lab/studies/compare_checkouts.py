@@ -58,12 +58,9 @@ class Checkout:
     def __init__(self, folder: Path, target: str, profile: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", WORKER, target, str(profile), json.dumps(ARMS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
             env=os.environ | {"PYTHONPATH": str(folder)},
-        )
+        )  # fmt: skip
         self._read("ready")
 
     def decode(self, arm: str, prompt: str, tokens: int) -> tuple[float, list[int]]:

@@ -257,13 +257,11 @@ class Place:
         released = replace(cost, verify=released_calibration(profile), buckets=())
         linear = replace(cost, verify=profile.linear_calibration(), buckets=())
         return cls(
-            name=name,
-            context=context,
-            max_nodes=max_nodes,
+            name=name, context=context, max_nodes=max_nodes,
             true=CostAt.of(cost, context, max_nodes),
             released=CostAt.of(released, context, max_nodes),
             linear=CostAt.of(linear, context, max_nodes),
-        )
+        )  # fmt: skip
 
     def policies(self) -> dict[str, Policy]:
         return {
@@ -320,14 +318,12 @@ def columns(results: list[dict[str, Any]]) -> dict[str, Any]:
         by_curve = [result["policies"][name] for result in results]
         ratios = [each["ratio"] for each in by_curve]
         policies[name] = {
-            "mean": float(np.mean(ratios)),
-            "worst": float(np.min(ratios)),
-            "below_0.99": int(np.sum(np.array(ratios) < 0.99)),
-            "ratio": rounded(ratios),
+            "mean": float(np.mean(ratios)), "worst": float(np.min(ratios)),
+            "below_0.99": int(np.sum(np.array(ratios) < 0.99)), "ratio": rounded(ratios),
             "low_95": rounded(each["interval_95"][0] for each in by_curve),
             "high_95": rounded(each["interval_95"][1] for each in by_curve),
             "nodes": rounded(each["nodes"] for each in by_curve),
-        }
+        }  # fmt: skip
     lists = {key: rounded(r[key] for r in results) for key in results[0] if key != "policies"}
     return lists | {"over_best_fixed": policies}
 

@@ -396,15 +396,9 @@ def read_kind(kind: str) -> Reading:
         if errors[worst] > MOST_OFF and not wrong:
             wrong = f"the parameters are {errors[worst]:.2%} off, without {worst}"
     return Reading(
-        kind=kind,
-        result="wrong" if wrong else "accepted",
-        reason=wrong,
-        parameters=built,
-        off=errors[worst],
-        traced=traced,
-        left_out=len(keys),
-        refused_keys=tuple(refused),
-    )
+        kind=kind, result="wrong" if wrong else "accepted", reason=wrong, parameters=built,
+        off=errors[worst], traced=traced, left_out=len(keys), refused_keys=tuple(refused),
+    )  # fmt: skip
 
 
 def _off(fields: Mapping[str, Any]) -> float:

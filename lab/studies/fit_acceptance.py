@@ -74,14 +74,9 @@ def main() -> None:
         rows.append(row)
         process = process_of(row)
         length = tree_length(process, row.tree_nodes, seed=2)
-        report.append(
-            {
-                "label": row.label,
-                "chain": {"published": row.chain, "reproduced": process.chain_length},
-                "tree": {"published": row.tree, "reproduced": length, "nodes": row.tree_nodes},
-                "tail": row.tail,
-            }
-        )
+        chain = {"published": row.chain, "reproduced": process.chain_length}
+        tree = {"published": row.tree, "reproduced": length, "nodes": row.tree_nodes}
+        report.append({"label": row.label, "chain": chain, "tree": tree, "tail": row.tail})
         print(f"{row.label}: tail {row.tail}, tree {row.tree} -> {length:.2f}", flush=True)
     names = [field.name for field in fields(PublishedRow)]
     table = Path(data.__file__).with_name("published_acceptance.csv")
@@ -89,18 +84,12 @@ def main() -> None:
         writer = csv.DictWriter(lines, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: getattr(row, name) for name in names} for row in rows)
-    store(
-        "fit_acceptance",
-        {
-            "acceptance": "simulated",
-            "blocks": BLOCKS,
-            "correlation_math500": {
-                target: correlation(published("bastion", "math500", target=target))
-                for target in ("qwen3-4b", "qwen3-8b")
-            },
-            "rows": report,
-        },
-    )
+    correlations = {
+        target: correlation(published("bastion", "math500", target=target))
+        for target in ("qwen3-4b", "qwen3-8b")
+    }
+    result = {"acceptance": "simulated", "blocks": BLOCKS, "correlation_math500": correlations}
+    store("fit_acceptance", result | {"rows": report})
 
 
 if __name__ == "__main__":

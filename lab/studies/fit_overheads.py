@@ -85,10 +85,11 @@ def cache_tokens(
     value: ValueBytes,
     memory_bytes: float,
     tensor_parallel: int = 1,
+    step_tokens: int = 8192,
 ) -> float:
     """Tokens that fit into the cache. Raises InputError where the weights do not fit."""
     weights = weight_bytes(architecture, value, tensor_parallel)
-    beside = rule.activation_bytes(architecture, memory_bytes, tensor_parallel)
+    beside = rule.activation_bytes(architecture, step_tokens, tensor_parallel)
     free = rule.free_bytes(memory_bytes, weights + beside)
     if free <= 0:
         raise InputError(
@@ -109,7 +110,7 @@ def steady_work(forward: TargetForward, rules: EngineRules, load: ServerLoad) ->
     traffic = Traffic(prompt_tokens=load.prompt_tokens, output_tokens=load.output_tokens)
     tokens = cache_tokens(
         rules.memory, forward.architecture, forward.value_bytes, forward.device.memory_bytes,
-        forward.tensor_parallel,
+        forward.tensor_parallel, rules.step_tokens,
     )  # fmt: skip
     tokens_held = rules.memory.tokens_held(load.prompt_tokens, load.output_tokens)
     running = min(load.concurrency, largest_concurrency(tokens, tokens_held))

@@ -40,12 +40,12 @@ from costmodel.errors import InputError
 from costmodel.io import now_utc, replacing, shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
-from lab.studies import gpu_checks, gpu_timing
+from lab.studies import gpu_checks, gpu_kernels, gpu_timing
 from lab.studies.common import environment, store
 from lab.studies.gpu_parts import TINY, Part, Scale, all_parts, planned_s, processes
 
 KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
-    "smoke": gpu_checks.run_smoke, "kernels": gpu_checks.run_kernels,
+    "smoke": gpu_checks.run_smoke, "kernels": gpu_kernels.run_kernels,
     "logits": gpu_checks.run_logits, "tests": gpu_checks.run_tests,
     "calibrate": gpu_timing.run_calibration, "forwards": gpu_timing.run_forwards,
     "replay": gpu_timing.run_replay, "held-out": gpu_timing.run_held_out,

@@ -44,8 +44,8 @@ from profiler.calibrate.points import SweepPlan
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.source import CalibrationSettings
-from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import SweepControl, Task, run_sweep
+from profiler.calibrate.workload import Workload
 from profiler.measure.instruments import instruments, measure
 from profiler.measure.journal import Journal
 

@@ -27,8 +27,8 @@ from decoder.profiling.measured_profile import profile_key
 from lab.studies.common import environment, store
 from profiler.calibrate.points import SweepPlan
 from profiler.calibrate.sections import points_of
-from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import SweepControl, run_sweep
+from profiler.calibrate.workload import Workload
 from profiler.measure.instruments import instruments
 from profiler.measure.journal import Journal
 

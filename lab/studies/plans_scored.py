@@ -1,46 +1,72 @@
-"""Planned times per token of public servers that rivals are scored on; only errors are stored.
+"""Plans of public servers beside rivals on the very same rows; only errors are stored.
 
-`python -m lab.studies.served_rows FOLDER --scored` runs it. FOLDER has `inferencex.csv` (points
-of SemiAnalysis's InferenceX with two rivals' times, inference-sim/inference-sim @ 129e0b8), and
-`error_records.csv` and `llmservingsim_error_records_matched.csv` (H100 servers of vLLM 0.15.1 by
-load, inference-sim/sim-to-real-accuracy-validation @ dcec3fd). Nothing is fitted to these rows;
-scenarios are parted by the sha256 of their names. InferenceX's lengths are 0.9 of the nominal ones.
-Requests at once of servers by load are the rate times the measured seconds of a request; each has
-23 to 50 distinct prompts: rows are planned with prompts computed and, but for a block, cached.
+    python -m lab.studies.plans_scored FOLDER [--before FILE]
+
+FOLDER has `inferencex.csv` (points of SemiAnalysis's InferenceX with two rivals' times,
+inference-sim/inference-sim @ 129e0b8), and `error_records.csv` and
+`llmservingsim_error_records_matched.csv` (H100 servers of vLLM 0.15.1 by load,
+inference-sim/sim-to-real-accuracy-validation @ dcec3fd). FILE is this result at another commit.
+
+What these rows were used for: scenarios are parted by the sha256 of their names, and a choice looks
+at `fit` and `choice` alone. Llama-70B's points of InferenceX are among the 1,043 that engines'
+overheads were fitted on (`capacity_accuracy`); `unfitted` leaves them out. How experts are loaded,
+and Blackwell's 4-bit ones, were chosen with all rows of Mixtral, Scout and gpt-oss in sight.
+
+InferenceX's lengths are drawn from 0.8 to 1 of the nominal ones. Its closed loop starts with all
+requests at once and serves ten times as many: the mean time to the first token is a tenth of the
+start's, simulated, and nine of the plan's; where the cache holds fewer, the rest waits. Servers by
+load run the rate times the measured seconds of a request at once; each has 23 to 50 prompts, so
+rows are planned with prompts computed and, but for a block, cached. Targets that no list has are
+read from the configs that aiconfigurator-core carries, as from a hub.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import hashlib
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from costmodel.catalog import resolve_target
-from costmodel.errors import RooftreeError
+from costmodel.catalog import TargetEntry, resolve_target
+from costmodel.errors import InputError, RooftreeError
+from costmodel.io import read_json
 from costmodel.planning.accuracy import INTERVAL, relative_error, slower_error
 from costmodel.planning.batching import Cycle, cycle_work
-from costmodel.planning.request import PlanRequest, Precision
-from costmodel.planning.search import make_server
+from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
+from costmodel.planning.search import make_server, plan
+from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.simulation.engine import SimulatedServer, simulate
+from costmodel.planning.simulation.steps import exact_steps
 from costmodel.planning.sources import forward_for
-from costmodel.planning.traffic import Traffic
+from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
+from integrations.aiconfigurator.package import data_folder
+from lab.studies.common import store
 
+Seconds = dict[str, float]  # by METRICS
+METRICS = ("tpot", "ttft")
+# Published checkpoints by the rows' names; those of InferenceX with experts store fp8 in blocks.
 NAMES = {
     "llama-3.1-70b-instruct": "meta-llama/Llama-3.3-70B-Instruct",
-    "gpt-oss-120b": "openai/gpt-oss-120b",
-    "deepseek-v3": "deepseek-ai/DeepSeek-R1-0528",
+    "deepseek-v3": "deepseek-ai/DeepSeek-R1-0528", "gpt-oss-120b": "openai/gpt-oss-120b",
     "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic":
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
 }  # fmt: skip
-ENGINES = {"tensorrt-llm": "trtllm"}
-GPUS = {"h100": "h100-sxm", "a100-80gb": "a100-sxm-80gb"}
+GPUS = {"h100": "h100-sxm"}
+WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
+FITTED = "llama-3.1-70b-instruct"
+RIVALS = {"AISimulate": "aisimulate", "AIConfigurator": "aic"}
+MEAN_LENGTH, WAVES = 0.9, 10  # InferenceX's share of nominal lengths, requests of each client
+BLOCK = 16  # tokens of a prompt that are computed where the rest is cached
 # Prompt and answer tokens, and (requests a second, seconds) of the stages of each workload.
 LOADS = {
     "general-lite": (547, 248, ((2.5, 600), (6, 600))),
@@ -48,124 +74,198 @@ LOADS = {
     "codegen": (566, 247, ((5, 600), (10, 600))), "roleplay": (750, 251, ((6, 1200),)),
     "reasoning-lite": (1034, 1448, ((1, 1200),)), "reasoning": (1034, 1448, ((4, 1200),)),
 }  # fmt: skip
-BLOCK = 16  # tokens of a prompt that are computed where the rest is cached
+LOADED = {
+    "H100 by load": "error_records.csv",
+    "H100 beside LLMServingSim": "llmservingsim_error_records_matched.csv",
+}  # fmt: skip
+# Servers that speculate: target, GPUs, engine, its version, drafter, prompt and answer tokens, and
+# (requests at once, drafted): (committed, measured ms a token). Nothing is fitted to them. The GPU
+# of vLLM's issue is that of its author's other posts; SpecForge's times are requests at once over
+# tokens a second, MT-bench's first 20 questions.
+SPECULATING = {
+    "Dogacel/Qwen3-8B-DSpark": (
+        "Qwen/Qwen3-8B", 1, "vllm", "", "dspark", (200, 500),
+        {(1, 0): (1, 6.78), (32, 0): (1, 8.83), (1, 7): (2.324, 3.83), (32, 7): (2.324, 6.0)},
+    ),
+    "vllm-project/vllm#20780": (
+        "meta-llama/Llama-3.1-8B-Instruct", 1, "vllm", "0.9", "eagle3", (100, 256),
+        {(1, 0): (1, 7.07), (1, 2): (2.36, 4.32), (1, 3): (2.79, 4.09), (1, 4): (3.08, 4.05),
+         (1, 5): (3.32, 4.13), (1, 6): (3.46, 4.2), (1, 7): (3.54, 4.29)},
+    ),
+    "sgl-project/SpecForge#339": (
+        "Qwen/Qwen3-30B-A3B", 2, "sglang", "", "eagle3", (100, 500),
+        {(1, 0): (1, 4.495), (4, 0): (1, 7.064), (8, 0): (1, 10.905), (16, 0): (1, 15.795),
+         (1, 3): (1.86, 6.259), (4, 3): (1.86, 8.931)},
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A measured time per token, its rivals' and ours: `error` expected, and `slower` upwards."""
+    """A server's seconds by METRICS, measured, planned and by rivals, or why it is not planned.
 
-    group: str
+    `labels`: the groups it counts in. `planned` has `cached` too, with all but a block of the
+    prompt cached. `errors`: expected, and upwards.
+    """
+
+    labels: tuple[str, ...]
     part: str
-    measured_s: float
-    rivals_s: dict[str, float]
-    planned_s: float = float("nan")
-    cached_s: float = float("nan")
+    measured: Seconds
+    rivals: dict[str, Seconds]
+    planned: Seconds = dataclasses.field(default_factory=dict)
     errors: tuple[float, float] = (0.0, 0.0)
     refusal: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a row is planned as; `running`: requests at once, and their weight in the mean."""
+
+    target: str
+    place: tuple[str, int]  # GPU and degree
+    lengths: Sequence[float]
+    running: tuple[tuple[float, float], ...]
+    settings: dict[str, Any]
+    closed_loop: bool = False
 
 
 def inferencex(path: Path) -> Iterator[ScoredRow]:
     """The points of InferenceX's closed loops."""
     with path.open(encoding="utf-8", newline="") as stream:
         for line in csv.DictReader(stream):
+            model, engine, gpu = line["model"], line["engine"], line["gpu"]
+            dense, ranks = model == FITTED, int(line["dp"])
+            groups = [gpu, engine, model, f"{model} {engine} {gpu}"]
+            groups += ["dense-on-vllm"] * (dense and engine == "vllm") + ["unfitted"] * (not dense)
             row = ScoredRow(
-                group=f"InferenceX {line['model']} {line['engine']} {line['gpu']}",
+                labels=("InferenceX", *(f"InferenceX, {group}" for group in groups)),
                 part=part_of(line["scenario"]),
-                measured_s=float(line["tpot_ms_mean"]) / 1e3,
-                rivals_s={name: float(line[f"{key}_tpot_ms"]) / 1e3
-                          for name, key in (("AISimulate", "aisimulate"), ("AIConfigurator", "aic"))
-                          if line[f"{key}_tpot_ms"]},
+                measured={m: float(line[f"{m}_ms_mean"]) / 1e3 for m in METRICS},
+                rivals={name: {m: float(line[f"{key}_{m}_ms"]) / 1e3 for m in METRICS
+                               if line[f"{key}_{m}_ms"]} for name, key in RIVALS.items()},
             )  # fmt: skip
-            weights = {"fp8": "fp8", "fp4": "nvfp4"}.get(line["precision"])
-            weights = "fp8_block" if (weights, line["model"]) == ("fp8", "deepseek-v3") else weights
-            version = line["engine_image"].partition(":v")[2].partition("-")[0]
-            settings = {
-                "engine": ENGINES.get(line["engine"], line["engine"]),
-                "engine_version": version if line["engine"] == "vllm" else "",
-                "precision": Precision(
-                    weights=None if line["model"] == "gpt-oss-120b" else weights,
-                    cache="fp8" if line["model"].startswith("llama") else "bfloat16",
-                ),
-                "expert_parallel": int(line["ep"]) > 1, "data_parallel": int(line["dp"]),
-            }  # fmt: skip
-            lengths = 0.9 * int(line["isl"]), 0.9 * int(line["osl"])
-            place = line["model"], line["gpu"], int(line["n_gpus"]) // int(line["dp"])
-            yield planned(
-                row, place, lengths, [(int(line["concurrency"]) / int(line["dp"]), 1)], settings
-            )
+            weights = "fp8" if dense and line["precision"] == "fp8" else WEIGHTS[line["precision"]]
+            # Types of caches as InferenceX's scripts say (SemiAnalysisAI/InferenceX @ 843c625).
+            hopper = gpu[0] == "h" and (engine == "sglang" or model.startswith("gpt-oss"))
+            wide = hopper or line["precision"] == "bf16"
+            version = re.match(r"vllm/\S+:v(\d[\d.]*)", line["engine_image"])
+            yield scored(row, Asked(
+                target=NAMES.get(model, model),
+                place=(GPUS.get(gpu, gpu), int(line["n_gpus"]) // ranks),
+                lengths=(MEAN_LENGTH * int(line["isl"]), MEAN_LENGTH * int(line["osl"])),
+                running=((int(line["concurrency"]) / ranks, 1.0),), closed_loop=True,
+                settings={
+                    "engine": "trtllm" if engine == "tensorrt-llm" else engine,
+                    "engine_version": version[1] if version else "",
+                    "precision": Precision(
+                        weights=None if model.startswith("gpt-oss") else weights,
+                        cache="bfloat16" if wide else "fp8",
+                    ),
+                    "expert_parallel": int(line["ep"]) > 1, "data_parallel": ranks,
+                    "most_running": int(line["concurrency"]),
+                },
+            ))  # fmt: skip
 
 
-def by_load(path: Path) -> Iterator[ScoredRow]:
+def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
     """The stages of the H100 servers, or their means over stages where those alone are stated."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
     with path.open(encoding="utf-8", newline="") as stream:
         for line in csv.DictReader(stream):
             folder = Path(line["experiment_folder"]).name
             place = folder, line["stage_index"], line["model"], line["hardware"], line["tp"]
-            cell = seen.setdefault(place, {"rivals": {}, "fp8": line["precision"] == "FP8"})
-            cell[line["metric_name"]] = float(line["actual"]) / 1e3
-            cell["load"] = next((n for n in LOADS if n in folder), line["workload"])
-            if line["metric_name"] == "itl_mean":
-                cell["rivals"][line["simulator"]] = float(line["predicted"]) / 1e3
+            cell = seen.setdefault(place, {"rivals": defaultdict(dict), "measured": {}})
+            cell["fp8"] = line["precision"] == "FP8"
+            cell["load"] = next(n for n in LOADS if n in f"{line['workload']} {folder}")
+            cell["step_tokens"] = int(float(line["max_num_batched_tokens"]))
+            metric = line["metric_name"].replace("itl", "tpot").removesuffix("_mean")
+            cell["measured"][metric] = float(line["actual"]) / 1e3
+            if metric in METRICS:
+                cell["rivals"][line["simulator"]][metric] = float(line["predicted"]) / 1e3
     staged = any(int(place[1]) >= 0 for place in seen)
     for (folder, index, model, gpu, degree), cell in seen.items():
         if staged and int(index) < 0:
             continue
         *lengths, stages = LOADS[cell["load"]]
         kept = [stages[int(index)]] if staged else stages
-        running = [(rate * cell["e2e_mean"], rate * spent_s) for rate, spent_s in kept]
+        kind = "experts" if re.search("Mixtral|Llama-4", model) else "dense"
         row = ScoredRow(
-            group=f"by load {model}", part=part_of(folder),
-            measured_s=cell["itl_mean"], rivals_s=cell["rivals"],
+            labels=(source, f"{source}, {kind}", f"{source}, {model}"), part=part_of(folder),
+            measured=cell["measured"], rivals=dict(cell["rivals"]),
         )  # fmt: skip
-        settings = {
-            "engine_version": "0.15.1",
-            "precision": Precision(weights="fp8_dynamic" if cell["fp8"] else None),
-        }
-        yield planned(row, (model, gpu.lower(), int(float(degree))), lengths, running, settings)
+        end_s, weights = cell["measured"]["e2e"], "fp8_dynamic" if cell["fp8"] else None
+        yield scored(row, Asked(
+            target=NAMES.get(model, model), place=(GPUS[gpu.lower()], int(float(degree))),
+            lengths=lengths, running=tuple((r * end_s, r * spent_s) for r, spent_s in kept),
+            settings={"engine_version": "0.15.1", "step_tokens": cell["step_tokens"],
+                      "most_running": 128, "precision": Precision(weights=weights)},
+        ))  # fmt: skip
 
 
-def planned(
-    row: ScoredRow,
-    place: tuple[str, str, int],
-    lengths: Any,
-    running: list[tuple[float, float]],
-    settings: dict[str, Any],
-) -> ScoredRow:
-    """The row with the mean time over (requests at once, weight), or with the refusal."""
-    model, gpu = NAMES.get(place[0], place[0]), GPUS.get(place[1], place[1])
-    traffic = Traffic(prompt_tokens=lengths[0], output_tokens=lengths[1])
+@cache
+def target_of(name: str) -> TargetEntry | InputError:
+    """A known target, or by InferenceX's label the config that aiconfigurator-core carries."""
+    folder = data_folder().parents[1] / "model_configs"
+    configs = {p.name.partition("--")[2].lower(): p for p in sorted(folder.glob("*_config.json"))}
     try:
+        return resolve_target(str(configs.get(f"{name}_config.json", name)))
+    except InputError as failure:
+        return failure
+
+
+def scored(row: ScoredRow, asked: Asked) -> ScoredRow:
+    """The row with its planned means, or with the refusal."""
+    traffic = Traffic(prompt_tokens=asked.lengths[0], output_tokens=asked.lengths[1])
+    try:
+        target = target_of(asked.target)
+        if isinstance(target, InputError):
+            raise target
         request = PlanRequest(
-            target=model, gpus=(gpu,), traffic=traffic, rate=1.0, degrees=(place[2],), **settings
-        )
-        forward = forward_for(request, resolve_target(model), (gpu, place[2]), ProfileStore())
+            target=asked.target, gpus=asked.place[:1], degrees=asked.place[1:], traffic=traffic,
+            rate=1.0, **asked.settings,
+        )  # fmt: skip
+        forward = forward_for(request, target, asked.place, ProfileStore())
         server = make_server(request, forward, None)
-        works = [
-            cycle_work(forward, server.rules, traffic, max(b, 1.0), Cycle()) for b, _ in running
-        ]
+        if request.engine_version == "0.10.2":  # InferenceX's scripts ask for overlapping
+            rules = dataclasses.replace(server.rules, overlaps_host=True)
+            server = dataclasses.replace(server, rules=rules)
+        most = max(min(server.most_running(traffic), request.most_running), 1)
+        means = [means_s(server, traffic, n, most, asked.closed_loop) for n, _ in asked.running]
     except RooftreeError as failure:
         return dataclasses.replace(row, refusal=failure.problem)
-    asked = settings["engine_version"] == "0.10.2"  # InferenceX's scripts ask for overlapping
+    parts = [part for _, part in asked.running]
+    planned = {n: float(np.average([one[n] for one in means], weights=parts)) for n in means[0]}
+    bar = relative_error(forward.origin, request.engine, None, 1.0, version=request.engine_version)
+    errors = bar, slower_error(forward, server.rules, bar)
+    return dataclasses.replace(row, planned=planned, errors=errors)
 
-    def mean_s(share: float) -> float:
-        times = [
-            server.overheads.time_per_token_s(
-                dataclasses.replace(work, prompts_s=share * work.prompts_s),
-                overlaps_host=asked or server.rules.overlaps_host,
-            )
-            for work in works
-        ]
-        return float(np.average(times, weights=[weight for _, weight in running]))
 
-    error = relative_error(
-        forward.origin, request.engine, None, 1.0, version=request.engine_version
+def means_s(server: Server, traffic: Traffic, asked: float, most: int, loop: bool) -> Seconds:
+    """Mean seconds of a server that runs at most `most` of `asked` requests at once."""
+    running = max(min(asked, most), 1.0)
+    work = cycle_work(server.forward, server.rules, traffic, running, Cycle())
+    cached_s = min(BLOCK / traffic.prompt_tokens, 1.0) * work.prompts_s
+    tpot_s, cached_tpot_s = (
+        server.overheads.time_per_token_s(one, overlaps_host=server.rules.overlaps_host)
+        for one in (work, dataclasses.replace(work, prompts_s=cached_s))
     )
-    return dataclasses.replace(
-        row, planned_s=mean_s(1.0), cached_s=mean_s(min(BLOCK / lengths[0], 1.0)),
-        errors=(error, slower_error(forward, server.rules, error)),
+    point = server.best(traffic, max(round(running), 1))
+    first_s = point.ttft_s + max(asked - running, 0.0) / point.requests_per_s
+    if loop:
+        first_s += (start_s(server, traffic, point) - point.ttft_s) / WAVES
+    return {"tpot": tpot_s, "cached": cached_tpot_s, "ttft": first_s}
+
+
+def start_s(server: Server, traffic: Traffic, point: OperatingPoint) -> float:
+    """Mean simulated seconds to the first token of requests that all come at once."""
+    ranks = server.forward.ranks
+    prompts = np.full(point.running * ranks, round(traffic.prompt_tokens))
+    limits = SimulatedServer(
+        rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=point.running,
+        held_tokens=server.held_tokens, ranks=ranks,
     )  # fmt: skip
+    trace = Trace(arrival_s=0.0 * prompts, prompt_tokens=prompts, output_tokens=0 * prompts + 1)
+    return float(simulate(trace, limits, exact_steps(server, [point])).first_s.mean())
 
 
 def part_of(scenario: str) -> str:
@@ -177,10 +277,10 @@ def scores(rows: list[ScoredRow]) -> dict[str, Any]:
     """Per group, of all rows and of the test: coverage, errors, rivals' on the rows they have."""
     groups: dict[str, list[ScoredRow]] = defaultdict(list)
     for row in rows:
-        groups[row.group].append(row)
-        groups["all"].append(row)
-        if row.part == "test":
-            groups["all, test"].append(row)
+        for label in row.labels:
+            groups[label].append(row)
+            if row.part == "test":
+                groups[f"{label}, test"].append(row)
     return {name: _score(group) for name, group in sorted(groups.items())}
 
 
@@ -188,17 +288,69 @@ def _score(rows: list[ScoredRow]) -> dict[str, Any]:
     kept = [row for row in rows if not row.refusal]
     score: dict[str, Any] = {"rows": len(rows), "planned": len(kept)}
     score["refusals"] = sorted({row.refusal for row in rows if row.refusal})
-    for name in ("planned", "cached") if kept else ():
-        off = np.array([getattr(row, f"{name}_s") / row.measured_s - 1 for row in kept])
-        score[name + "_error"] = {"mean": float(np.abs(off).mean()), "bias": float(off.mean())}
-    if kept:
-        log = np.array([np.log(row.measured_s / row.planned_s) for row in kept])
+    for name in (*METRICS, "cached") if kept else ():
+        metric = "tpot" if name == "cached" else name
+        off = np.array([row.planned[name] / row.measured[metric] for row in kept])
         low, high = INTERVAL * np.array([row.errors for row in kept]).T
-        score["inside"] = float(np.mean((log > -low) & (log < high)))
-    for name in sorted({name for row in kept for name in row.rivals_s}):
-        both = [row for row in kept if name in row.rivals_s]
-        theirs = np.array([row.rivals_s[name] / row.measured_s - 1 for row in both])
-        ours = np.array([row.planned_s / row.measured_s - 1 for row in both])
-        means = (float(np.abs(one).mean()) for one in (theirs, ours))
-        score[name] = {"rows": len(both), **dict(zip(("mean", "ours"), means, strict=True))}
+        inside = np.mean((-np.log(off) > -low) & (-np.log(off) < high))
+        score[name] = _errors(off) | {"inside": round(float(inside), 4)}
+        if name in METRICS:
+            score[name]["rivals"] = dict(_rivals(rows, metric))
     return score
+
+
+def _rivals(rows: list[ScoredRow], metric: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of each rival: its rows, and both errors on the rows that both have."""
+    for name in sorted({name for row in rows for name in row.rivals}):
+        theirs = [row for row in rows if metric in row.rivals.get(name, {})]
+        both = [row for row in theirs if not row.refusal]
+        if both:
+            measured = np.array([row.measured[metric] for row in both])
+            off = _errors(np.array([row.rivals[name][metric] for row in both]) / measured)
+            ours = _errors(np.array([row.planned[metric] for row in both]) / measured)
+            count = {"rows": len(theirs), "both": len(both)}
+            yield name, count | {"mean": off["mean"], "ours": ours["mean"]}
+
+
+def _errors(ratios: Any) -> dict[str, float]:
+    means = np.mean(np.abs(ratios - 1)), np.mean(ratios - 1)
+    return {name: round(float(one), 4) for name, one in zip(("mean", "bias"), means, strict=True)}
+
+
+def speculating(name: str) -> dict[str, dict[str, float]]:
+    """Planned over measured ms a token of a server that speculates, by requests and drafted."""
+    target, degree, engine, version, drafter, lengths, cells = SPECULATING[name]
+    result = {}
+    for (running, drafted), (committed, measured_ms) in cells.items():
+        roots = np.roots([1.0] * drafted + [1 - committed]) if drafted else np.zeros(1)
+        rate = max(root.real for root in roots if abs(root.imag) < 1e-9)  # sum of its powers
+        request = PlanRequest(
+            target=target, gpus=("h100-sxm",), degrees=(degree,), rate=1.0,
+            traffic=Traffic(prompt_tokens=lengths[0], output_tokens=lengths[1]),
+            engine=engine, engine_version=version,
+            policy=ServingPolicy.parse(f"chain:{drafted}" if drafted else "plain"),
+            acceptance=f"{rate:.6f}" if drafted else None, drafter=drafter if drafted else None,
+        )  # fmt: skip
+        points = {point.running: point for point in plan(request).options[0].points}
+        planned_ms = 1e3 * points[running].tpot_s
+        times = {"measured_ms": measured_ms, "planned_ms": round(planned_ms, 3)}
+        times["error"] = round(planned_ms / measured_ms - 1, 4)
+        result[f"{running} at once, {drafted} drafted"] = times
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--before", type=Path, help="this result at another commit")
+    options = parser.parse_args()
+    rows = [r for name, file in LOADED.items() for r in by_load(options.folder / file, name)]
+    groups = scores([*rows, *inferencex(options.folder / "inferencex.csv")])
+    before = read_json(options.before)["groups"] if options.before else {}
+    groups = {name: group | {"before": before.get(name)} for name, group in groups.items()}
+    drafted = {name: speculating(name) for name in SPECULATING}
+    store("plans_scored", {"groups": groups, "speculating": drafted})
+
+
+if __name__ == "__main__":
+    main()

@@ -40,7 +40,9 @@ from lab.studies.trained import blockpilot_table, demo_table
 from profiler.cli import run
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("README.md", "docs/benchmark.md", "docs/families.md", "docs/training.md")
+NAMES = (
+    "README.md", "docs/benchmark.md", "docs/families.md", "docs/planning.md", "docs/training.md",
+)  # fmt: skip
 PAGES = tuple(ROOT / name for name in (*NAMES, "decoder/demo/README.md"))
 BEST_ARM = "bastion+ngram+demo"
 PLANNING = ROOT / "docs" / "planning.md"
@@ -179,11 +181,31 @@ def families_table() -> str:
     return document_table([Outcome(**one) for one in result("families")["families"]])
 
 
+def plans_scored() -> str:
+    """Errors of plans by group, the test's behind the stroke, and rivals' on the same rows."""
+    groups = result("plans_scored")["groups"]
+    lines = ["|rows|planned|TPOT|bias|inside|TTFT|rival/ours: TPOT, TTFT (rows)|", "|---" * 7 + "|"]
+    for name in filter(re.compile(r"InferenceX|.*, (?!test)[^ /]+").fullmatch, groups):
+        group, test, rivals = groups[name], groups.get(f"{name}, test", {}), []
+        if not group["planned"]:
+            continue
+        for rival, one in group["tpot"]["rivals"].items():
+            both = one, group["ttft"]["rivals"][rival]
+            beside = ",".join(f"{100 * e['mean']:.0f}/{e['ours']:.0%}" for e in both)
+            rivals.append(f"{rival}:{beside}({one['both']})")
+        tpot, ttft = (f"{group[m]['mean']:.1%}" + (f"/{test[m]['mean']:.1%}" if m in test else "")
+                      for m in ("tpot", "ttft"))  # fmt: skip
+        cells = [name, f"{group['planned']}/{group['rows']}", tpot, f"{group['tpot']['bias']:+.0%}"]
+        cells += [f"{group['tpot']['inside']:.0%}", ttft, " ".join(rivals)]
+        lines.append(f"|{'|'.join(cells)}|")
+    return "\n".join(lines)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": headline, "numbers": numbers, "bench-run": bench_run,
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-studies": lambda: bench_arms("bench_studies"), "bench-engines": bench_engines,
-    "families": families_table, "trained-demo": demo_table,
+    "plans-scored": plans_scored, "families": families_table, "trained-demo": demo_table,
     "trained-blockpilot": blockpilot_table,
 }  # fmt: skip
 

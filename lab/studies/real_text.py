@@ -5,7 +5,8 @@
 `exact` (float32) compares token ids with transformers' greedy `generate`, for a fixed and an
 adaptive budget, with the n-gram drafter and with one that replays the right text at published
 acceptance, so that long paths are accepted too. A difference is listed with the gap of the top two
-logits; a gap of 1e-3 or more is a failure. `no_loss` decodes continuations of encyclopaedia text
+logits; a gap of 1e-3 or more is a failure. `bfloat16` compares trees with this decoder's own plain
+decoding, from which no text may differ. `no_loss` decodes continuations of encyclopaedia text
 plainly, with trees from the n-gram drafter, and with trees from one that is always wrong and sure.
 """
 
@@ -61,9 +62,9 @@ class WrongSession(NgramSession):
         return
 
 
-def exact_part(new_tokens: int, per_set: int) -> dict[str, Any]:
-    model = AutoModelForCausalLM.from_pretrained(str(ensure_demo_model()), dtype=torch.float32)
-    plain = TreeDecoder.from_pretrained(DEMO_NAME, dtype="float32", policy="plain")
+def exact_part(new_tokens: int, per_set: int, dtype: str = "float32") -> dict[str, Any]:
+    model = AutoModelForCausalLM.from_pretrained(str(ensure_demo_model()), dtype=dtype).eval()
+    plain = TreeDecoder.from_pretrained(DEMO_NAME, dtype=dtype, policy="plain")
     prompts = [
         plain.encode(line["prompt"], chat=True)
         for name in EXACT_SETS
@@ -79,7 +80,10 @@ def exact_part(new_tokens: int, per_set: int) -> dict[str, Any]:
     totals = {name: {"tokens": 0, "accepted_tokens": 0, "rounds": 0} for name in decoders}
     differences: list[dict[str, Any]] = []
     for index, ids in enumerate(prompts):
-        expected = greedy(model.eval(), ids, new_tokens)
+        if dtype == "float32":
+            expected = greedy(model, ids, new_tokens)
+        else:
+            expected = list(plain.generate(ids, max_new_tokens=new_tokens).token_ids)
         truth.add(ids + expected)
         for name, decoder in decoders.items():
             result = decoder.generate(ids, max_new_tokens=new_tokens)
@@ -91,8 +95,9 @@ def exact_part(new_tokens: int, per_set: int) -> dict[str, Any]:
                 difference = first_difference(logits, ids, expected, result.token_ids)
                 differences.append({"prompt": index, "arm": name} | difference)
         print(f"  exact {index + 1}/{len(prompts)}, {len(differences)} differences", flush=True)
-    result = {"sets": list(EXACT_SETS), "dtype": "float32", "prompts": len(prompts)}
-    result |= {"runtime": plain.target.runtime.kind, "largest_gap_allowed": NEAR_TIE}
+    result = {"sets": list(EXACT_SETS), "dtype": dtype, "prompts": len(prompts)}
+    allowed = NEAR_TIE if dtype == "float32" else 0.0
+    result |= {"runtime": plain.target.runtime.kind, "largest_gap_allowed": allowed}
     return result | {"arms": totals, "differences": differences}
 
 
@@ -132,12 +137,14 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--parts", nargs="+", default=["no_loss", "exact"])
     options = parser.parse_args()
-    parts = {"no_loss": no_loss_part, "exact": exact_part}
+    bfloat16_part = partial(exact_part, dtype="bfloat16")
+    parts = {"no_loss": no_loss_part, "exact": exact_part, "bfloat16": bfloat16_part}
     for name in options.parts:
         header = {"environment": environment(), "new_tokens": options.new_tokens}
         result = parts[name](options.new_tokens, options.prompts_per_set)
         store(f"real_text_{name}", header | result)
-        wrong = [one for one in result.get("differences", []) if one["gap"] >= NEAR_TIE]
+        allowed = result.get("largest_gap_allowed")
+        wrong = [one for one in result.get("differences", []) if one["gap"] >= allowed]
         if wrong:
             raise SystemExit(f"not exact, and not by a near-tie: {wrong}")
 

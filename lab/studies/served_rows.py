@@ -1,6 +1,6 @@
 """Plans of servers that nobody here ran: 122 steady states with power, and two live traces.
 
-    python -m lab.studies.served_rows FOLDER [--fit | --scored]
+    python -m lab.studies.served_rows FOLDER [--fit]
 
 FOLDER holds `steady_state_itl.csv` (ml-energy/leaderboard @ 0cd52dab897c: vLLM of about 0.11) and
 the live servers' `*__requests.jsonl` (casys-kaist/LLMServingSim @ 5daddb21a545: vLLM 0.19). Time
@@ -38,7 +38,7 @@ from costmodel.planning.batching import (
     cycle_work,
     seconds_per_token,
     work_columns,
-)
+)  # fmt: skip
 from costmodel.planning.forwards import POWER_EXPONENT, POWER_SHARE
 from costmodel.planning.request import PlanRequest, Precision
 from costmodel.planning.search import make_server
@@ -49,7 +49,6 @@ from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.statistics import Array
 from lab.studies.common import environment, store
-from lab.studies.plans_scored import by_load, inferencex, scores
 
 PROMPT_TOKENS = {"lm-arena-chat": 200.0, "gpqa": 250.0}
 GPUS = {"H100": "h100-sxm", "B200": "b200"}
@@ -60,7 +59,6 @@ LIVE = {
     "rtx-pro-6000-server": ("RTXPRO6000_Llama-3.1-8B", 128),
     "rtx-4090": ("RTX4090_Llama-3.1-8B", 256),
 }
-LOADED = ("error_records.csv", "llmservingsim_error_records_matched.csv")
 LIVE_TARGET = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -90,23 +88,19 @@ def read_rows(path: Path) -> list[ServedRow]:
 
 def _row(line: dict[str, str]) -> ServedRow:
     devices, running = int(line["num_gpus"]), float(line["avg_batch_size"])
-    row = ServedRow(
-        model=line["model_id"],
-        gpu=line["gpu_model"],
-        devices=devices,
-        task=line["task"],
-        output_tokens=float(line["avg_output_len"]),
-        running=running,
-        tpot_s=running / float(line["output_throughput_tokens_per_sec"]),
-        watts=float(line["avg_power_watts"]),
-        joules=float(line["energy_per_token_joules"]),
-    )
     weights, output = line["weight_precision"], float(line["avg_output_len"])
+    row = ServedRow(
+        model=line["model_id"], gpu=line["gpu_model"], devices=devices, task=line["task"],
+        output_tokens=output, running=running,
+        tpot_s=running / float(line["output_throughput_tokens_per_sec"]),
+        watts=float(line["avg_power_watts"]), joules=float(line["energy_per_token_joules"]),
+    )  # fmt: skip
     traffic = Traffic(prompt_tokens=PROMPT_TOKENS[line["task"]], output_tokens=output)
     try:
         request = PlanRequest(
             target=row.model, gpus=(GPUS[row.gpu],), traffic=traffic, rate=1.0, degrees=(devices,),
             engine_version="0.11", precision=Precision(weights=weights),
+            expert_parallel=int(line["expert_parallel"]) > 1,
         )  # fmt: skip
         target = resolve_target(row.model)
         forward = forward_for(request, target, (GPUS[row.gpu], devices), ProfileStore())
@@ -127,12 +121,11 @@ def fit_models(rows: Sequence[ServedRow]) -> list[str]:
 
 def starved(row: ServedRow, rows: Sequence[ServedRow]) -> bool:
     """Whether the GPUs of a row drew so little that they waited for the host."""
+    place = row.model, row.gpu, row.devices
     same = [
-        other.watts
-        for other in rows
-        if (other.model, other.gpu, other.devices) == (row.model, row.gpu, row.devices)
-        and other.running <= 1.01 * row.running
-    ]
+        other.watts for other in rows
+        if (other.model, other.gpu, other.devices) == place and other.running <= 1.01 * row.running
+    ]  # fmt: skip
     return row.watts < STARVED_SHARE * max(same)
 
 
@@ -231,7 +224,7 @@ def live(folder: Path) -> dict[str, Any]:
         trace = Trace(arrival_s=arrival - arrival[0], prompt_tokens=prompt, output_tokens=output)
         request = PlanRequest(
             target=LIVE_TARGET, gpus=(gpu,), traffic=trace.means, rate=trace.rate_per_s,
-            engine_version="0.19", servers=1, most_running=most,
+            engine_version="0.19", servers=1, most_running=most, step_tokens=2048,
         )  # fmt: skip
         try:
             forward = forward_for(request, resolve_target(LIVE_TARGET), (gpu, 1), ProfileStore())
@@ -244,11 +237,7 @@ def live(folder: Path) -> dict[str, Any]:
             "ttft": float(np.mean(first - queued)),
             "makespan": float(last.max() - queued.min()),
         }
-        times_s = (
-            float(np.nanmean(plan.tpot_s)),
-            float(plan.ttft_s.mean()),
-            float(plan.last_s.max()),
-        )
+        times_s = map(float, (np.nanmean(plan.tpot_s), plan.ttft_s.mean(), plan.last_s.max()))
         result[name] = {
             key: planned / measured[key] - 1 for key, planned in zip(measured, times_s, strict=True)
         }
@@ -259,12 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fit", action="store_true", help="print the fitted numbers instead")
-    parser.add_argument("--scored", action="store_true", help="score rivals' rows (plans_scored)")
     options = parser.parse_args()
-    if options.scored:
-        rows = [row for name in LOADED for row in by_load(options.folder / name)]
-        store("plans_scored", scores([*rows, *inferencex(options.folder / "inferencex.csv")]))
-        return
     rows = read_rows(options.folder / "steady_state_itl.csv")
     planned = [row for row in rows if row.server is not None]
     calm = [row for row in planned if not starved(row, rows)]

@@ -1,14 +1,15 @@
-"""Start-up times: `rooftree --help`, profile lookup and load, tree building.
+"""Start-up times: `rooftree --help`, profile lookup and load, tree building; the first token.
 
-    python -m lab.studies.startup [--repeats 30]
+    python -m lab.studies.startup [--repeats 30] [--first-token [--before CHECKOUT]]
 
-`--help` is timed as a whole process. Lookup and load is the decoder's work at its start, timed
-in a warm process that reads the file anew.
+`--help` is timed as a whole process, the lookup in a warm one. `--first-token`: of new processes
+without a profile, beside an earlier checkout's, and what their probes say beside a calibration.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,9 @@ import numpy as np
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from decoder.model.demo_model import ensure_demo_model
 from decoder.tree.draft_tree import Lattice, best_first
-from lab.studies.common import environment, store
+from lab.studies.common import AVX2, environment, store
 
 
 def timed(function: Callable[[], object], repeats: int) -> dict[str, float]:
@@ -49,10 +51,60 @@ def steep_lattice() -> Lattice:
     return Lattice(tokens, np.tile(row, (15, 1)) * 0.95 ** np.arange(15)[:, None])
 
 
+FIRST_TOKEN = """
+import sys, time; start_s = time.perf_counter()
+from rooftree import TreeDecoder
+decoder = TreeDecoder.from_pretrained(sys.argv[1], drafter=sys.argv[2])
+next(iter(decoder.stream("Once upon a time, there was a girl who lived in", max_new_tokens=8)))
+print(time.perf_counter() - start_s)
+"""
+
+
+def first_token(drafter: str, kind: dict[str, str], truth: Profile) -> dict[str, float]:
+    """Seconds to the first token, cold and compiled, and the probe's times over the true ones."""
+    model, result = ensure_demo_model(say=print), {}
+    rows, context = (one.ravel() for one in np.meshgrid([1, 4, 16, 32, 64], [256, 1024]))
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as compiled:
+        places = {"ROOFTREE_HOME": home, "NUMBA_CACHE_DIR": compiled}
+        for case in ("cold_s", "compiled_s"):
+            done = subprocess.run(
+                [sys.executable, "-c", FIRST_TOKEN, str(model), drafter], cwd=kind["PYTHONPATH"],
+                env=os.environ | kind | places, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            result[case] = float(done.stdout.split()[-1])
+            (path,) = Path(home).rglob("*.yaml")
+            times = [one.verify_calibration().predict_s(rows, context)
+                     for one in (Profile.from_yaml(path), truth)]  # fmt: skip
+            result[f"probe_{case[:-2]}"] = float(np.exp(np.log(times[0] / times[1]).mean()))
+            path.unlink()
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--first-token", action="store_true")
+    parser.add_argument("--before", type=Path)  # a checkout
+    options = parser.parse_args()
+    repeats = options.repeats
+    if options.first_token:
+        for kind in ({}, AVX2):
+            places = [("now", Path.cwd()), ("before", options.before)][: 1 + bool(options.before)]
+            with tempfile.TemporaryDirectory() as folder:
+                output = Path(folder) / "measured.yaml"
+                command = [sys.executable, "-m", "rooftree", "calibrate", "--output", output]
+                subprocess.run(command, env=os.environ | kind)
+                truth = Profile.from_yaml(output)
+            runs = [
+                {"code": code, "drafter": name}
+                | first_token(name, kind | {"PYTHONPATH": str(place)}, truth)
+                for _ in range(2)
+                for name in ("ngram", "ngram+demo")
+                for code, place in places
+            ]
+            result = {"environment": environment(), "held_to": kind, "runs": runs}
+            store("first_token_avx2" if kind else "first_token", result)
+        return
     stored = [item.profile for item in ProfileStore().list()]
     measured = [one for one in stored if one and one.surface and "ngram" in one.drafters]
     if not measured:

@@ -24,8 +24,7 @@ from scipy.optimize import nnls
 
 from costmodel.calibration.points import Points
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.transfer import scaled_points
-from costmodel.compose.transfer_errors import LEAST_ERROR, TransferErrors, transfer_errors
+from costmodel.compose.transfer import LEAST_ERROR, TransferErrors, scaled_points, transfer_errors
 from costmodel.io import shipped_directory, write_atomic
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline
@@ -207,13 +206,11 @@ class LeftOut:
         """The figures that are stored."""
         actual, expected = (list(errors.values()) for errors in (self.actual, self.expected))
         return {
-            "fixed_us_per_layer": self.fixed_us,
-            "pairs": len(actual),
-            "error": round(float(np.mean(actual)), 4),
-            "worst": round(max(actual), 4),
+            "fixed_us_per_layer": self.fixed_us, "pairs": len(actual),
+            "error": round(float(np.mean(actual)), 4), "worst": round(max(actual), 4),
             "expected": round(float(np.mean(expected)), 4),
             "covered": round(float(np.mean(self.shares <= COVERED)), 3),
-        }
+        }  # fmt: skip
 
 
 def left_out(composed: list[Case], cases: list[Case], study: TransferErrors) -> dict[str, LeftOut]:
@@ -276,17 +273,12 @@ def main() -> None:
     devices = left_out(composed, cases, study)
     records = {name: device.record() for name, device in devices.items()}
     result = {
-        "environment": environment("cpu"),
-        "rows": f"1..{MAX_ROWS}",
-        "context": f"0..{MAX_CONTEXT}",
-        "fixed_us_per_layer": fixed_us,
-        "covered_by_chip": round(chip_share(devices, study), 3),
+        "environment": environment("cpu"), "rows": f"1..{MAX_ROWS}", "context": f"0..{MAX_CONTEXT}",
+        "fixed_us_per_layer": fixed_us, "covered_by_chip": round(chip_share(devices, study), 3),
         "pairs": {" to ".join(pair): error for pair, error in study.pairs.items()},
-        "deviations": dict(study.deviations),
-        **mean_and_worst(study.pairs),
-        "without_fixed_time": mean_and_worst(pair_errors(cases, 0)),
-        "devices_left_out": records,
-    }
+        "deviations": dict(study.deviations), **mean_and_worst(study.pairs),
+        "without_fixed_time": mean_and_worst(pair_errors(cases, 0)), "devices_left_out": records,
+    }  # fmt: skip
     store("transfer_study", result)
     write_table(study)
     for device, row in records.items():

@@ -86,15 +86,12 @@ def summary(drafter: str, tables: Tables) -> Record:
     means = mean_rates(tables)
     single = int(np.argmax(means[:-1]))
     return {
-        "drafter": drafter,
-        "lengths": lengths,
-        "cells": cells,
+        "drafter": drafter, "lengths": lengths, "cells": cells,
         "mean_tokens_per_s": [round(float(rate), 2) for rate in means],
-        "best_single_length": lengths[single],
-        "over_best_single": float(means[-1] / means[single]),
+        "best_single_length": lengths[single], "over_best_single": float(means[-1] / means[single]),
         "over_best_single_95": mean_interval(tables, single),
         "mean_over_best": float(np.exp(np.mean([np.log(row["over_best"]) for row in cells]))),
-    }
+    }  # fmt: skip
 
 
 def cell_row(place: tuple[int, int], table: np.ndarray) -> Record:

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.calibration.base import CALIBRATIONS
 from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
-from costmodel.calibration.points import Points
+from costmodel.calibration.points import CALIBRATIONS, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device, resolve_target
 from costmodel.imports.profiles import (
-    READERS,
     TimedModel,
     check_subject,
     check_times,
     imported_profile,
+    read_times,
 )
 from costmodel.imports.table import ImportedTable, WeightFormat
 from costmodel.profile.profile import Profile
@@ -81,7 +80,7 @@ def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
     """
     architecture = resolve_target(request.target, hub=True).architecture
     known = None if request.device == "cpu" else find_device(request.device)
-    table = READERS[request.format](request.path, request.context)
+    table = read_times(request.format, request.path, request.context)
     if known is not None:
         device, peaks = listed_device(known)
     else:

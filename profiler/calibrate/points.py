@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.calibration.base import Calibration
 from costmodel.calibration.choices import (
     LikelyRegret,
     doubt,
@@ -17,7 +16,7 @@ from costmodel.calibration.choices import (
     most_rows_that_pay,
 )
 from costmodel.calibration.design import CandidateShapes, PointDesign, quick_fit
-from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.points import Calibration, ErrorSummary, Points
 from costmodel.roofline import Roofline
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.sweep import SweepResult, Task

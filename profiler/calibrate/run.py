@@ -9,6 +9,7 @@ from pathlib import Path
 
 from costmodel.profile.profile import Profile
 from decoder.profiling.measured_profile import Measurement, make_profile
+from profiler.calibrate.decoder import DecoderSource
 from profiler.calibrate.files import (
     check_writable,
     keep_samples,
@@ -19,7 +20,6 @@ from profiler.calibrate.files import (
 from profiler.calibrate.points import AdaptiveGrid
 from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
 from profiler.calibrate.source import CalibrationSettings, CalibrationSource
-from profiler.calibrate.sources.decoder import DecoderSource
 from profiler.calibrate.sweep import SweepControl, SweepProgress, SweepResult, Task, run_sweep
 from profiler.measure.lock import device_lock
 from profiler.measure.machine import collect, observe, warnings

@@ -9,16 +9,8 @@ import numpy as np
 
 from costmodel.calibration.choices import has_choices, likely_regret
 from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    DrafterSection,
-    HeldOutSection,
-    NodesSection,
-    PlainSection,
-    RegretSection,
-    StagesSection,
-    TokensSection,
-)
 from costmodel.speculation import standard_curves
 from decoder.drafters.base import Drafter
 from decoder.profiling.startup import is_storable
@@ -40,7 +32,7 @@ def points_of(swept: SweepResult, kind: str) -> Points:
     )
 
 
-def stages_section(swept: SweepResult) -> StagesSection:
+def stages_section(swept: SweepResult) -> schema.StagesSection:
     """The costs of a cycle beside draft and verification, and those of the prefill."""
 
     def section(kind: str, section_type: Any) -> Any:
@@ -57,28 +49,28 @@ def stages_section(swept: SweepResult) -> StagesSection:
         ),
         key=lambda row: row[:2],
     )
-    return StagesSection(
-        plain=PlainSection(
+    return schema.StagesSection(
+        plain=schema.PlainSection(
             batch=[batch for batch, _, _ in plain],
             context=[context for _, context, _ in plain],
             **_columns([(context, samples) for _, context, samples in plain]),
         )
         if plain
         else None,
-        prefill=section("prefill", TokensSection),
-        build=section("build", NodesSection),
-        accept=section("accept", NodesSection),
-        accept_sampled=section("accept_sampled", NodesSection),
-        commit=section("commit", TokensSection),
+        prefill=section("prefill", schema.TokensSection),
+        build=section("build", schema.NodesSection),
+        accept=section("accept", schema.NodesSection),
+        accept_sampled=section("accept_sampled", schema.NodesSection),
+        commit=section("commit", schema.TokensSection),
     )
 
 
-def drafter_sections(swept: SweepResult, drafter: Drafter) -> dict[str, DrafterSection]:
+def drafter_sections(swept: SweepResult, drafter: Drafter) -> dict[str, schema.DrafterSection]:
     """The drafter's cost by context, under its architecture hash; none that may not be stored."""
     rows = _of_kind(swept, "draft", "context")
     if not rows or not is_storable(drafter):
         return {}
-    section = DrafterSection(
+    section = schema.DrafterSection(
         name=drafter.name, context=[context for context, _ in rows], **_columns(rows)
     )
     return {drafter.architecture_hash: section}
@@ -131,7 +123,7 @@ def with_held_out(profile: Profile, points: Points) -> Profile:
         return profile
     predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
     linear_s = profile.linear_calibration().predict_s(points.rows, points.context, points.batch)
-    held_out = HeldOutSection(
+    held_out = schema.HeldOutSection(
         error=ErrorSummary.of(predicted_s, points.seconds),
         linear_error=ErrorSummary.of(linear_s, points.seconds),
         repeat_noise=float(np.median(points.median_error)),
@@ -144,7 +136,7 @@ def with_held_out(profile: Profile, points: Points) -> Profile:
     section, included = None, has_choices(points)
     if included.any():
         regret = likely_regret(points.take(included), predicted_s[included])
-        section = RegretSection(
+        section = schema.RegretSection(
             mean=regret.mean,
             worst=regret.worst,
             interval=regret.interval,

@@ -236,17 +236,17 @@ class _Sweep:
     def _measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
         for task in interleave(waiting, self._random):
             try:
-                sample = take_sample(self._calls[task], self._instruments)
+                seconds, disturbance = take_sample(self._calls[task], self._instruments)
             except OutOfMemory as error:
                 self._skip(task, error)
                 continue
-            record = {"seconds": sample.seconds, "disturbance": sample.disturbance}
+            record = {"seconds": seconds, "disturbance": disturbance}
             self._journal.append(task.key() | record, durable=False)
-            self._count(task, self._next_number, sample.seconds, ok=not sample.disturbance)
+            self._count(task, self._next_number, seconds, ok=not disturbance)
             self._next_number += 1
-            self._rejected_in_a_row = self._rejected_in_a_row + 1 if sample.disturbance else 0
+            self._rejected_in_a_row = self._rejected_in_a_row + 1 if disturbance else 0
             if self._rejected_in_a_row == TOLD_REJECTED:
-                self._control.on_state(sample.disturbance)
+                self._control.on_state(disturbance)
             self._control.on_progress(
                 SweepProgress(
                     points=len(self._points),

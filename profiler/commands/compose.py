@@ -35,11 +35,12 @@ def compose(
     `pip install 'rooftree[operators]'`, or a folder of operator tables.
     """
     from costmodel.catalog import resolve_target
-    from costmodel.compose.aiconfigurator import ENGINES
     from costmodel.compose.profiles import ComposeOptions
     from costmodel.compose.profiles import compose as compose_profile
+    from costmodel.compose.tables import published_tables
 
-    options |= {"engine": operators} if operators in ENGINES else {"operators": Path(operators)}
+    published = operators in published_tables().engines
+    options |= {"engine": operators} if published else {"operators": Path(operators)}
     target = resolve_target(target_name, hub=True).architecture
     profile = compose_profile(ComposeOptions(target=target, **options))
     save_and_show(profile, output, as_json)
@@ -59,8 +60,7 @@ def transfer(name: str, device_name: str, output: Path | None, as_json: bool) ->
     across vendors largest.
     """
     from costmodel.catalog import find_device
-    from costmodel.compose.transfer import transfer_profile
-    from costmodel.compose.transfer_errors import transfer_errors
+    from costmodel.compose.transfer import transfer_errors, transfer_profile
     from costmodel.errors import ProfileError
     from costmodel.profile.lookup import named_profile
     from costmodel.profile.store import ProfileStore

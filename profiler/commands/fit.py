@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from costmodel.plugins import READERS, plugin_names
 from profiler.commands.options import OutputPath, json_option
 
-FORMATS = ("csv", "llama-bench", "llama-batched-bench", "sglang-dspark")
+FORMATS = ("csv", *plugin_names(READERS, "times."))
 
 
 @click.command(short_help="Fit calibrations to a table of forward times.")

@@ -10,12 +10,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import click
 
-# What engines' settings are written for (costmodel/planning/exports/settings.py).
-EXPORTS = (
-    "vllm", "vllm-contexts", "vllm-synthetic", "sglang", "sglang-dspark", "sglang-dspark-steps",
-    "tensorrt-llm", "transformers", "model-optimizer",
-)  # fmt: skip
-
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -144,6 +138,14 @@ def json_option(command: Decorated) -> Decorated:
 
     with_json.takes_json = True  # type: ignore[attr-defined]
     return with_json  # type: ignore[return-value]
+
+
+def with_json_told(command: click.Command) -> click.Command:
+    """The command, whose help says where it and its subcommands take `--json`."""
+    for one in (command, *getattr(command, "commands", {}).values()):
+        if getattr(one.callback, "takes_json", False):
+            one.epilog = "With --json the result is one JSON object on stdout."
+    return command
 
 
 def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from profiler.commands.options import EXPORTS, PicturePath, acceptance_option, json_option
+from costmodel.plugins import SETTINGS, plugin_names
+from profiler.commands.options import PicturePath, acceptance_option, json_option
 
-if TYPE_CHECKING:
-    from costmodel.planning.forwards import TargetForward
-    from costmodel.planning.result import Plan
-
+EXPORTS = plugin_names(SETTINGS)
 NAMES = ", ".join(EXPORTS)
 AT_ONCE = 8  # requests, for engines with one draft size for all
 
@@ -43,7 +40,9 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 @click.option("--policy", default="auto", show_default=True,
               help="Draft trees: auto, plain, chain, chain:N or fixed:N.")  # fmt: skip
 @click.option("--engine", help="Serving engine: vllm, sglang, trtllm, or rooftree, which alone "
-              "verifies trees; also vllm@0.19 [default: --export's, else vllm].")  # fmt: skip
+              "verifies trees; also vllm@0.19,step-tokens=2048,prefix-hits=0.3: most tokens of a "
+              "step, share of prompt tokens in the cache [default: --export's, else "
+              "vllm].")  # fmt: skip
 @click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the "
               "profile [default: the acceptance's].")  # fmt: skip
 @click.option("--weights",
@@ -71,20 +70,21 @@ def command(
     `pip install 'rooftree[operators]'` adds. If no option holds the goals, the nearest
     is named and the exit code is 2.
     """
-    from costmodel.planning.exports import PLANNED_FOR
+    from costmodel.planning.exports import export_plan, settings_writer
     from costmodel.planning.request import PlanOptions, request_from_options
     from costmodel.planning.search import plan
     from profiler.report.console import note, print_json
     from profiler.report.plan import plot_plan, print_plan, print_settings, refuse_infeasible
 
     acceptance, temperature = part_temperature(options.pop("acceptance"))
-    engine = options.pop("engine") or PLANNED_FOR.get(export or "", "vllm")
+    planned = export and settings_writer(export).engine
+    engine = options.pop("engine") or planned or "vllm"
     given = PlanOptions(
         engine=engine, acceptance=acceptance, temperature=str(temperature), **options
     )
     result = plan(request_from_options(given))
     if export is not None:
-        print_settings(result, export, settings_of(result, export), as_json)
+        print_settings(result, export, export_plan(result, export), as_json)
     elif as_json:
         print_json(result.as_dict())
     else:
@@ -93,23 +93,6 @@ def command(
         note(f"picture: {plot_plan(result, plot)}")
     if export is None:
         refuse_infeasible(result)
-
-
-def settings_of(result: Plan, engine: str, forward: TargetForward | None = None) -> str:
-    """The text of an export; Model-Optimizer's is acceptance alone."""
-    from costmodel.errors import InputError
-    from costmodel.planning.exports import export_plan
-    from integrations.acceptance_files import speculation_profile
-
-    if engine != "model-optimizer":
-        return export_plan(result, engine, forward)
-    if result.acceptance is None:
-        raise InputError("a speculation profile is acceptance", hint="Give --acceptance")
-    drafter = result.options[0].drafter
-    kind = drafter.name if drafter else "dflash"
-    return (
-        f"{dumps(speculation_profile(result.acceptance, result.request.target, kind), indent=2)}\n"
-    )
 
 
 def part_temperature(acceptance: str | None) -> tuple[str | None, int]:
@@ -136,7 +119,7 @@ def export(
     with the requests at once, in the fewest steps inside the acceptance's error, for prompts of
     1000 tokens and answers of 500; `rooftree plan --export` writes the same text for other traffic.
     """
-    from costmodel.planning.exports import PLANNED_FOR
+    from costmodel.planning.exports import export_plan, settings_writer
     from costmodel.planning.forwards import TargetForward
     from costmodel.planning.request import PlanRequest
     from costmodel.planning.search import plan_profile
@@ -153,9 +136,9 @@ def export(
         rate=1.0,
         acceptance=acceptance,
         temperature=temperature,
-        engine=PLANNED_FOR.get(engine, "vllm"),
+        engine=settings_writer(engine).engine or "vllm",
         drafter=drafter,
     )
     result = plan_profile(request, profile, AT_ONCE)
-    text = settings_of(result, engine, TargetForward(profile, request.engine))
+    text = export_plan(result, engine, TargetForward(profile, request.engine))
     print_settings(result, engine, text, as_json)

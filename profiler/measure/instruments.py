@@ -199,7 +199,6 @@ class Instruments:
 
 
 def instruments(device: torch.device) -> Instruments:
-    """The instruments for a device."""
     rule = NoiseRule(min_samples=MIN_SAMPLES, max_time_s=MOST_TIME_S)
     if device.type == "cpu":
         return Instruments(timer=WallTimer(), guard=CpuGuard(), rule=rule)
@@ -217,25 +216,17 @@ def gpu_guard(cuda_index: int) -> Guard:
         return Guard()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedSample:
-    """Seconds of one call, and what disturbed it (empty: nothing)."""
-
-    seconds: float
-    disturbance: str
-
-
-def take_sample(function: Callable[[], object], tools: Instruments) -> TimedSample:
-    """Time one call under the guard."""
+def take_sample(function: Callable[[], object], tools: Instruments) -> tuple[float, str]:
+    """Time one call under the guard: its seconds, and what disturbed it (empty: nothing)."""
     tools.guard.start()
     seconds = tools.timer.time_s(function)
-    return TimedSample(seconds=seconds, disturbance=tools.guard.disturbance())
+    return seconds, tools.guard.disturbance()
 
 
 def measure(function: Callable[[], object], tools: Instruments) -> PointSamples:
     """Time `function` until the rule stops. Raises MeasurementError when none was accepted."""
     point = PointAccumulator(tools.rule)
     while not point.done:
-        sample = take_sample(function, tools)
-        point.add(sample.seconds, ok=not sample.disturbance)
+        seconds, disturbance = take_sample(function, tools)
+        point.add(seconds, ok=not disturbance)
     return point.samples

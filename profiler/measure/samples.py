@@ -63,13 +63,10 @@ class NoiseRule:
             return True
         if error is None or len(seconds) < self.min_samples:
             return False
-        return error <= self.target or self._settled(seconds)
-
-    def _settled(self, seconds: Sequence[float]) -> bool:
-        if len(seconds) < self.settle_samples:
-            return False
+        if error <= self.target:
+            return True
         latest = relative_spread(seconds)
-        if latest is None:
+        if latest is None or len(seconds) < self.settle_samples:
             return False
         first = 3 * len(seconds) // 4
         spreads = [relative_spread(seconds[:count]) for count in range(first, len(seconds))]

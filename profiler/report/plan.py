@@ -12,16 +12,8 @@ from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
 from costmodel.planning.result import Fleet, Plan, PlanOption, ShapeRange, TimeSpread, shape_ranges
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
+from profiler.report import drawing
 from profiler.report.console import note, paragraph, print_json, print_table
-from profiler.report.drawing import (
-    GRAY,
-    SERIES,
-    check_picture,
-    log_axes,
-    panels,
-    save_figure,
-    set_title,
-)
 
 # Causes of a cycle's time, in the order of `CycleParts`.
 CAUSES = {
@@ -117,20 +109,20 @@ def plot_plan(plan: Plan, path: Path) -> Path:
     There is a colour for each of the first eight. Raises InputError where no option can be drawn,
     and for a file that cannot be written, or is no .png, .svg or .pdf.
     """
-    check_picture(path)
+    drawing.check_picture(path)
     request, prices = plan.request, plan.request.prices
     drawn = [one for one in plan.options if one.points and (not prices or one.gpu in prices)]
     if not drawn:
         raise InputError("no option can be drawn", hint="The nearest of each is named above")
-    if len(drawn) > len(SERIES):
-        note(f"{path} has the first {len(SERIES)} of {len(drawn)} options")
-    figure, (axes,) = panels(1, size_in=PICTURE_IN)
+    if len(drawn) > len(drawing.SERIES):
+        note(f"{path} has the first {len(drawing.SERIES)} of {len(drawn)} options")
+    figure, (axes,) = drawing.panels(1, size_in=PICTURE_IN)
 
     def cost(gpu: str, gpus: float, requests_per_s: float) -> float:
         hours = gpus / (3600 * requests_per_s * request.traffic.output_tokens)
         return 1e6 * hours * prices.get(gpu, 1.0)
 
-    for option, color in zip(drawn, SERIES, strict=False):
+    for option, color in zip(drawn, drawing.SERIES, strict=False):
         gpu, degree, sizing = option.gpu, option.tensor_parallel, option.sizing
         at = [(p.tpot_s * 1e3, cost(gpu, degree, p.requests_per_s)) for p in option.points]
         axes.plot(*zip(*at, strict=True), ".-", color=color, label=f"{gpu} tp {degree}")
@@ -140,14 +132,14 @@ def plot_plan(plan: Plan, path: Path) -> Path:
             whole = cost(gpu, sizing.gpus.value, request.rate / max(sizing.load, 1.0))
             axes.plot(sizing.tpot_s.value * 1e3, whole, "*", color=color, markersize=13)
     if request.goals.tpot_s is not None:
-        axes.axvline(request.goals.tpot_s * 1e3, color=GRAY, linestyle="--", label="goal")
-    log_axes(axes, "xy")
+        axes.axvline(request.goals.tpot_s * 1e3, color=drawing.GRAY, linestyle="--", label="goal")
+    drawing.log_axes(axes, "xy")
     axes.set_xlabel("ms a token (numbers: requests at once; stars: this plan)", fontsize=9)
     currency = request.currency if prices else "GPU hours"
     axes.set_ylabel(f"{currency} per 1M output tokens", fontsize=9)
     axes.legend(fontsize=8)
-    set_title(figure, heading(plan))
-    return save_figure(figure, path)
+    drawing.set_title(figure, heading(plan))
+    return drawing.save_figure(figure, path)
 
 
 def refuse_infeasible(plan: Plan) -> None:
@@ -172,35 +164,6 @@ def print_plan(plan: Plan, *, details: bool = False) -> None:
     """
     _say(f"Best: {best_line(plan)}")
     print_pays(plan, details)
-    print_tables(plan, details)
-
-
-def best_line(plan: Plan) -> str:
-    """What to buy, in one sentence, and the others that are no worse inside the errors."""
-    best = plan.best
-    if best is None or best.sizing is None:
-        planned = any(option.points for option in plan.options)
-        return f"none: no option {'holds the goals' if planned else 'can be planned'}"
-    at, sizing = best.sizing.at_load, best.sizing
-    parts = [
-        f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}",
-        tree_name(at),
-        f"{at.tpot_s * 1e3:.1f} ms a token",
-    ]
-    if sizing.cost_per_hour is not None:
-        parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
-    close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
-    more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
-    inside = f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else ""
-    return ", ".join(parts) + inside
-
-
-def _say(text: str) -> None:
-    click.echo(paragraph(text))
-
-
-def print_tables(plan: Plan, details: bool) -> None:
-    """Print the plan's tables on stdout, heading and notes on stderr."""
     note(paragraph(heading(plan)))
     if plan.acceptance is not None:
         spread = plan.acceptance.spread
@@ -235,6 +198,30 @@ def print_tables(plan: Plan, details: bool) -> None:
         note(paragraph(f"note: {line}"))
     if plan.assumptions:
         note("what every plan of this kind assumes: docs/planning.md, or --json (assumptions)")
+
+
+def best_line(plan: Plan) -> str:
+    """What to buy, in one sentence, and the others that are no worse inside the errors."""
+    best = plan.best
+    if best is None or best.sizing is None:
+        planned = any(option.points for option in plan.options)
+        return f"none: no option {'holds the goals' if planned else 'can be planned'}"
+    at, sizing = best.sizing.at_load, best.sizing
+    parts = [
+        f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}",
+        tree_name(at),
+        f"{at.tpot_s * 1e3:.1f} ms a token",
+    ]
+    if sizing.cost_per_hour is not None:
+        parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
+    close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
+    more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
+    inside = f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else ""
+    return ", ".join(parts) + inside
+
+
+def _say(text: str) -> None:
+    click.echo(paragraph(text))
 
 
 def causes_line(option: PlanOption) -> str:
@@ -316,10 +303,15 @@ def simulated_lines(plan: Plan) -> list[str]:
         if option.planned is None:
             lines.append(f"{name}: not simulated: {option.problem}")
         elif option.enough is None:
-            nearest = option.nearest or option.planned
+            nearest, reached = option.nearest or option.planned, []
+            for missed in () if nearest.overloaded else nearest.missed:
+                metric, _, percent = missed.partition(".")
+                spread: TimeSpread = getattr(nearest, metric)
+                value_s = getattr(spread, percent or "mean").value
+                reached.append(f"{missed} {seconds_text(value_s)}")
             lines.append(
                 f"{name}: no fleet of up to {option.tried_gpus} GPUs holds"
-                f" {', '.join(nearest.missed)}; nearest: {_reached(nearest)}"
+                f" {', '.join(nearest.missed)}; nearest: {', '.join(reached) or 'the queue grows'}"
             )
         elif plan.request.replays:
             fleet = option.planned
@@ -345,18 +337,6 @@ def simulated_lines(plan: Plan) -> list[str]:
             price = "the fewest GPUs" if cost is None else f"the least cost, {cost:.2f} an hour"
             lines.append(f"all goals are held with {price} by {first.enough.gpus} {first.gpu}")
     return lines
-
-
-def _reached(fleet: Fleet) -> str:
-    """The values of the missed goals."""
-    if fleet.overloaded:
-        return "the queue grows"
-    values = []
-    for name in fleet.missed:
-        metric, _, percent = name.partition(".")
-        spread: TimeSpread = getattr(fleet, metric)
-        values.append(f"{name} {seconds_text(getattr(spread, percent or 'mean').value)}")
-    return ", ".join(values)
 
 
 def _cell(spread: TimeSpread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:

@@ -15,17 +15,8 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
 from costmodel.speculation import USUAL_CURVE
+from profiler.report import drawing
 from profiler.report.console import print_facts, print_table
-from profiler.report.drawing import (
-    GRAY,
-    SERIES,
-    check_picture,
-    log_axes,
-    panels,
-    save_figure,
-    set_title,
-    tree_size_axis,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,8 +31,43 @@ SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def verdict(profile: Profile) -> str:
-    """What the device is good for by this profile, how far to trust it, and its grade."""
-    return f"{_benefit(profile)} {_trust(profile)} Grade: {grade(profile)}."
+    """What the device is good for by this profile, how far to trust it, and its grade.
+
+    The first is the bound of a forward by rows, and the tree that pays at the usual acceptance.
+    """
+    context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
+    rows = np.arange(1, _most_rows(profile) + 1)
+    compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
+    bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
+    best, gain = _paying_tree(profile, context)
+    pays = f"a tree of {counted(best, 'node')} pays: {gain:.2f} times plain decoding"
+    limit = f"memory up to {counted(bound, 'row')}, then by compute"
+    if bound in (0, len(rows)):
+        limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
+    trust = (
+        "This profile was not checked against points held out; measure one with "
+        "`rooftree calibrate` to know how far to trust it"
+    )
+    if profile.held_out is not None and profile.regret is not None:
+        error, regret, spread = profile.held_out.error, profile.regret, ""
+        if regret.interval is not None:
+            spread = f" (with 90 % chance {regret.interval[0]:.2%} to {regret.interval[1]:.2%})"
+        trust = (
+            f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on "
+            f"average{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance "
+            f"curves at {counted(len(regret.contexts), 'context')} held out. Predictions there are "
+            f"off by {error.median:.1%} in the median and {error.worst:.1%} at worst"
+        )
+        noise = profile.held_out.repeat_noise
+        if noise is not None:
+            little = "by less than 0.1%, or by too few samples"
+            shown = f"by {noise:.1%}" if noise >= 0.0005 else little
+            trust += f"; the measurements themselves are uncertain {shown}"
+    return (
+        f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
+        f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
+        f"{pays if best else 'no tree pays'}. {trust}. Grade: {grade(profile)}."
+    )
 
 
 def next_command(profile: Profile, path: Path | str) -> str:
@@ -59,24 +85,6 @@ def next_command(profile: Profile, path: Path | str) -> str:
         mine = f"rooftree export {path} --engine vllm --acceptance mt_bench"
     better = "" if grade(profile).word == "good" else f"; `{again} --time-budget 3m` improves it"
     return f"`{mine}`{better}"
-
-
-def _benefit(profile: Profile) -> str:
-    """The bound of a forward by rows, and the tree that pays at the usual acceptance."""
-    context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
-    rows = np.arange(1, _most_rows(profile) + 1)
-    compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
-    bound = int(np.sum(np.logical_and.accumulate(memory_s >= compute_s)))
-    best, gain = _paying_tree(profile, context)
-    pays = f"a tree of {counted(best, 'node')} pays: {gain:.2f} times plain decoding"
-    limit = f"memory up to {counted(bound, 'row')}, then by compute"
-    if bound in (0, len(rows)):
-        limit = f"{'memory' if bound else 'compute'} at all {counted(len(rows), 'row')}"
-    return (
-        f"At context {context} this device is bound by {limit} (physical roofline). At the usual "
-        f"acceptance, {USUAL_CURVE.text} tokens from N nodes, and with a free draft "
-        f"{pays if best else 'no tree pays'}."
-    )
 
 
 def _paying_tree(profile: Profile, context: int) -> tuple[int, float]:
@@ -102,29 +110,6 @@ def print_markdown(profile: Profile, path: Path) -> None:
         for cells in (columns, ["---:"] * len(columns), *rows):
             click.echo("| " + " | ".join("-" if one is None else str(one) for one in cells) + " |")
     click.echo(f"\n{linear_line(profile)}\n\n{verdict(profile)}")
-
-
-def _trust(profile: Profile) -> str:
-    if profile.held_out is None or profile.regret is None:
-        return (
-            "This profile was not checked against points held out; measure one with "
-            "`rooftree calibrate` to know how far to trust it."
-        )
-    error, regret = profile.held_out.error, profile.regret
-    spread = ""
-    if regret.interval is not None:
-        spread = f" (with 90 % chance {regret.interval[0]:.2%} to {regret.interval[1]:.2%})"
-    text = (
-        f"Choosing the tree size from this profile costs {regret.mean:.2%} of tokens/s on average"
-        f"{spread} and at most {regret.worst:.1%}, over {regret.curves} acceptance curves at "
-        f"{counted(len(regret.contexts), 'context')} held out. Predictions there are off by "
-        f"{error.median:.1%} in the median and {error.worst:.1%} at worst"
-    )
-    noise = profile.held_out.repeat_noise
-    if noise is not None:
-        shown = f"by {noise:.1%}" if noise >= 0.0005 else "by less than 0.1%, or by too few samples"
-        text += f"; the measurements themselves are uncertain {shown}"
-    return text + "."
 
 
 def surface_table(surface: SurfaceSection) -> tuple[list[str], list[list[object]]]:
@@ -168,24 +153,24 @@ def plot_profile(profile: Profile, path: Path) -> Path:
     the linear calibration and the selected calibration, and marks the tree that pays at the usual
     acceptance. Raises InputError where the file cannot be written, or is no .png, .svg or .pdf.
     """
-    check_picture(path)
+    drawing.check_picture(path)
     contexts = _contexts(profile, MOST_PANELS)
-    figure, grid = panels(len(contexts), columns=3, size_in=(PANEL_IN, PANEL_IN))
+    figure, grid = drawing.panels(len(contexts), columns=3, size_in=(PANEL_IN, PANEL_IN))
     for axes, context in zip(grid, contexts, strict=True):
         _draw_context(axes, profile, context)
     low, high = (pick(axes.get_ylim()[end] for axes in grid) for end, pick in enumerate((min, max)))
     for axes in grid:
         axes.set_ylim(low, high)
-        log_axes(axes, "y")
+        drawing.log_axes(axes, "y")
     handles, names = grid[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), fontsize=8)
     runtime, kind = profile.runtime, profile.provenance.kind
-    set_title(
+    drawing.set_title(
         figure,
         f"{profile.target.name} on {profile.device.name} "
         f"({runtime.quantization or runtime.dtype}, {runtime.kind}, {kind})",
     )
-    return save_figure(figure, path)
+    return drawing.save_figure(figure, path)
 
 
 def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
@@ -194,12 +179,12 @@ def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
     nodes = rows - 1
     roofline_s = profile.roofline("paper").seconds(rows, context)
     linear_s = profile.linear_calibration().predict_s(rows, context)
-    axes.plot(nodes, roofline_s * 1e3, ":", color=GRAY, label="bare roofline")
-    axes.plot(nodes, linear_s * 1e3, "--", color=SERIES[0], label="linear calibration")
+    axes.plot(nodes, roofline_s * 1e3, ":", color=drawing.GRAY, label="bare roofline")
+    axes.plot(nodes, linear_s * 1e3, "--", color=drawing.SERIES[0], label="linear calibration")
     if profile.calibration.selected != "linear":
         chosen_s = profile.verify_calibration().predict_s(rows, context)
         label = f"{profile.calibration.selected} calibration"
-        axes.plot(nodes, chosen_s * 1e3, "-", color=SERIES[1], label=label)
+        axes.plot(nodes, chosen_s * 1e3, "-", color=drawing.SERIES[1], label=label)
     if profile.surface is not None:
         points = profile.surface.points()
         here = (points.context == context) & (points.batch == points.batch.min())
@@ -213,9 +198,9 @@ def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
             label=profile.provenance.kind,
         )
     best, _ = _paying_tree(profile, context)
-    axes.axvline(best, color=SERIES[2], alpha=0.6, label="tree that pays")
+    axes.axvline(best, color=drawing.SERIES[2], alpha=0.6, label="tree that pays")
     axes.set_yscale("log")
-    tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
+    drawing.tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
     axes.set_xlim(-0.2, 1.1 * most)
     axes.set_title(f"context {context:,}", fontsize=9)
     axes.set_xlabel("nodes", fontsize=9)

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
-from costmodel.hub import hub_config, is_hub_id
+from costmodel.hf_config import hub_config, is_hub_id
 from costmodel.io import shipped_directory
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.speculation import AcceptanceCurve, decision_regret, standard_curves
+from costmodel.calibration.choices import regret_at_contexts
+from costmodel.calibration.points import Points
+from costmodel.speculation import standard_curves
 
 
 def test_curves_are_what_they_say():
@@ -21,30 +23,36 @@ def test_curves_are_what_they_say():
     assert (min(saturations), max(saturations)) == (1.3, 10)
 
 
+def regret_of(predicted_s, true_s, nodes):
+    """The regret of times [contexts, nodes]."""
+    context, rows = np.meshgrid(np.arange(len(true_s)), np.add(nodes, 1), indexing="ij")
+    points = Points(rows=rows.ravel(), context=context.ravel(), seconds=np.ravel(true_s))
+    return regret_at_contexts(points, np.ravel(predicted_s))
+
+
 def test_regret_by_hand():
-    curve = AcceptanceCurve(label="", saturation=3, half_nodes=1)  # A = 1, 2, 2.333
-    nodes = [0, 1, 2]
-    # truth: rates 1, 2, 1.1667; the prediction takes N = 2: loses 1 - 1.1667 / 2
-    regret = decision_regret([1, 2, 0.5], [1, 1, 2], nodes, [curve])
-    assert regret.worst == pytest.approx(1 - (7 / 3 / 2) / 2)
-    assert regret.mean == regret.worst and regret.decisions == 1
-    both = decision_regret([[1, 2, 0.5], [1, 1, 2]], [[1, 1, 2], [1, 1, 2]], nodes, [curve])
+    # At N = 2 the prediction is 0.01, so every curve takes it; the truth is 1, 1 and 100 there.
+    regret = regret_of([[1, 2, 0.01]], [[1, 1, 100]], [0, 1, 2])
+    lost = [1 - curve.committed(2) / 100 / curve.committed(1) for curve in standard_curves()]
+    assert regret.worst == pytest.approx(max(lost))
+    assert regret.mean == pytest.approx(np.mean(lost)) and regret.decisions == 18
+    both = regret_of([[1, 2, 0.01], [1, 1, 100]], [[1, 1, 100], [1, 1, 100]], [0, 1, 2])
     assert both.worst == regret.worst
-    assert both.mean == pytest.approx(regret.worst / 2)
-    assert both.decisions == 2
+    assert both.mean == pytest.approx(regret.mean / 2)
+    assert both.decisions == 36
 
 
 def test_regret_is_zero_for_the_truth_and_for_any_multiple_of_it():
     nodes = np.array([1, 3, 7, 15, 31, 63])
     true_s = np.array([[5, 5.1, 5.3, 6, 8, 13], [6, 6.1, 6.2, 7, 10, 16]]) * 1e-3
     for factor in (1, 0.5, 3):
-        regret = decision_regret(factor * true_s, true_s, nodes)
+        regret = regret_of(factor * true_s, true_s, nodes)
         assert (regret.mean, regret.worst) == (0, 0)
-    assert decision_regret(true_s, true_s, nodes).decisions == 2 * 18
+    assert regret_of(true_s, true_s, nodes).decisions == 2 * 18
 
 
-@given(data=st.data(), size=st.integers(1, 20))
+@given(data=st.data(), size=st.integers(2, 20))
 def test_regret_is_a_share(data, size):
     times = st.lists(st.floats(1e-6, 100), min_size=size, max_size=size)
-    regret = decision_regret(data.draw(times), data.draw(times), np.arange(size))
+    regret = regret_of([data.draw(times)], [data.draw(times)], np.arange(size))
     assert 0 <= regret.mean <= regret.worst < 1

@@ -8,6 +8,8 @@ import torch
 from scipy.stats import chi2
 
 from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.nodes import VisitedRows
+from decoder.acceptance.rules import traversal
 
 
 class Script:
@@ -65,6 +67,16 @@ def outcomes(rule):
             for other in script.options[step]:
                 if other != script.taken[step]:
                     waiting.append([*script.taken[:step], other])
+
+
+def visiting(rule):
+    """The rule as a function of (tree, logits, choices), which works out what it visits."""
+
+    def run(tree, logits, choices):
+        rows = VisitedRows(tree, logits, choices, whole_paths=rule is traversal)
+        return rule(tree, rows, choices)
+
+    return run
 
 
 def ordered_draws(q, count):

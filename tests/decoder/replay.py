@@ -24,17 +24,12 @@ class ReplayCapture:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         self.recorded += 1
         function()  # the warm-up
-        with _Recorder() as recorder:
+        with Recorder() as recorder:
             function()
 
         def replay():
             self.replayed += 1
-            for operation, arguments, named, results in recorder.steps:
-                for kept, new in zip(
-                    tree_leaves(results), tree_leaves(operation(*arguments, **named)), strict=True
-                ):
-                    if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
-                        kept.copy_(new)
+            recorder.replay()
 
         return replay
 
@@ -42,7 +37,9 @@ class ReplayCapture:
         return self.recorded * self._bytes_each
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
+    """Notes the operations of its thread."""
+
     def __init__(self):
         super().__init__()
         self.steps = []
@@ -51,3 +48,11 @@ class _Recorder(TorchDispatchMode):
         results = operation(*arguments, **(named or {}))
         self.steps.append((operation, arguments, named or {}, results))
         return results
+
+    def replay(self):
+        for operation, arguments, named, results in self.steps:
+            for kept, new in zip(
+                tree_leaves(results), tree_leaves(operation(*arguments, **named)), strict=True
+            ):
+                if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
+                    kept.copy_(new)

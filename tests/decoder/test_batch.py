@@ -11,8 +11,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.ngram import NgramDrafter
 from decoder.policies.base import Limits, TreeRequest
-from decoder.policies.bastion import Bastion
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import Bastion, parse_policy
 from decoder.tree.draft_tree import EMPTY, CandidateTree, Lattice, best_first
 from tests.decoder.models import StairCost, decoder_of, greedy, random_model
 

@@ -16,17 +16,19 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
 
 from costmodel.acceptance import AcceptanceProcess
+from decoder.cpu import this_cpu
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice
 from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder import models
 from tests.decoder.adversaries import ADVERSARIES, MASK
 from tests.decoder.draft_models import PUBLISHED, published
+from tests.decoder.model.test_fused import FUSIBLE
 from tests.decoder.models import HYBRIDS, OracleDrafter, decoder_of, greedy, random_model, target_of
 
 PROMPT = [5, 17, 0, 88, 5, 17, MASK, 41, 5, 17]
@@ -88,6 +90,11 @@ POLICIES = ("plain", "chain", "fixed:1", "fixed:13", "fixed:120", "bastion")
 CASES = [
     (policy, drafter, EVERY[(i + j) % len(EVERY)])
     for (i, policy), (j, drafter) in product(enumerate(POLICIES), enumerate(DRAFTERS))
+]
+
+PACKED_CASES = [
+    (policy, drafter, FUSIBLE[(i + j) % len(FUSIBLE)])
+    for (i, policy), (j, drafter) in product(enumerate(POLICIES[1:]), enumerate(DRAFTERS))
 ]
 
 
@@ -165,6 +172,27 @@ def test_sampled_trees_from_damaged_distributions_keep_the_targets(rule, share, 
     assert result.token_ids == truth
     many = decoder.generate(PROMPT, max_new_tokens=TOKENS, temperature=0.9, seed=2)
     assert len(many.token_ids) == TOKENS
+
+
+@cache
+def packed(family):
+    """A packed target, in bfloat16 where the CPU multiplies in it, and its plain text."""
+    dtype = torch.bfloat16 if this_cpu().bfloat16 else torch.float32
+    plain = TreeDecoder(target_of(random_model(family, dtype=dtype)), policy="plain")
+    assert plain.target.runtime.kind == "packed"
+    return plain.target, plain.generate(PROMPT, max_new_tokens=TOKENS).token_ids
+
+
+@pytest.mark.cpu_kind
+@pytest.mark.parametrize(("policy", "drafter", "family"), PACKED_CASES)
+def test_trees_by_packed_weights_are_plain_decodings_without_exception(policy, drafter, family):
+    """Whatever is rounded: a row's numbers are the same among any others."""
+    target, truth = packed(family)
+    made = DRAFTERS[drafter](PROMPT + truth, VOCAB)
+    decoder = TreeDecoder(target, policy="plain", drafter=made)
+    decoder.policy = parse_policy(policy, lambda fit=None: models.StairCost(), max_nodes=60)
+    for _ in range(2):
+        assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
 
 
 class TestDraftersThatReadTheTarget:

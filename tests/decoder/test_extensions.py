@@ -15,7 +15,7 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.extensions import DRAFTERS, is_installed
 from decoder.policies.base import Policy
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.profiling.startup import is_storable
 from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 from tests.tiny_folder import isolate

@@ -2,17 +2,15 @@
 
 import json
 import re
-import tomllib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from costmodel.errors import InputError
-from costmodel.planning import acceptance
 from costmodel.planning.acceptance import find_acceptance, from_file
-from integrations.acceptance_files import read_vllm_metrics, speculation_profile
+from integrations.model_optimizer.settings import speculation_profile
+from integrations.vllm.read import read_metrics
 from profiler.cli import run
 
 # Rates and tokens a step of nvidia/MiniMax-M2.7-DFlash on MT-Bench, as Model-Optimizer's pull
@@ -43,15 +41,6 @@ BY_POSITION = (
 COUNTERS = NAMES + "".join(
     f'{BY_POSITION}"{i}"}} {n}\n' for i, n in enumerate(("80.0", "40.0", "2e1"))
 )
-
-
-@pytest.fixture(autouse=True)
-def readers(monkeypatch):
-    """The entry points as pyproject.toml has them, installed or not."""
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    named = tomllib.loads(text)["project"]["entry-points"][acceptance.READERS]
-    points = [EntryPoint(name, value, acceptance.READERS) for name, value in named.items()]
-    monkeypatch.setattr(acceptance, "entry_points", lambda group: points)
 
 
 def stored(folder, data) -> Path:
@@ -94,7 +83,7 @@ def test_counters_of_vllm_are_read_as_they_are(tmp_path):
     assert "2.0 of 3 tokens" in from_file(stored(tmp_path, short)).doubts[0]
     with pytest.raises(InputError, match="drafted nothing yet"):
         from_file(stored(tmp_path, COUNTERS.replace(" 100.0", " 0.0")))
-    assert read_vllm_metrics("vllm:num_requests_running{} 1") is None
+    assert read_metrics("vllm:num_requests_running{} 1") is None
 
 
 def test_what_is_written_reads_back(tmp_path):

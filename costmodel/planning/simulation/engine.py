@@ -10,7 +10,8 @@ last chunk of a prompt gives the first token of the answer.
 
 An engine that admits by the whole answer holds the cache for it. Another admits by the prompt; when
 the answers outgrow the cache, the last request to decode is evicted, and prefills all its tokens
-again before others are admitted. Prefixes are not shared, and all have the same priority.
+again before others are admitted. Of each prompt the engine's share of prefix hits is not computed.
+All requests have the same priority.
 """
 
 from __future__ import annotations
@@ -142,12 +143,13 @@ def import_simpy() -> Any:
 class _Sequence:
     """One admitted request."""
 
-    __slots__ = ("context", "held", "index", "left", "prompt_left", "share")
+    __slots__ = ("context", "found", "held", "index", "left", "prompt_left", "share")
 
-    def __init__(self, index: int, prompt: int, output: int, held: float) -> None:
+    def __init__(self, index: int, prompt: int, output: int, held: float, hits: float) -> None:
         self.index = index
         self.context = prompt  # cached tokens once it decodes
-        self.prompt_left = prompt
+        self.found = min(int(hits * prompt), prompt - 1)  # tokens of the prompt that are cached
+        self.prompt_left = prompt - self.found
         self.left = output
         self.held = held  # tokens of the cache
         self.share = 0  # prompt tokens in the current step
@@ -210,6 +212,7 @@ class _Rank:
     ) -> None:
         self._server, self._committed = server, committed
         self._mixes, self._tokens = server.rules.mixes_prompts, server.rules.step_tokens
+        self._hits = server.rules.prefix_hits
         # Plain lists: a scalar of a numpy array costs ten times as much to read.
         dealt = slice(number, None, server.ranks)
         self._arrival_s: list[float] = requests.arrival_s[dealt].tolist()
@@ -265,7 +268,8 @@ class _Rank:
                 sequence = self._evicted[-1]
             elif self._next < count and arrival_s[self._next] <= now:
                 index = self._next
-                sequence = _Sequence(index, self._prompt[index], self._output[index], held[index])
+                lengths = self._prompt[index], self._output[index]
+                sequence = _Sequence(index, *lengths, held[index], self._hits)
             else:
                 break
             if sequence.held > self._free:
@@ -314,12 +318,12 @@ class _Rank:
             self._evict(self._decoding.pop())
 
     def _evict(self, sequence: _Sequence) -> None:
-        """Free the cache of a request, which then prefills its prompt and answer so far."""
+        """Free the cache of a request, which prefills again all but the prefix that is found."""
         self._context -= sequence.context
         self._free += sequence.held
         sequence.context += 1  # the last token was not cached yet
         sequence.held += self._growth[sequence.index]
-        sequence.prompt_left = sequence.context
+        sequence.prompt_left = sequence.context - sequence.found
         self._evicted.append(sequence)
 
     def _prefill(self, now: float) -> None:

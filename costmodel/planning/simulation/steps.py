@@ -140,11 +140,13 @@ def committed_shares(mean: float, depth: int) -> tuple[float, ...]:
     return tuple(here - further for here, further in itertools.pairwise(reached))
 
 
-def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
+def exact_steps(
+    server: Server, points: Sequence[OperatingPoint], prompt_tokens: float = 0.0
+) -> StepTime:
     """The server's steps with the trees of `points`, computed exactly (slow).
 
-    Chunks of a long prompt are priced as prompts of their own: their attention to earlier chunks is
-    left out.
+    Of prompts of `prompt_tokens` on average a share is found in the cache. Chunks of a long prompt
+    are priced as prompts of their own: their attention to earlier chunks is left out.
     """
     speculation = speculation_of(points, server.acceptance)
 
@@ -162,7 +164,8 @@ def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
 
     @cache
     def prompts(tokens: int, beside: int) -> float:
-        return server.forward.prompt(tokens, beside, 1).total if tokens else 0.0
+        cached = server.rules.prefix_hits * prompt_tokens
+        return server.forward.prompt(tokens, beside, 1, cached).total if tokens else 0.0
 
     def seconds(batch: int, prompt_tokens: int, context: float) -> float:
         point, forward = points[speculation.level(batch)], server.forward
@@ -189,7 +192,9 @@ def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
     return seconds
 
 
-def step_grid(server: Server, points: Sequence[OperatingPoint], longest: int) -> StepGrid:
+def step_grid(
+    server: Server, points: Sequence[OperatingPoint], longest: int, prompt_tokens: float = 0.0
+) -> StepGrid:
     """The server's steps, interpolated (quick); `longest` is the most tokens of a request.
 
     The first and last batch of every tree are on the grid, so no step is interpolated between two
@@ -200,4 +205,5 @@ def step_grid(server: Server, points: Sequence[OperatingPoint], longest: int) ->
     step_tokens = server.rules.step_tokens
     prompts = [n for n in _PROMPT_TOKENS if n < step_tokens] + [step_tokens]
     contexts = sorted({max(round(share * longest), 1) for share in _CONTEXT_SHARES})
-    return StepGrid(exact_steps(server, points), sorted(ends), prompts, contexts)
+    exact = exact_steps(server, points, prompt_tokens)
+    return StepGrid(exact, sorted(ends), prompts, contexts)

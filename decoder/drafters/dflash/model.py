@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,6 +30,7 @@ from decoder.drafters.blocks import (
     DraftShape,
     GatedFfn,
     Rope,
+    Rotary,
     RowCache,
     Span,
     rotate,
@@ -37,7 +39,10 @@ from decoder.drafters.blocks import (
 from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
 from decoder.drafters.dflash.config import DFlashConfig, Kind
 from decoder.drafters.vocabulary import read_tokens, write_tokens
-from decoder.model.runtime.linear import join, plain_state
+from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.runtime.linear import join, packing_refused, plain_state
+from decoder.model.runtime.packed import PackedLayers
+from decoder.model.runtime.row_attention import LANES
 from decoder.model.target import Target
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"  # copies of the target's, mostly
@@ -223,6 +228,7 @@ class DFlashPasses:
         self.model, self.config = model, model.config
         shape = model.config.shape
         with torch.no_grad():
+            self.compiled = _compiled_layers(model)  # first: their products are the joined ones
             self._layers = [model.joined_type(layer, shape) for layer in model.layers]
             self._project = join([model.fc])
             norms = [layer.self_attn.k_norm.weight for layer in model.layers]
@@ -248,10 +254,16 @@ class DFlashPasses:
         """Hidden states [block, hidden] for the target's head, of embeddings [block, hidden].
 
         Row 0 is the bonus token, the others are masks; the cache's context stays the same.
-        `spans` says what rows see in layers of each kind.
+        `spans` says what rows see in layers of each kind. Without masks all layers are one
+        compiled call, as a target's.
         """
         if self.config.embedding_scale != 1.0:
             block = block * self.config.embedding_scale
+        plain = isinstance(cache, DraftCache) and all(one.mask is None for one in spans.values())
+        if plain and self.compiled is not None:
+            places, every = np.arange(len(block)), np.ones((len(block), len(block)), np.bool_)
+            rows = RowBlock(0, places, places, DenseVisible(every))
+            return self.compiled.run(block, cache, [rows])[0]
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
             block = layer(block, rope, cache, number, spans[kind])
         normed: torch.Tensor = self.model.norm(block)
@@ -277,6 +289,17 @@ class DFlashPasses:
         if windowed:
             visible &= (row - slot).abs() < window
         return span(self.config.shape, (first, end), visible, block.dtype)
+
+
+def _compiled_layers(model: DFlashModel) -> PackedLayers | None:
+    """The layers as compiled ones; None where device, dtype or the kind of layer forbid it."""
+    weight, shape = model.fc.weight, model.config.shape
+    refused = packing_refused(weight.device, weight.dtype) or shape.head_dim % LANES
+    if refused or model.joined_type is not JoinedLayer:
+        return None
+    rotary = Rotary(shape, weight.device).module
+    parts = SimpleNamespace(layers=model.layers, norm=model.norm, rotary_emb=rotary)
+    return PackedLayers(parts, int8=False)
 
 
 def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,7 +9,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
@@ -19,8 +18,10 @@ import torch
 from costmodel.errors import InputError
 
 WARM_UP_CALLS = 2  # before a capture: compile and choose kernels, allocate workspaces
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
-LADDER = (*BUCKETS, 1536, 2048)  # of all rows of a batch
+# Of all rows of a forward; 1025 are those of the largest tree.
+BUCKETS = (
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025, 1536, 2048,
+)  # fmt: skip
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -154,80 +155,50 @@ class CudaCapture:
 
 
 def bucket(rows: int) -> int | None:
-    """The smallest bucket of at least `rows` rows; None beyond the largest bucket.
+    """The padded row count of a forward of `rows` rows; None beyond the largest bucket.
 
-    Raises InputError for less than one row.
+    A batch's rows lie end to end and are padded together, whatever each sequence has, so that few
+    shapes serve a batch whose texts end one by one. Raises InputError for less than one row.
     """
-    return _step(BUCKETS, rows)
-
-
-def padded_rows(rows: int, sequences: int) -> int | None:
-    """The padded row count of a forward of `rows` rows over several sequences.
-
-    The sequences' rows lie end to end and are padded together, whatever each has, so that few
-    shapes serve a batch whose texts end one by one. None beyond the ladder.
-    """
-    return _step(BUCKETS if sequences == 1 else LADDER, rows)
-
-
-def _step(steps: tuple[int, ...], rows: int) -> int | None:
     if rows < 1:
         raise InputError(f"a forward needs one row or more, not {rows}")
-    index = bisect_left(steps, rows)
-    return steps[index] if index < len(steps) else None
-
-
-_Key = tuple[tuple[torch.Size, torch.dtype], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    inputs: Tensors
-    outputs: Tensors
-    replay: Callable[[], None]
+    index = bisect_left(BUCKETS, rows)
+    return BUCKETS[index] if index < len(BUCKETS) else None
 
 
 class GraphedFunction:
-    """A function of tensors, captured once for each set of input shapes and then replayed.
+    """A function that reads fixed tensors, captured at its first call and then replayed.
 
-    The function takes and returns tensors. Python values that it uses must not change between
-    calls of the same shapes: a cache's length is passed as a tensor. It may write tensors in
-    place if writing twice gives the same result, since a capture runs it several times. The
-    returned tensors are static: the next call of the same shapes overwrites them. A function
-    that cannot be captured is called directly, and `refused` holds the reason.
+    Python values that it uses must not change: a cache's length is read from a tensor. It may
+    write tensors in place if writing twice gives the same result, since a capture runs it several
+    times. The returned tensors are static: the next call overwrites them. A function that cannot
+    be captured is called directly, and `refused` holds the reason.
     """
 
-    def __init__(self, function: Callable[..., Tensors], capture: Capture | None) -> None:
-        """capture: None calls the function directly."""
-        self._function = function
-        self._capture = capture
-        self._captured: dict[_Key, _Captured] = {}
+    def __init__(self, function: Callable[[], Tensors], capture: Capture) -> None:
+        self._function, self._capture = function, capture
+        self._captured: tuple[Tensors, Callable[[], None]] | None = None
         self.refused: str | None = None
 
     @torch.inference_mode()
-    def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        if self._capture is None or self.refused is not None:
-            return self._function(*inputs)
-        key = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
-        if key not in self._captured:
+    def __call__(self) -> Tensors:
+        if self._captured is None and self.refused is None:
             try:
-                self._captured[key] = self._record(self._capture, inputs)
+                self._captured = self._record()
             except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
                 self.refused = first_line(error)
                 logging.getLogger(__name__).warning("running eagerly: %s", self.refused)
-                return self._function(*inputs)
-        captured = self._captured[key]
-        for static, new in zip(captured.inputs, inputs, strict=True):
-            static.copy_(new)
-        captured.replay()
-        return captured.outputs
+        if self._captured is None:
+            return self._function()
+        outputs, replay = self._captured
+        replay()
+        return outputs
 
-    def _record(self, capture: Capture, inputs: Tensors) -> _Captured:
-        fixed = tuple(tensor.clone() for tensor in inputs)
-        outputs = tuple(torch.empty_like(tensor) for tensor in self._function(*fixed))
+    def _record(self) -> tuple[Tensors, Callable[[], None]]:
+        outputs = tuple(torch.empty_like(tensor) for tensor in self._function())
 
         def run() -> None:
-            for static, new in zip(outputs, self._function(*fixed), strict=True):
+            for static, new in zip(outputs, self._function(), strict=True):
                 static.copy_(new)
 
-        return _Captured(fixed, outputs, capture.record(run))
+        return outputs, self._capture.record(run)

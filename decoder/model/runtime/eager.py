@@ -23,14 +23,13 @@ from decoder.model.attention import (
 )
 from decoder.model.kv_cache import KVCache
 from decoder.model.latents import LatentPlan, follow_latents
-from decoder.model.masks import MaskFunction, mask_segment
 from decoder.model.mixers import follow_states, row_states
 from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
-from decoder.model.structure import Structure, device_of
+from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
 
 
 def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:

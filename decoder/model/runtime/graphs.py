@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,26 +14,14 @@ import torch
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import (
-    BUCKETS,
-    LADDER,
-    BudgetedCapture,
-    Capture,
-    first_line,
-    padded_rows,
-)
+from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket, first_line
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphShape:
-    """The sizes of a captured forward.
-
-    rows   of all sequences, padding included
-    words  of a row's ancestor bits
-    """
+class GraphShape(NamedTuple):
+    """The sizes of a captured forward: its padded rows, and the words of a row's ancestor bits."""
 
     rows: int
     words: int
@@ -84,15 +73,6 @@ class GraphRuntime:
         ]
         return (*self._hidden, *refusals, *self.capture.notes)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the captured forwards, a drafter's included."""
-        return self.capture.memory_bytes
-
-    def shapes(self, cache: KVCache) -> tuple[GraphShape, ...]:
-        """The shapes of the forwards captured for a cache."""
-        return tuple(self._captured.get(cache, {}))
-
     def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> ForwardOutputs:
         rows = sum(block.rows for block in blocks)
         if self._eager.hides(cache, blocks):
@@ -108,7 +88,7 @@ class GraphRuntime:
         return ForwardOutputs(step.logits[:rows], features, step.chosen)
 
     def refusal(self, cache: KVCache, rows: int) -> str:
-        padded, refused = padded_rows(rows, cache.sequences), self._refused.get(cache, {})
+        padded, refused = bucket(rows), self._refused.get(cache, {})
         return next((why for shape, why in refused.items() if shape.rows == padded), "")
 
     @torch.inference_mode()
@@ -118,9 +98,8 @@ class GraphRuntime:
         Smaller ones then fit into the memory of the largest. Those for which the cache has no
         room are left out. The rows written meanwhile do not become pending.
         """
-        steps = BUCKETS if sequences == 1 else LADDER
-        largest = padded_rows(rows * sequences, sequences) or steps[-1]
-        for size in sorted((size for size in steps if size <= largest), reverse=True):
+        largest = bucket(rows * sequences) or BUCKETS[-1]
+        for size in reversed(BUCKETS[: BUCKETS.index(largest) + 1]):
             shares = [len(range(s, size, sequences)) for s in range(min(size, sequences))]
             if all(cache.end(s) + share <= cache.capacity for s, share in enumerate(shares)):
                 self._captured_step(cache, [_chain_block(*share) for share in enumerate(shares)])
@@ -131,7 +110,7 @@ class GraphRuntime:
         self._outputs.clear()
 
     def _captured_step(self, cache: KVCache, blocks: Sequence[RowBlock]) -> CapturedStep | None:
-        rows = padded_rows(sum(block.rows for block in blocks), cache.sequences)
+        rows = bucket(sum(block.rows for block in blocks))
         if rows is None:
             return None
         words = max(needed_words(cache, blocks), whole_words(rows))  # whoever has the rows

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.jit import jit, jit_sums, parts_of
+from decoder.jit import jit, jit_inner, jit_sums, parts_of
 from decoder.model.runtime.row_attention import (
     KEYS,
     add_mixed,
@@ -36,7 +36,7 @@ class Matrix(NamedTuple):
 
     blocks  [layers, blocks, steps, LANES], see `tiles`
     scales  [layers, blocks * LANES] of int8 weights, else [layers, 0]
-    bias    [layers, blocks * LANES], or [layers, 0]
+    bias    [layers, blocks * LANES]
     """
 
     blocks: NDArray[np.int32] | Numbers | NDArray[np.int8]
@@ -112,20 +112,7 @@ def _factor(numbers, first, count, eps):  # type: ignore[no-untyped-def]
     return np.float32(1) / np.sqrt(total / np.float32(count) + eps)
 
 
-@jit
-def _start(out, r, bias, layer):  # type: ignore[no-untyped-def]
-    """Let a product add to the bias, or to zeros."""
-    for i in range(out.shape[1]):
-        out[r, i] = bias[layer, i] if bias.shape[1] else np.float32(0)
-
-
-@jit
-def _add(out, r, bias, layer):  # type: ignore[no-untyped-def]
-    for i in range(bias.shape[1]):
-        out[r, i] += bias[layer, i]
-
-
-@jit
+@jit_inner
 def _norm_rows(  # type: ignore[no-untyped-def]
     state, out, weights, number, eps, captured, features, start, bias, after, phase, claims
 ):
@@ -146,11 +133,13 @@ def _norm_rows(  # type: ignore[no-untyped-def]
             if 2 * captured[i] == number:
                 place = (r * len(captured) + i) * width
                 keep(flat, r * size, features, place, width)
-        _start(start, r, bias, layer)
-        _add(state.table, r, after, layer)
+        for i in range(bias.shape[1]):
+            start[r, i] = bias[layer, i]
+        for i in range(size):
+            state.table[r, i] += after[layer, i]
 
 
-@jit
+@jit_inner
 def _rotate_rows(  # type: ignore[no-untyped-def]
     layer, qkv_rows, queries, factors, cache, shape, owners, places, head_norms, scale, eps, phase,
     claims,
@@ -186,7 +175,7 @@ def _rotate_rows(  # type: ignore[no-untyped-def]
             keep(qkv, first, cache, value + h * slots * width, width)
 
 
-@jit
+@jit_inner
 def _attend_rows(  # type: ignore[no-untyped-def]
     layer, window, queries, cache, shape, out, owners, positions, leading, firsts, seen, scratch,
     phase, claims, count,
@@ -226,7 +215,7 @@ def _attend_rows(  # type: ignore[no-untyped-def]
         keep(mixed, 0, out, query, group * width)
 
 
-@jit
+@jit_inner
 def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
     """silu(gate) * up of every row."""
     flat, (rows, size) = gate_up.flat, gate_up.table.shape

@@ -6,7 +6,6 @@ A packed weight is reordered once for our own products (`tiles`) and replaces th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -19,63 +18,48 @@ from decoder.model.runtime.fused import join_linears
 LARGEST = 127  # of an int8 weight
 
 
-class JoinedLinear(Protocol):
-    """Linear layers whose outputs lie side by side."""
+class PlainLinear:
+    """Layers with a joined weight, of which the modules' weights are views.
 
-    weight_bytes: float  # that a product reads of one weight, scales included
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs [..., out] of inputs [..., in]."""
-
-    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The outputs from number `first` on."""
-
-    def added_to(
-        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
-    ) -> torch.Tensor:
-        """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
-
-    def weight(self) -> torch.Tensor:
-        """The plain weight [out, in], or a copy."""
-
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Rows [..., in] of the weight by their numbers [...]."""
-
-
-class PlainLinear(JoinedLinear):
-    """Layers with a joined weight, of which the modules' weights are views."""
+    weight_bytes  that a product reads of one weight, scales included
+    """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._weight, self._bias = join_linears(linears)
         self.weight_bytes = self._weight.itemsize
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [..., out] of inputs [..., in], side by side."""
         return functional.linear(inputs, self._weight, self._bias)
 
     def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs from number `first` on."""
         bias = None if self._bias is None else self._bias[first:]
         return functional.linear(inputs, self._weight[first:], bias)
 
     def added_to(
         self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
     ) -> torch.Tensor:
+        """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
         if self._bias is not None:
             return rows + self(inputs)
         out = rows if overwrite else None
         return torch.addmm(rows, inputs, self._weight.t(), out=out)
 
     def weight(self) -> torch.Tensor:
+        """The plain weight [out, in], or a copy."""
         return self._weight
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows [..., in] of the weight by their numbers [...]."""
         return self._weight[numbers]
 
 
-class TiledLinear(JoinedLinear):
+class TiledLinear:
     """Layers with a weight in blocks: bfloat16 where its numbers are such, float32, or int8.
 
-    The modules compute by it from now on, and their weights keep only shape and dtype; see
-    `plain_state`.
+    Its methods are those of `PlainLinear`. The modules compute by it from now on, and their
+    weights keep only shape and dtype; see `plain_state`.
     """
 
     def __init__(self, linears: Sequence[nn.Linear], stored: torch.dtype | None = None) -> None:
@@ -89,7 +73,7 @@ class TiledLinear(JoinedLinear):
             weight, scales = rounded_to_int8(weight)
             self.scales = tiles.padded(scales)
         self.blocks = tiles.pack(weight.to(stored))
-        self.bias = torch.empty(0) if bias is None else tiles.padded(bias.float())
+        self.bias = tiles.padded(torch.zeros(len(weight)) if bias is None else bias.float())
         self.weight_bytes = (
             stored.itemsize + self.scales.itemsize * len(self.scales[:1]) / weight.shape[1]
         )
@@ -106,9 +90,7 @@ class TiledLinear(JoinedLinear):
         unit = first // (tiles.UNIT * tiles.LANES) * tiles.UNIT
         start = unit * tiles.LANES
         rows = inputs.reshape(-1, inputs.shape[-1])
-        out = torch.zeros(len(rows), (len(self.blocks) - unit) * tiles.LANES)
-        if len(self.bias):
-            out += self.bias[start:]
+        out = self.bias[start:].repeat(len(rows), 1)
         tiles.add_product(out, rows, self.blocks[unit:], self.scales[start:])
         return out[:, first - start : self._size[0] - start].view(*inputs.shape[:-1], -1)
 
@@ -142,6 +124,9 @@ def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Te
     return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
 
 
+JoinedLinear = PlainLinear | TiledLinear
+
+
 class JoinedPart:
     """The forward of one of the joined layers."""
 
@@ -163,6 +148,9 @@ def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
 
 def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
     """The layers joined: packed where their device and dtype allow it. They end as they are."""
+    made = linears[0].__dict__.get("forward")
+    if isinstance(made, JoinedPart):  # by compiled layers
+        return made.joined
     weight = linears[0].weight
     if packing_refused(weight.device, weight.dtype) is None:
         return TiledLinear(linears)

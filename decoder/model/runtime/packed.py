@@ -7,12 +7,16 @@ their modules, which call packed products.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
-from typing import Any
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaModel
 from transformers.activations import SiLUActivation
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
@@ -49,11 +53,21 @@ class RopeFactors:
         if size > self._table.shape[1]:
             angles = torch.arange(size).float()[:, None] * self._frequencies
             self._table = (torch.stack((angles.cos(), angles.sin())) * self._scaling).numpy()
-        return self._table[:, positions]
+        return self._table.take(positions, axis=1)  # contiguous, so compiled code serves all
+
+
+class RowStore(Protocol):
+    """A cache of keys and values: data [layers, 2, sequences, kv_heads, slots, head_dim]."""
+
+    data: torch.Tensor
+    lengths: Sequence[int]
+
+    def end(self, sequence: int) -> int:
+        """The slot behind a sequence's rows."""
 
 
 class PackedLayers:
-    """All layers of a model of a family in `FUSIBLE`, and its final norm."""
+    """All layers of a model like those of `FUSIBLE`, and its final norm."""
 
     def __init__(self, base: Any, *, int8: bool) -> None:
         layers, last = list(base.layers), base.norm
@@ -75,7 +89,7 @@ class PackedLayers:
             torch.stack(norms).numpy(),
             torch.stack([_head_norms(one, heads) for one in attentions]).numpy(),
             np.array([_window(one) for one in attentions]),
-            np.float32(last.variance_epsilon),
+            np.float32(last.eps if isinstance(last, nn.RMSNorm) else last.variance_epsilon),
             np.float32(attentions[0].scaling),
         )
 
@@ -94,13 +108,13 @@ class PackedLayers:
         return Matrix(blocks.numpy(), scales.numpy(), bias.numpy())
 
     def run(
-        self, embedded: torch.Tensor, cache: KVCache, blocks: Sequence[RowBlock],
-        captured: Sequence[int],
+        self, embedded: torch.Tensor, cache: RowStore, blocks: Sequence[RowBlock],
+        captured: Sequence[int] = (),
     ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """Hidden states after the final norm, and features, of embedded rows [rows, hidden]."""
         w, (rows, hidden) = self._weights, embedded.shape
         places = row_places(cache, blocks)
-        data = cache.data.view(torch.uint16) if cache.dtype == torch.bfloat16 else cache.data
+        data = cache.data.view(torch.uint16) if self._dtype == torch.bfloat16 else cache.data
         state = torch.zeros(rows, len(w.output.blocks[0]) * tiles.LANES)
         state[:, :hidden] = embedded
         features = torch.empty(rows, len(captured) * hidden)
@@ -139,7 +153,7 @@ def _rows(numbers: torch.Tensor) -> Rows:
     return Rows(numbers.view(-1).numpy(), numbers.numpy())
 
 
-def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
+def row_places(cache: RowStore, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
     """Owners, slots, positions, leading slots and others that rows see; see `Forward`."""
     parts: list[tuple[Ints, ...]] = []
     for block in blocks:
@@ -156,6 +170,42 @@ def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
         parts.append((owners, end + rows, block.offsets + prefix, leading, counts, seen))
     *places, counts, seen = (np.concatenate(kind) for kind in zip(*parts, strict=True))
     return *places, np.append(0, counts.cumsum()), seen
+
+
+def compile_ahead(step: ModelStep, *, int8: bool) -> Thread | None:
+    """Compile the layers' forward beside what comes before the first one; None for others' layers.
+
+    LLVM, which takes most of the time, leaves Python to others.
+    """
+    layers = list(getattr(base_of(step.model), "layers", ()))
+    if not runs_compiled(step, layers):
+        return None
+    width = PAIRED if layers[0].self_attn.head_dim % PAIRED == 0 else LANES
+    weight = 0.0 if tiles.is_bfloat16(layers[0].mlp.down_proj.weight) else 0.1
+    return _compiling(step.dtype, width, weight, int8)
+
+
+@cache
+def _compiling(dtype: torch.dtype, width: int, weight: float, int8: bool) -> Thread:
+    """A thread that runs a tiny model, once for each kind of compiled layers."""
+
+    @torch.inference_mode()
+    def run() -> None:
+        sizes = {"hidden_size": width, "head_dim": width, "intermediate_size": width}
+        config = LlamaConfig(num_attention_heads=1, num_hidden_layers=1, vocab_size=8, **sizes)
+        with torch.device("meta"):  # no random numbers are drawn
+            model = LlamaModel(config).to(dtype)
+        tiny = model.to_empty(device="cpu")
+        for tensor in (*tiny.parameters(), *tiny.buffers()):
+            tensor.fill_(weight)
+        data, place = torch.zeros(1, 2, 1, 1, 1, width, dtype=dtype), np.zeros(1, np.int64)
+        store = SimpleNamespace(data=data, lengths=[0], end=lambda _: 0)
+        row = RowBlock(0, place, place, None)
+        PackedLayers(tiny, int8=int8).run(data[0, 0, 0, 0], store, [row])
+
+    thread = Thread(target=run)
+    thread.start()
+    return thread
 
 
 def runs_compiled(step: ModelStep, layers: Sequence[Any]) -> bool:
@@ -266,6 +316,6 @@ def _head_norms(attention: Any, heads: int) -> torch.Tensor:
 
 def _window(attention: Any) -> int:
     """Positions that a row sees in a layer; 0 for all."""
-    common = getattr(attention.config, "sliding_window", None)
+    common = getattr(getattr(attention, "config", None), "sliding_window", None)
     of_model = common if isinstance(attention, MistralAttention) else None
     return getattr(attention, "sliding_window", of_model) or 0

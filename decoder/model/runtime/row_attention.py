@@ -7,6 +7,7 @@ lie. Arrays are flat, of float32 numbers or of bfloat16 ones as uint16, with pla
 # ruff: noqa: PLR0913 - compiled functions take arrays and places one by one
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numba
@@ -14,9 +15,10 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from decoder.jit import jit, jit_sums
+from decoder.jit import jit_inner, jit_sums
 from decoder.model.runtime.tiles import (
     SINGLE,
+    WIDE,
     WORD,
     WORDS,
     dots,
@@ -28,7 +30,10 @@ from decoder.model.runtime.tiles import (
 )
 
 LANES = 8  # numbers of a head that are summed side by side; a head's width is a multiple
-WIDE_LANES, PARTS = 16, 4  # of wide heads, and vectors of them that are mixed at once
+WIDE_LANES, PARTS = (
+    16,
+    4 if WIDE else 2,
+)  # of wide heads, and vectors of them that are mixed at once
 PAIRED = 32  # numbers of a head that are multiplied in pairs at once
 KEYS = 4  # of which scores are made at once
 BLOCK = 64  # keys that all heads of a group read before the next are read
@@ -56,8 +61,10 @@ def at(typing: Any, numbers: Any, place: Any) -> Any:
     """The number at a place that is not negative, in float32."""
 
     def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        pointer = b.gep(*_data(context, b, signature, values, 0), [values[1]])
-        return b.extract_element(_widened(b, pointer, 1), number(0))
+        value = b.load(b.gep(*_data(context, b, signature, values, 0), [values[1]]))
+        if value.type == SINGLE:
+            return value  # a scalar, since LLVM makes no wider vectors of a vector of one
+        return b.bitcast(b.shl(b.zext(value, WORD), WORD(16)), SINGLE)
 
     return numba.types.float32(numbers, INT), emit
 
@@ -89,14 +96,14 @@ def _number_of(typing: Any, bits: Any) -> Any:
     return numba.types.float32(numba.types.int32), emit
 
 
-@jit
+@jit_inner
 def keep(numbers, place, out, start, count):  # type: ignore[no-untyped-def]
     """Copy numbers, to an array of any kind."""
     for i in range(count):
         put(out, start + i, at(numbers, place + i))
 
 
-@jit
+@jit_inner
 def exponential(value):  # type: ignore[no-untyped-def]
     """e to the power of a float32 number, by a polynomial of 2^f and an exponent."""
     power = min(max(value * _LOG2_E, -_RANGE), _RANGE)
@@ -164,44 +171,47 @@ def _score(
     return numba.types.void(query, INT, keys, INT, INT, INT, out, INT), emit
 
 
-def _mix(lanes: int, parts: int) -> Any:
-    """A compiled function: so many vectors of weighted values, added to `out`."""
+def _mix(lanes: int, parts: int, heads: int = 1) -> Any:
+    """A compiled function: so many vectors of weighted values, added to `out` for such heads."""
     vector = ir.VectorType(SINGLE, lanes)
 
     @intrinsic
     def mix(
-        typing: Any, weights: Any, place: Any, values: Any, first: Any, width: Any, count: Any,
-        out: Any, start: Any,
+        typing: Any, weights: Any, place: Any, size: Any, values: Any, first: Any, width: Any,
+        count: Any, out: Any, start: Any,
     ) -> Any:  # fmt: skip
-        """weights[place ...] times `count` values of which `first` is the place of the first."""
+        """weights[h * size + place ...] times `count` values, the first of them at `first`."""
 
         def emit(context: Any, b: Any, signature: Any, given: Any) -> Any:
-            weights, values, out = _data(context, b, signature, given, 0, 2, 6)
-            _, place, _, first, width, count, _, start = given
-            targets = [b.gep(out, [b.add(start, number(lanes * i))]) for i in range(parts)]
+            weights, values, out = _data(context, b, signature, given, 0, 3, 7)
+            _, place, size, _, first, width, count, _, start = given
+            rows = [b.gep(weights, [b.add(place, b.mul(size, number(h)))]) for h in range(heads)]
+            goals = [b.gep(out, [b.add(start, b.mul(width, number(h)))]) for h in range(heads)]
+            targets = [b.gep(goal, [number(lanes * i)]) for goal in goals for i in range(parts)]
 
             def add(key: Any, sums: list[Any]) -> list[Any]:
-                weight = spread(b, b.gep(weights, [b.add(place, key)]), lanes)
+                spreads = [spread(b, b.gep(row, [key]), lanes) for row in rows]
                 source = b.gep(values, [b.add(first, b.mul(key, width))])
                 read = [
                     _widened(b, b.gep(source, [number(lanes * i)]), lanes) for i in range(parts)
                 ]
-                return [multiply_add(b, weight, read[i], sums[i]) for i in range(parts)]
+                terms = zip(sums, product(spreads, read), strict=True)
+                return [multiply_add(b, *both, total) for total, both in terms]
 
             totals = loop(b, count, 1, [loaded(b, target, vector) for target in targets], add)
             for target, total in zip(targets, totals, strict=True):
                 b.store(total, b.bitcast(target, vector.as_pointer()), align=4)
             return context.get_dummy_value()
 
-        return numba.types.void(weights, INT, values, INT, INT, INT, out, INT), emit
+        return numba.types.void(weights, INT, INT, values, INT, INT, INT, out, INT), emit
 
     return mix
 
 
-_mix_few, _mix_many = _mix(LANES, 1), _mix(WIDE_LANES, PARTS)
+_mix_few, _mix_many, _mix_pair = _mix(LANES, 1), _mix(WIDE_LANES, PARTS), _mix(WIDE_LANES, PARTS, 2)
 
 
-@jit
+@jit_inner
 def add_scores(  # type: ignore[no-untyped-def]
     query, start, group, keys, first, count, width, scores, size, place
 ):
@@ -213,7 +223,7 @@ def add_scores(  # type: ignore[no-untyped-def]
             _score(query, start + h * width, keys, first + key * width, last, width, scores, out)
 
 
-@jit
+@jit_inner
 def add_mixed(weights, size, place, group, values, first, count, width, out):  # type: ignore[no-untyped-def]
     """Add `count` values weighted by weights[h * size + place ...] to out[h * width ...]."""
     for block in range(0, count, BLOCK):
@@ -221,10 +231,15 @@ def add_mixed(weights, size, place, group, values, first, count, width, out):  #
         for h in range(group):
             weight, part, goal = h * size + place + block, 0, h * width
             while part + WIDE_LANES * PARTS <= width:
-                _mix_many(weights, weight, values, source + part, width, some, out, goal + part)
+                key, to = source + part, goal + part
+                if h % 2 == 0 and h + 1 < group:  # with the next head, of the same values
+                    _mix_pair(weights, weight, size, values, key, width, some, out, to)
+                elif h % 2 == 0:
+                    _mix_many(weights, weight, size, values, key, width, some, out, to)
                 part += WIDE_LANES * PARTS
             while part < width:
-                _mix_few(weights, weight, values, source + part, width, some, out, goal + part)
+                key, to = source + part, goal + part
+                _mix_few(weights, weight, size, values, key, width, some, out, to)
                 part += LANES
 
 
@@ -245,7 +260,7 @@ def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
     return largest
 
 
-@jit
+@jit_inner
 def softmax(scores, first, count):  # type: ignore[no-untyped-def]
     """Exponentials of scores less the largest, in place; returns their sum."""
     largest = _largest(scores, first, count)

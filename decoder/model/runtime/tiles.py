@@ -22,7 +22,7 @@ from decoder.cpu import this_cpu
 from decoder.jit import jit, parts_of, run_shared
 
 LANES = 16  # outputs of a block
-UNIT = 2  # blocks that one thread takes at once
+UNIT = 3  # blocks that one thread takes at once
 WIDE = this_cpu().instruction_set.startswith("avx512")  # 32 registers of a block's sums, or 8
 MOST_ROWS = 8 if WIDE else 6  # of a tile: its sums stay in registers
 CLAIMS = 8  # of each thread in a product
@@ -141,7 +141,11 @@ def loop(b: Any, count: Any, step: int, starts: list[Any], body: Any) -> list[An
     for value, first, later in ((i, number(0), following), *zip(sums, starts, totals, strict=True)):
         value.add_incoming(first, before)
         value.add_incoming(later, inside)
-    b.cbranch(b.icmp_signed("<", following, count), inside, after)
+    branch, module = b.cbranch(b.icmp_signed("<", following, count), inside, after), b.module
+    rolled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    name = ir.values.MDValue(module, (), str(len(module.metadata)))
+    name.operands = name, rolled  # LLVM's name of a loop is its own first operand
+    branch.set_metadata("llvm.loop", name)
     b.position_at_end(after)
     return totals
 
@@ -163,10 +167,10 @@ def _tile(
             case = b.append_basic_block("rows")
             choice.add_case(count, case)
             b.position_at_end(case)
-            at_once = UNIT if WIDE or count <= MOST_ROWS // UNIT else 1
+            at_once = UNIT if WIDE else min(max(4 // count, 1), UNIT)
             for first in range(0, UNIT, at_once):
                 place = b.add(values[2], number(first)), values[4]
-                _emit_tile(b, arrays, place, (count, at_once), kinds)
+                _emit_tile(b, arrays, place, (count, min(at_once, UNIT - first)), kinds)
             b.branch(end)
         b.position_at_end(end)
         return context.get_dummy_value()
@@ -195,13 +199,14 @@ def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], kinds: An
     given = [at(inputs.data, row, width, number(0)) for row in rows]
     places = [at(out.data, row, outputs, b.mul(block, lanes)) for row in rows for block in blocks]
     ahead = b.mul(steps, number(UNIT))
-    if stored is BYTES:
-        factors = [loaded(b, at(scales.data, block, lanes, number(0)), VECTOR) for block in blocks]
+    for place in places:
+        _prefetch(b, place)
 
     def add(step: Any, sums: list[Any]) -> list[Any]:
         read = []
         for source in sources:
-            _prefetch(b, at(source, b.add(step, ahead), lanes, number(0)))
+            if not WIDE:  # wide tiles read slowly enough for the processor's own prefetching
+                _prefetch(b, at(source, b.add(step, ahead), lanes, number(0)))
             read.append(loaded(b, at(source, step, lanes, number(0)), stored))
         if stored is WORDS and kinds[1] == numba.types.int32:
             one_row = [spread(b, b.gep(one, [step])) for one in given]
@@ -210,15 +215,17 @@ def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], kinds: An
         for half in range(2 if stored is WORDS else 1):
             place = b.add(b.mul(step, number(2)), number(half)) if stored is WORDS else step
             wide = [_widened(b, one, half) for one in read]
-            if stored is BYTES:
-                wide = [b.fmul(one, factor) for one, factor in zip(wide, factors, strict=True)]
             one_row = [spread(b, b.gep(one, [place])) for one in given]
             terms = [(one, weight) for one in one_row for weight in wide]
             sums = [multiply_add(b, *both, total) for total, both in zip(sums, terms, strict=True)]
         return sums
 
-    totals = loop(b, steps, 1, [loaded(b, place, VECTOR) for place in places], add)
-    for total, place in zip(totals, places, strict=True):
+    totals = loop(b, steps, 1, [ir.Constant(VECTOR, [0.0] * LANES)] * len(places), add)
+    for i, (total, place) in enumerate(zip(totals, places, strict=True)):
+        if stored is BYTES:
+            factor = at(scales.data, blocks[i % len(blocks)], lanes, number(0))
+            total = b.fmul(total, loaded(b, factor, VECTOR))
+        total = b.fadd(loaded(b, place, VECTOR), total)
         b.store(total, b.bitcast(place, VECTOR.as_pointer()), align=4)
 
 

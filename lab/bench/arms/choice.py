@@ -8,7 +8,7 @@ from typing import Any
 
 from costmodel.errors import InputError
 from decoder.policies.base import DEFAULT_MAX_NODES
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.arms.peers import LOOKUP_TOKENS
 from lab.bench.record import PEER, PLAIN, Arm

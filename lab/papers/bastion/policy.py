@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import model_validator
 
-from costmodel.calibration.base import Calibration, RooflineCalibration
+from costmodel.calibration.points import Calibration, RooflineCalibration
 from costmodel.fields import Factor, SecondsOrZero
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline

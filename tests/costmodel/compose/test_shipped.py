@@ -11,8 +11,6 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose import support
-from costmodel.compose.aiconfigurator import SYSTEMS
-from costmodel.compose.published import data_folder
 from costmodel.compose.support import composes, supported
 from costmodel.compose.transfer import transfer_profile
 from costmodel.io import shipped_directory
@@ -20,6 +18,7 @@ from costmodel.profile.grade import grade
 from costmodel.profile.lookup import find_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore, profile_file_name
+from integrations.aiconfigurator.package import SYSTEMS, data_folder
 from lab.studies.shipped import ROOT, document, recipes
 from tests.costmodel.profile.test_grade import judged
 
@@ -183,7 +182,9 @@ def test_a_profile_for_a_device_without_bfloat16_is_of_float16():
 
 def test_without_the_tables_the_reason_is_given(few, monkeypatch):
     monkeypatch.setattr(support, "_tables", support._tables.__wrapped__)  # without its cache
-    monkeypatch.setattr("costmodel.compose.published.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(
+        "integrations.aiconfigurator.package.importlib.util.find_spec", lambda _: None
+    )
     rows = {(row.device, row.target): row for row in supported(SHIPPED)}
     absent = rows["h100-sxm", "Qwen/Qwen3-32B"]
     assert absent.provenance is None and "is not installed" in absent.reason

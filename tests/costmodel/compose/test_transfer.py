@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, load_devices
-from costmodel.compose.transfer import transfer_profile
-from costmodel.compose.transfer_errors import TransferErrors, transfer_errors
+from costmodel.compose.transfer import TransferErrors, transfer_errors, transfer_profile
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile

@@ -11,7 +11,7 @@ from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceFingerprint, find_device, find_target
 from costmodel.errors import InputError, ProfileError
 from costmodel.imports import profiles
-from costmodel.imports.profiles import READERS, TimedModel, imported_profile
+from costmodel.imports.profiles import TimedModel, imported_profile, read_times
 from costmodel.imports.table import ImportedTable
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
@@ -21,14 +21,14 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.conftest import altered, grid
-from tests.costmodel.imports import files
-from tests.costmodel.imports.files import BATCHES, CONTEXTS, ROWS, forward_s, write_points
+from tests.integrations import written_times as files
+from tests.integrations.written_times import BATCHES, CONTEXTS, ROWS, forward_s, write_points
 
 CPU = DeviceFingerprint(
     kind="cpu", name="AMD EPYC", memory_bytes=2**34, threads=1, instruction_set="avx512"
 )
 PEAKS = PeaksSection(source="measured", flops_per_s=2e11, bytes_per_s=2e10)
-LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
+LLAMA = Path(__file__).parents[2] / "integrations" / "data" / "llama_bench.jsonl"
 
 
 def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedModel:
@@ -47,7 +47,7 @@ def path(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def profile(path) -> Profile:
-    table = READERS["csv"](path, None)
+    table = read_times("csv", path, None)
     return imported_profile(table, subject(), path=path, source="vLLM 0.33.0")
 
 
@@ -111,7 +111,7 @@ def test_a_plan_takes_it(profile, tmp_path):
 
 
 def test_a_version_is_asked_for(path):
-    table = READERS["csv"](path, None)
+    table = read_times("csv", path, None)
     with pytest.raises(InputError, match="does not say which version") as raised:
         imported_profile(table, subject(), path=path)
     assert "--source" in raised.value.hint
@@ -129,7 +129,7 @@ def table_of(name: str, path: Path, factor: float) -> ImportedTable:
         files.write_json(path, steps | {"max_batch_tokens": ROWS[-1]})
     else:
         write_points(path, factor)
-    return READERS[name](path, 512 if name == "sglang-dspark" else None)
+    return read_times(name, path, 512 if name == "sglang-dspark" else None)
 
 
 @pytest.mark.parametrize("name", ["csv", "sglang-dspark", "llama-bench"])
@@ -150,7 +150,7 @@ def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name):
 
 
 def test_another_device_or_model_is_refused():
-    table = READERS["llama-bench"](LLAMA, None)
+    table = read_times("llama-bench", LLAMA, None)
     with pytest.raises(InputError, match="was measured on AMD EPYC, not on NVIDIA H100"):
         imported_profile(table, subject(), path=LLAMA, source="a build")
     on_cpu = dataclasses.replace(subject(), device=CPU)
@@ -165,7 +165,7 @@ def test_a_profile_of_a_published_run_on_a_gb10():
     path = LLAMA.with_name("llama_batched_bench.md")
     peaks = PeaksSection(source="datasheet", flops_per_s=1.2e14, bytes_per_s=2.73e11)
     one = dataclasses.replace(subject(target="Qwen/Qwen3-30B-A3B"), peaks=peaks)
-    profile = imported_profile(READERS["llama-batched-bench"](path, None), one, path=path)
+    profile = imported_profile(read_times("llama-batched-bench", path, None), one, path=path)
     assert profile.runtime.quantization == "q8_0" and "verifications" in profile.provenance.note
     assert set(profile.stages.plain.batch) == {1, 2, 4, 8, 16, 32}
     assert profile.provenance.error_bar < 0.15
@@ -176,7 +176,7 @@ def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
     rows, context = grid(np.arange(1, 33), np.arange(1, 14) * 512)
     points = Points(rows=rows, context=context, seconds=forward_s(rows, context, 1))
     table = dataclasses.replace(
-        READERS["llama-bench"](LLAMA, None),
+        read_times("llama-bench", LLAMA, None),
         points=points, processor=None, threads=None, parameters=0,
     )  # fmt: skip
     profile = imported_profile(table, subject(), path=LLAMA, source="made up")

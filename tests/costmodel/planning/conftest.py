@@ -63,8 +63,10 @@ class LineSteps:
             attention=self.token_s * batch * context,
         )
 
-    def prompt(self, tokens: float, rows: float, chunks: int) -> ForwardSeconds:
-        return ForwardSeconds(products=self.row_s * tokens)
+    def prompt(self, tokens: float, rows: float, chunks: int, cached: float = 0) -> ForwardSeconds:
+        return ForwardSeconds(
+            products=self.row_s * tokens, attention=self.token_s * tokens * cached
+        )
 
     def logits_s(self, rows: float) -> float:
         return self.logit_s * rows
@@ -91,10 +93,10 @@ def point(running: int, shape: str = "plain", nodes: int = 0, **numbers: float) 
     return OperatingPoint(running=running, shape=shape, nodes=nodes, **fields)
 
 
-def plain_steps(forward, rules: EngineRules, overheads: Overheads) -> StepTime:
+def plain_steps(forward, rules: EngineRules, overheads: Overheads, prompt_tokens=0.0) -> StepTime:
     """The steps of a server that drafts nothing."""
     server = Server(forward=forward, rules=rules, overheads=overheads, policy=ServingPolicy())
-    return exact_steps(server, [point(1)])
+    return exact_steps(server, [point(1)], prompt_tokens)
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from costmodel.catalog import find_device, find_target
-from costmodel.compose.aiconfigurator import load_published
+from costmodel.catalog import find_device, find_target, load_targets
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import RooftreeError
 from costmodel.io import shipped_directory
@@ -17,6 +18,8 @@ from costmodel.planning.search import make_server
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.roofline import Roofline
+from integrations.aiconfigurator.package import SYSTEMS
+from integrations.aiconfigurator.tables import load_published
 from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])
@@ -99,7 +102,7 @@ def test_a_stronger_device_is_not_slower(steps):
 
 @pytest.mark.parametrize(
     ("gpu", "weights"),
-    [("h100-sxm", "fp8"), ("h100-sxm", "fp8_block"), ("b200", "fp8"), ("l40s", "fp8")],
+    [("h100-sxm", "fp8"), ("h100-sxm", "fp8_block"), ("gb300", "fp8"), ("l40s", "fp8")],
 )
 def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
     """At any degree, rows and length of a prompt; the experts' and small products' tables do."""
@@ -123,6 +126,39 @@ def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
         for wide, narrow in zip(*times, strict=True) if len(times) == 2 else ():
             assert np.all(narrow <= wide * (1 + 1e-9)), (name, degree)
     assert compared >= 15
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    gpu=st.sampled_from([slug for slug in SYSTEMS if find_device(slug).fp8_flops_per_s]),
+    name=st.sampled_from(sorted(load_targets())),
+    degree=st.sampled_from((1, 2, 4, 8)),
+    weights=st.sampled_from(("fp8", "fp8_dynamic", "fp8_block")),
+    prompt=st.integers(1, 8000),
+    most=st.integers(2, 256),
+)
+def test_fp8_and_fewer_requests_are_never_slower(gpu, name, degree, weights, prompt, most):
+    """Time per token, of any target on any device with FP8 products, at any requests at once."""
+    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
+    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    target, times = find_target(name), []
+    for one in ("bfloat16", weights):
+        request = PlanRequest(
+            target=name, gpus=(gpu,), rate=1.0, precision=Precision(weights=one),
+            traffic=Traffic(prompt_tokens=prompt, output_tokens=400),
+        )  # fmt: skip
+        place = {"tensor_parallel": degree, "precision": request.precision}
+        try:
+            forward = find_forward(find_device(gpu), target, SHIPPED, **place)
+        except RooftreeError:
+            return  # that no tables cover
+        points = make_server(request, forward, None).points(request.traffic, most)
+        times.append(np.array([point.tpot_s for point in points]))
+        assert np.all(np.diff(times[-1]) >= -1e-12)
+    # Where both are the same kernels; parts are weighted apart, and profiles hold six digits.
+    both = max(min(map(len, times)) - 1, 0)  # without the last point, where the memory may end
+    assert np.all(times[1][:both] <= times[0][:both] * (1 + 1e-3))
 
 
 @pytest.mark.parametrize(("gpu", "policy", "engine"), [

@@ -1,6 +1,8 @@
 """Requests by their moments, goals, and traces that are read, stretched and dealt."""
 
+import dataclasses
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from costmodel.planning.request import (
     PercentileGoal,
     PlanRequest,
     SimulationSettings,
+    parse_engine,
     parse_seconds,
     seconds_text,
 )
@@ -126,6 +129,29 @@ def test_means_and_percentiles_stand_side_by_side():
 def test_bad_goals_are_refused(text, said):
     with pytest.raises(InputError, match=said):
         Goals.parse(text)
+
+
+def test_an_engine_is_read_with_its_version_and_settings():
+    settings = {"engine": "vllm", "engine_version": "0.15", "step_tokens": 2048, "prefix_hits": 0.3}
+    text = "vllm@0.15,step-tokens=2048,prefix-hits=0.3"
+    assert parse_engine("vllm@0.15, prefix-hits=.3, step-tokens=2048") == settings
+    request = PlanRequest(
+        target="x", gpus=("l40s",), rate=1.0, traffic=Traffic(prompt_tokens=1, output_tokens=1),
+        **parse_engine(text),
+    )  # fmt: skip
+    assert request.engine_name == text
+    for wrong, said in (
+        ("vllm@", "'vllm@' names no version"),
+        ("vllm,hits=1", "'hits' is no setting of an engine. Write --engine vllm,step-tokens=2048"),
+        ("vllm,step-tokens=1,step-tokens=2", "step-tokens is given twice"),
+        ("vllm,step-tokens=1e3", "'step-tokens=1e3' is no whole number of tokens"),
+        ("vllm,prefix-hits=half", "'prefix-hits=half' has no number"),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            parse_engine(wrong)
+    for name, value, said in (("prefix_hits", 1.0, "below 1 .is 1."), ("step_tokens", 0, "room")):
+        with pytest.raises(InputError, match=said):
+            dataclasses.replace(request, **{name: value})
 
 
 def test_seconds_are_read_and_written():

@@ -225,18 +225,21 @@ def test_every_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
     assert list(found.last_s) == [beside, beside + 1 + 1 / 4 + 65 / 1024, beside]
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_the_closed_form_of_a_steady_server_is_met(line_steps, ranks) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "settings"), [(1, {}), (4, {}), (1, {"prefix_hits": 0.8}), (1, {"step_tokens": 128})]
+)
+def test_the_closed_form_of_a_steady_server_is_met(line_steps, ranks, settings) -> None:
     """A backlog that keeps 8 requests in flight; the planner's formula knows mean lengths only."""
     target = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
     forward = line_steps(architecture=target, ranks=ranks)
     overheads = Overheads(layer_s=2e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=3e-5)
-    rules = EngineRules(name="made up", memory=WHOLE)
-    exact = plain_steps(forward, rules, overheads)
-    grid = StepGrid(exact, (0, 1, 8), (0, 1, 64, 1024, 8192), (0, 1000))
+    rules = EngineRules(name="made up", memory=WHOLE, **settings)
+    exact = plain_steps(forward, rules, overheads, prompt_tokens=500)
+    grid = StepGrid(exact, (0, 1, 8), (0, 1, 64, 128, 1024, 8192), (0, 1000))
     output = np.random.default_rng(2).integers(100, 301, size=1500)
     requests = made(np.zeros(1500), np.full(1500, 500), output)
-    found = simulate(requests, dataclasses.replace(server(sequences=8), ranks=ranks), grid)
+    served = dataclasses.replace(server(sequences=8), rules=rules, ranks=ranks)
+    found = simulate(requests, served, grid)
     kept = slice(100, -100)
     spent_s = np.sum((found.last_s - found.first_s)[kept])
     workload = ServerLoad(prompt_tokens=500, output_tokens=200, concurrency=8)

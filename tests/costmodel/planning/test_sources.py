@@ -7,19 +7,20 @@ from collections import Counter
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose import aiconfigurator
-from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.support import supported
-from costmodel.compose.transfer import transferred_error
-from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.transfer import transfer_errors, transferred_error
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import shipped_directory
+from costmodel.planning import sources
 from costmodel.planning.engines import weight_bytes
 from costmodel.planning.request import PlanRequest, Precision
-from costmodel.planning.search import make_server
+from costmodel.planning.search import make_server, plan
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from integrations.aiconfigurator import tables as aiconfigurator
+from integrations.aiconfigurator.package import SYSTEMS
+from tests.costmodel.conftest import without_tables
 from tests.costmodel.planning.conftest import find_forward
 
 SHIPPED = ProfileStore([shipped_directory()])
@@ -49,6 +50,21 @@ def test_a_device_without_times_has_those_scaled_with_the_smallest_bar(slug, tar
     assert forward.origin.error == min(bars.values())
     source = re.match(r"composed profile of (.*?) \(", forward.origin.text)
     assert source is not None and bars[source[1]] == min(bars.values())
+
+
+def test_a_plan_scales_a_profile_once(monkeypatch):
+    """For its engine and for this decoder's trees beside it; with the scales of its source."""
+    made = []
+    scale = sources.transfer_profile
+    monkeypatch.setattr(
+        sources, "transfer_profile", lambda *of: made.append((of[0], scale(*of))) or made[-1][1]
+    )
+    traffic = Traffic(prompt_tokens=1000, output_tokens=100)
+    request = PlanRequest(target="Qwen/Qwen3-8B", gpus=("l4",), traffic=traffic, rate=1.0,
+                          acceptance="gsm8k")  # fmt: skip
+    assert plan(request, SHIPPED).best is not None
+    ((source, profile),) = made
+    assert profile.calibration.stairs == source.calibration.stairs
 
 
 def test_a_24_gb_card_holds_what_its_server_said():
@@ -149,7 +165,7 @@ def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
 
 
 def test_support_has_a_row_for_each_label(tmp_path, monkeypatch):
-    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
+    monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
     stored = supported(labelled(tmp_path, "gptq_marlin"))
     rows = [row for row in stored if row.weights and row.provenance]
     (row,) = rows

@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
-from costmodel.planning.batching import chunks_of, prompt_share, slowest_count
+from costmodel.planning.batching import chunks_of, prompt_share, prompt_work, slowest_count
 from costmodel.planning.engines import (
     MemoryRule,
     ValueBytes,
@@ -39,6 +39,23 @@ def test_decoding_leaves_less_room_for_a_prompt():
     assert chunks_of(VLLM, 8192, 64) == 2
     assert chunks_of(SGLANG, 8192, 64) == 1
     assert chunks_of(VLLM, 1000, 64) == 1
+
+
+def test_what_is_cached_of_a_prompt_is_not_computed(line_steps):
+    """A quarter of 8192 tokens in steps of 1024 beside 64 rows: 3 chunks, over 6144 cached."""
+    rules = engine_rules("vllm", step_tokens=1024, prefix_hits=0.75)
+    forward = line_steps(architecture=LLAMA)
+    seconds, chunks = prompt_work(forward, rules, 8192, 64)
+    assert chunks == 3 and prompt_work(forward, VLLM, 8192, 64)[0] == 8192 * 20e-6
+    assert seconds == pytest.approx(2048 * (20e-6 + 6144 * 1e-8))
+
+
+def test_vllms_steps_are_smaller_on_small_devices_and_on_an_a100():
+    sizes = (("RTX 4090", 25e9), ("NVIDIA A100-SXM4-80GB", 85e9), ("NVIDIA H100 80GB HBM3", 85e9))
+    steps = [engine_rules("vllm", device=device).step_tokens for device in sizes]
+    assert steps == [2048, 2048, 8192]
+    assert engine_rules("sglang", device=sizes[0]).step_tokens == 8192
+    assert engine_rules("vllm", step_tokens=512, device=sizes[2]).step_tokens == 512
 
 
 def test_steady_state_adds_up(line_steps):

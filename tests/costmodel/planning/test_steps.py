@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.aiconfigurator import load_published
 from costmodel.compose.operators import ComposedForward
 from costmodel.io import shipped_directory
 from costmodel.planning.accuracy import slower_error
@@ -18,6 +17,7 @@ from costmodel.planning.search import make_server, plan, plan_profile
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from integrations.aiconfigurator.tables import load_published
 from tests.costmodel.conftest import measured_forwards
 from tests.costmodel.planning.conftest import find_forward
 

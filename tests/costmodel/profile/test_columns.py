@@ -5,8 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.profile.columns import packed, unpacked
-from costmodel.profile.text import dump_yaml
+from costmodel.profile.text import dump_yaml, packed, unpacked
 
 AXES, VALUES = ("batch", "context", "rows"), ("median_s", "mad_s", "n")
 PLACES = st.lists(st.sampled_from((1, 2, 4, 16)), min_size=1, max_size=3, unique=True)

@@ -1,6 +1,7 @@
 """Which rule is used when."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
+from decoder.acceptance.drawn import draw_from_lattice
 from decoder.acceptance.rules import ENTROPY_THRESHOLD, AcceptanceRule
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.ngram import NgramDrafter
+from decoder.model.runtime.base import NO_TOKEN
 from decoder.policies.base import Policy
 from decoder.tree.draft_tree import EMPTY, best_first
-from tests.decoder.models import WholeDrafter, decoder_of, random_model
+from tests.decoder.models import WholeDrafter, decoder_of, random_model, random_tree
 
 CPU = torch.device("cpu")
 LACKING = "{} acceptance needs .* ngram drafter has none"
@@ -81,6 +84,36 @@ def test_auto_follows_the_entropy_of_past_rounds():
         rule.accept(EMPTY, row(np.log(2))[None])
     assert np.log(2) > ENTROPY_THRESHOLD
     assert rule.name == "traversal"
+
+
+@pytest.mark.parametrize("name", ["recursive", "traversal", "auto"])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.8}])
+def test_an_accelerator_accepts_what_visited_rows_would(name, cut, monkeypatch):
+    """From one copy of all rows' numbers: no tensor is asked after it."""
+    monkeypatch.setattr("decoder.acceptance.sampling.CANDIDATES", 60)
+    rules = [AcceptanceRule(name, Sampling(temperature=0.8, seed=4, **cut), CPU) for _ in range(2)]
+    for rule in rules:
+        rule.pick._coins = torch.Generator().manual_seed(4)  # the host's, beside a device's own
+    drafts, told = torch.Generator().manual_seed(9), 0
+    for seed in range(40):
+        logits = 2.0 * torch.randn(16, 97, generator=drafts)
+        whole = (logits[1:] + torch.randn(15, 97, generator=drafts)).softmax(-1)
+        tree = draw_from_lattice(random_tree(16, seed), whole, drafts)
+        ahead = rules[1].ahead(tree, logits).numpy()
+        alone = bool((ahead[2] == NO_TOKEN).any())  # where a row may keep more than 60 tokens
+        if alone:
+            rules[0].pick.uniform()  # the other one drew for nothing
+        blind = replace(tree, q=tree.q if alone else tree.q.to("meta"))
+        outcomes = [
+            rules[0].accept(tree, logits), rules[1].accept(blind, logits if alone else None, ahead),
+        ]  # fmt: skip
+        assert outcomes[0] == outcomes[1]
+        assert rules[0].name == rules[1].name
+        told += not alone
+    assert told >= 30
+    for kind in ("_trials", "_accepted", "_confidence"):
+        first, second = (getattr(rule._expectation, kind) for rule in rules)
+        np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
 def test_the_threshold_is_where_the_stored_simulation_crosses():

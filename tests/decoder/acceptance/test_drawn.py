@@ -73,7 +73,7 @@ def test_children_that_q_has_no_token_for_are_left_out():
     assert tree.depths.tolist() == [1, 1, 2]
     assert tree.scores.tolist() == [0.0, 1.0, 4.0]
     assert tree.sources.tolist() == [0, 1, -1, -1]
-    assert tree.children(0).tolist() == [1, 2]
+    assert tree.child_rows()[0] == [1, 2]
 
 
 @pytest.mark.parametrize("vocab", [3, 40])
@@ -102,7 +102,7 @@ def test_a_drawn_tree_has_the_shape_of_its_topology():
     torch.testing.assert_close(tree.q, whole[: shape.depths.max()], rtol=0, atol=0)
     depths = [0, *shape.depths.tolist()]
     for row in range(tree.rows):
-        children = tree.children(row)
+        children = np.array(tree.child_rows()[row], dtype=np.int64)
         tokens = tree.tokens[children - 1].tolist()
         assert len(set(tokens)) == len(tokens)
         assert tree.sources[row] == (depths[row] if len(children) else -1)
@@ -167,14 +167,14 @@ def test_frequencies_are_learnt_from_trees_of_any_width():
         children = int(random.integers(1, 4))
         accepted = int(np.searchsorted(shares.cumsum(), random.random()))
         rows = [accepted + 1] if accepted < children else []
-        expectation.observe(star(children), rows)
+        expectation.observe(star(children), rows, (CONFIDENCE, BELOW).__getitem__)
     np.testing.assert_allclose(expected(expectation, 3), shares, atol=0.07)
 
 
 def test_a_deeper_node_counts_at_its_own_level():
     expectation = RankExpectation()
     for _ in range(200):
-        expectation.observe(star(1), [1])
+        expectation.observe(star(1), [1], (CONFIDENCE, BELOW).__getitem__)
     assert expected(expectation, 1)[0] > 0.9
     assert expected(expectation, 1, BELOW)[0] < 0.15
     np.testing.assert_allclose(expectation.usual_confidences(2), [CONFIDENCE, BELOW], atol=0.01)

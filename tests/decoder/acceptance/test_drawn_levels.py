@@ -12,7 +12,7 @@ from decoder.acceptance.rules import SeededChoices, recursive_rejection, travers
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.tree.draft_tree import DraftTree
-from tests.decoder.enumeration import chi_square_p
+from tests.decoder.enumeration import chi_square_p, visiting
 from tests.decoder.models import decoder_of, paths_of, plain_logits, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
@@ -57,7 +57,7 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
         np.testing.assert_array_equal(tree.scores, topology.scores)
         assert tree.q.dtype == torch.float32
         for row, path in enumerate(paths_of(tree)):
-            below = tree.children(row)
+            below = np.array(tree.child_rows()[row], dtype=np.int64)
             if len(below) == 0:
                 assert tree.sources[row] == -1
                 continue
@@ -121,7 +121,7 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
     for _ in range(rounds):
         tree = session.draw(np.array(text), topology, 1.0, generator)
         logits = torch.stack([known[path] for path in paths_of(tree)])
-        outcome = rule(tree, logits, choices)
+        outcome = visiting(rule)(tree, logits, choices)
         emitted = (*outcome.tokens, outcome.bonus)[:2]
         if len(emitted) == 1:
             emitted = (*emitted, choices(known[emitted]))

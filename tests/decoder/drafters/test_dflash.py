@@ -12,8 +12,9 @@ from transformers.models import muse_glimmer_assistant as muse
 
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
+from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash.model import EMBEDDING, HEAD
+from decoder.drafters.dflash.model import EMBEDDING, HEAD, DFlashModel
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.growth import TopPaths
 from tests.decoder import draft_models as made
@@ -213,8 +214,10 @@ class TestLattice:
 
     def test_weights_that_are_no_numbers_propose_nothing(self, tmp_path):
         target = draft_target()
-        drafter = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0])
-        drafter.model.norm.weight.fill_(torch.nan)
+        folder = dflash_folder(tmp_path / "draft")[0]
+        model = DFlashModel.load(folder, read_config(folder), torch.empty(0, dtype=target.dtype))
+        model.norm.weight.fill_(torch.nan)
+        drafter = DFlashDrafter(target, model)
         *_, (session, context) = rounds(target, drafter, PROMPT, [])
         lattice = session.draft(context, whole(width=5))
         assert (lattice.probabilities == 0).all()

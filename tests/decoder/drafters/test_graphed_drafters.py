@@ -78,7 +78,7 @@ def own_captures(drafter, target):
     if forwards is None:
         return len(drafter.model.runtime._captured[drafter.model.cache])
     kinds = [kind for kind in vars(forwards).values() if hasattr(kind, "shapes")]
-    return sum(len(kind.shapes(forwards.caches._cache)) for kind in kinds)
+    return sum(len(kind._buckets.get(forwards.caches._cache, {})) for kind in kinds)
 
 
 class TestTheSameCandidates:

@@ -1,8 +1,10 @@
 """Forwards on a pretended GPU, at real size: their launches, and no question to the host."""
 
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,7 +13,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from costmodel.architecture import ModelArchitecture
-from decoder.acceptance.sampling import Sampling, TokenDraws
+from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.nodes import judge_rows
+from decoder.acceptance.sampling import Sampling, TokenDraws, one_of_each, row_distributions
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.dflash.drafter import CapturedBlocks
 from decoder.drafters.eagle3.drafter import CapturedLevels
@@ -193,8 +197,15 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
 def test_sampled_tokens_of_a_tree_ask_the_host_for_nothing(cut):
     with pretended_device():
         logits = torch.empty(256, 151936, dtype=torch.bfloat16, device=DEVICE)
-        draws = TokenDraws(Sampling(temperature=0.7, **cut), None, None)
-        assert draws.of_tree(random_tree(256, 0).row_depths(), logits).shape == (2, 256)
+        sampling, tree = Sampling(temperature=0.7, **cut), random_tree(256, 0)
+        assert TokenDraws(sampling, None, None).of_tree(tree.row_depths(), logits).is_cuda
+        q, sources = torch.empty(16, 151936, device=DEVICE), np.minimum(tree.row_depths(), 15)
+        drawn = DrawnTree(tree.tokens, tree.parents, tree.depths, tree.scores, q, sources)
+        judged = judge_rows(
+            drawn, lambda rows: row_distributions(logits.index_select(0, rows), sampling),
+            partial(one_of_each, uniform=q[0, :1].double()), device=logits.device, whole_paths=True,
+        )  # fmt: skip
+        assert judged.shape == (5, 256) and judged.is_cuda
 
 
 HYBRIDS = {

@@ -1,9 +1,10 @@
 """What a first GPU would meet: devices, captures and memory, with `torch.cuda` pretended."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +17,15 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model import loading, making, runtime, selfcheck
 from decoder.model.runtime import fused, trial
-from decoder.model.runtime.capture import LADDER, CaptureError, CudaCapture
+from decoder.model.runtime.capture import BUCKETS, CaptureError, CudaCapture
+from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.target import Step
 from decoder.nvml import failed_device, free_gpu_bytes
 from decoder.profiling import measured_profile
-from lab.studies.gpu_checks import KERNEL_TOLERANCES, relative_error
+from lab.studies.gpu_kernels import KERNEL_TOLERANCES, relative_error
 from profiler import checks
-from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import OutOfMemory, Task
+from profiler.calibrate.workload import Workload
 from profiler.commands.generate import command
 from tests.decoder.model import test_gpu_runtime
 from tests.decoder.model.test_graphs import graph_target
@@ -35,6 +37,7 @@ from tests.decoder.models import (
     random_tree,
     target_of,
 )
+from tests.decoder.replay import Recorder
 
 GB = 1_000_000_000
 
@@ -65,7 +68,7 @@ class PretendedCuda:
             "stream": lambda stream: nullcontext(),
             "set_stream": lambda stream: setattr(self, "stream_now", "main"),
             "graph_pool_handle": self.pool,
-            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "CUDAGraph": SimpleNamespace,
             "graph": self.graph,
             "default_generators": [self],
         }
@@ -96,7 +99,9 @@ class PretendedCuda:
         self.stream_now, self.inside, self.drawing = "side", self.inside + 1, "inside"
         assert self.inside == 1, "two captures at once"
         self.modes.append(capture_error_mode)
-        yield
+        with Recorder() as recorder:
+            yield
+        graph.replay = recorder.replay
         self.inside -= 1
         if self.broken:
             raise RuntimeError("CUDA error: operation failed due to a previous error")
@@ -161,6 +166,29 @@ def test_two_threads_capture_one_after_the_other(cuda):
     assert seen == [0, 0, 1]  # two warm-ups, and inside one capture
 
 
+def test_two_threads_write_whole_texts_each_with_captures_of_its_own(cuda):
+    """Streams, events and memory are pretended; a capture repeats its thread's operations."""
+    begin, captured = Barrier(2), {}
+
+    def write(seed):
+        model = random_model("llama-gqa", seed=seed)
+        target = target_of(model)
+        capture = CudaCapture(torch.device("cuda"))
+        target.runtime = GraphRuntime(target._step, target._eager, capture, GB)
+        decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97), max_nodes=7)
+        begin.wait()
+        for prompt in (PROMPT, PROMPT[1:]):
+            text = decoder.generate(prompt, max_new_tokens=12).token_ids
+            assert text == greedy(model, prompt, 12)
+        assert target.runtime.warnings == ()
+        captured[seed] = len(target.runtime._captured[target.cache])
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, (0, 1)))
+    assert captured == {0: 4, 1: 4}  # 1, 2, 4 and 8 rows
+    assert cuda.modes == ["thread_local"] * 8
+
+
 def test_a_batch_of_unequal_texts_captures_the_ladder_at_most():
     model = random_model("llama-gqa")
     prompts = [(PROMPT * 3)[: 2 + text] for text in range(16)]
@@ -174,7 +202,7 @@ def test_a_batch_of_unequal_texts_captures_the_ladder_at_most():
         for nodes in (3, 7):
             target.cache.truncate(9)
             target.verify([Step(5, random_tree(nodes + 1, 0), text) for text in range(running)])
-    assert prepared == capture.recorded <= len(LADDER)
+    assert prepared == capture.recorded <= len(BUCKETS)
 
 
 def test_a_growing_chat_captures_anew_only_where_its_cache_doubles(monkeypatch):
@@ -312,7 +340,9 @@ def test_the_gpu_tests_move_a_model_that_nothing_holds_on_the_cpu(monkeypatch):
     test_gpu_runtime.targets()
     test_gpu_runtime.drafting(None, "dflash", "graphs")
     assert len(moved) == 2
-    assert "in bfloat16 and float16 two almost equal tokens" in " ".join(command.help.split())
+    assert "On a GPU, and where a CPU runs the model eagerly, one row" in " ".join(
+        command.help.split()
+    )
 
 
 CU126, CU130 = ["sm_60", "sm_70", "sm_80", "sm_90"], ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]

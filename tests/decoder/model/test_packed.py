@@ -15,8 +15,10 @@ from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target, quantised
 from decoder.model.runtime import tiles
+from decoder.model.runtime.eager import ModelStep
+from decoder.model.runtime.layers import run_layers
 from decoder.model.runtime.linear import PlainLinear, TiledLinear, join, plain_state
-from decoder.model.runtime.packed import packed_of
+from decoder.model.runtime.packed import compile_ahead, packed_of
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
@@ -143,6 +145,20 @@ def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, window, dtype):
             assert torch.equal(logits[0], wanted[s][0][row])
             assert torch.equal(features[0], wanted[s][1][row])
             target.cache.lengths[:] = lengths
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("published", [False, True])
+def test_layers_are_compiled_once_and_ahead(published, int8, dtype):
+    """For any number of rows, sequences and captured layers, on a tiny model's forward."""
+    model = random_model("qwen3", dtype=dtype)
+    model = as_published(model) if published else model
+    compile_ahead(ModelStep(model, owned=False), int8=int8).join()
+    before = len(run_layers.signatures)
+    loaded = borrow_model(model)
+    outputs(make_target(quantised(loaded, "int8") if int8 else loaded), sequences=2)
+    assert before and len(run_layers.signatures) == before
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

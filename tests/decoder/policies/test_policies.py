@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder.policies.base import DEFAULT_MAX_NODES, Chain, Fixed, Limits, Plain
-from decoder.policies.bastion import Bastion, DecodingSpeed, DepthBias, DraftGate
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import Bastion, DecodingSpeed, DepthBias, DraftGate, parse_policy
 from decoder.tree.draft_tree import EMPTY, Lattice, best_first
 from tests.decoder.models import round_of
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from integrations.costs import StepCosts
+from integrations.draft_lengths.costs import StepCosts
 from integrations.vllm import adaptive
+from tests.integrations.draft_lengths.test_costs import curves
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
-from tests.integrations.test_costs import curves
 
 STEPS = 7
 

@@ -4,7 +4,7 @@ import pytest
 
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.engine import TreeDecoder
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from tests.decoder.models import OracleDrafter, StairCost, greedy, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]

@@ -8,15 +8,20 @@ import sys
 import tarfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
-from lab.studies import gpu_checks, gpu_suite
+from lab.studies import gpu_checks, gpu_kernels, gpu_suite
 from lab.studies.gpu_parts import TINY, TOGETHER, Part, Scale, all_parts, planned_s, processes
 from lab.studies.gpu_suite import run_part, store_archive
 from tests.tiny_folder import fake_clock, isolate, write_config
@@ -74,6 +79,33 @@ def test_kernels_that_a_library_beats_are_named(tmp_path):
     stored = json.dumps({"result": {"kernels": rows}})
     (tmp_path / "kernels" / "result.json").write_text(stored)
     assert gpu_suite.losses(tmp_path)[1:] == ["attention | 64 | 1024 | 30.0 | 20.0 | flex"]
+
+
+def test_the_tests_of_a_tiny_run_are_there():
+    """In a file that has `gpu` tests; without any, pytest fails."""
+    files = [path.read_text(encoding="utf-8") for path in Path("tests").rglob("test_*.py")]
+    marked = [text for text in files if "@pytest.mark.gpu" in text]
+    assert sum(f"\ndef {TINY.tests[1]}(" in text for text in marked) == 1
+
+
+def test_a_layer_is_the_same_by_our_runtime_and_by_the_library(monkeypatch):
+    sizes = {"HIDDEN": 64, "FFN": 96, "HEADS": 4, "KV_HEADS": 2, "WIDTH": 16}
+    fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    config = dict(zip((*fields, "head_dim"), sizes.values(), strict=True))
+    for name, size in sizes.items():
+        monkeypatch.setattr(gpu_kernels, name, size)
+    compiled = CompileCounter()  # by its eager backend; a compiler takes half a minute
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    noise = gpu_kernels.noise_of(torch.device("cpu"), torch.float32)
+    layer = Qwen3DecoderLayer(Qwen3Config(num_hidden_layers=1, **config), 0)
+    torch._dynamo.reset()
+    with torch.no_grad(), gpu_kernels.every_shape_compiled():
+        for shapes in range(1, 12):  # more than torch compiles for by itself
+            [(case,)] = gpu_kernels.layer_cases(layer, noise, 2 * shapes, TINY)
+            [truth], [ours] = case.reference(), case.kernel()
+            [theirs] = case.library["flex_attention"]()
+            assert max(gpu_kernels.relative_error(one, truth) for one in (ours, theirs)) < 1e-6
+            assert compiled.frame_count == shapes
 
 
 @pytest.mark.slow
@@ -135,7 +167,7 @@ def test_the_kernels_of_a_layer_in_the_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((work / "kernels" / "result.json").read_text())["result"]["kernels"]
     assert [row["kernel"] for row in rows] == [
-        "rms_norm", "add_rms_norm", "swiglu", "rotate_and_store", "table_attention",
+        "rms_norm", "add_rms_norm", "swiglu", "rotate_and_store", "table_attention", "layer",
     ]  # fmt: skip
     assert all(row["relative_error"] < 1e-5 and row["deterministic"] for row in rows)
 

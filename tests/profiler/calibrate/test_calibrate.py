@@ -15,12 +15,12 @@ from costmodel.profile.store import ProfileStore
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.profiling.measured_profile import profile_key, soft_key
+from profiler.calibrate import decoder as source
 from profiler.calibrate import run as module
 from profiler.calibrate.files import check_writable, keep_samples
 from profiler.calibrate.points import SweepPlan
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
-from profiler.calibrate.sources import decoder as source
 from profiler.measure.journal import Journal
 from profiler.measure.machine import Activity, BusyProcess
 from tests.tiny_folder import fake_clock, isolate, listing, write_config

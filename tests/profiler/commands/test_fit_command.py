@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from costmodel.imports.readers import read_csv
+from costmodel.imports.table import read_csv
 from costmodel.profile.profile import Profile
-from tests.costmodel.imports.files import forward_s, write_points
+from tests.integrations.written_times import forward_s, write_points
 
 KNOWN = ["--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"]
 COLUMNS = ("new_tokens", "context_tokens", "microseconds")

@@ -19,13 +19,13 @@ from lab.training.recipe import Trained
 from profiler import checks, cli
 from profiler.calibrate.run import CalibrationResult
 from profiler.measure.machine import Activity
-from tests.costmodel.conftest import altered
+from tests.costmodel.conftest import altered, without_tables
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.made_profile import make_profile
 from tests.tiny_folder import isolate, write_all
 
 ROOT = Path(__file__).parents[3]
-TIMES = ROOT / "tests/costmodel/imports/data/times.csv"
+TIMES = ROOT / "tests/integrations/data/times.csv"
 SHIPPED = str(shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml")
 TRAFFIC = ["--prompt-tokens", "1000", "--output-tokens", "400", "--rate", "5/s"]
 
@@ -117,7 +117,9 @@ def place(tmp_path, monkeypatch, target, result):
         "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot, []),
         "lab.training.corpus.read_corpus": [],
     }  # fmt: skip
-    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})  # reading tables takes seconds
+    monkeypatch.setattr(
+        "costmodel.compose.support.published_tables", without_tables
+    )  # reading tables takes seconds
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)
     monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))

@@ -11,6 +11,7 @@ from costmodel.errors import ProfileError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from tests.costmodel.conftest import without_tables
 from tests.costmodel.planning.conftest import find_forward
 from tests.profiler.made_profile import TARGET, make_profile
 
@@ -128,7 +129,7 @@ def test_plot_writes_a_picture(home, run):
 @pytest.fixture
 def no_tables(monkeypatch):
     """As where the extra `operators` is not installed; reading its tables takes seconds."""
-    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
+    monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
 
 
 def test_support_has_every_pair_and_says_where_times_come_from(no_tables, run):
@@ -150,7 +151,7 @@ def test_support_has_every_pair_and_says_where_times_come_from(no_tables, run):
 @pytest.mark.parametrize("device", ["rtx-4090", "t4", "mi300x"])
 def test_support_says_of_other_gpus_what_plans_do(monkeypatch, device):
     """Both ask the same functions; without the operator tables, which take seconds."""
-    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
+    monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
     monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
     rows = {row.target: row for row in supported() if row.device == device}
     store = ProfileStore()

@@ -9,7 +9,7 @@ from costmodel.acceptance import process_of, published_rows
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from decoder.model.runtime.capture import BUCKETS
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.tree.draft_tree import Lattice, best_first
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
 from lab.studies.controller_simulated import DRAFT_SHARE, TARGET, CostAt, Place, draw_rounds

@@ -3,7 +3,7 @@
 import pytest
 
 from costmodel.errors import InputError
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 
 
 def no_cost(fit=None):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder.policies.base import Limits
-from decoder.policies.parse import parse_policy
+from decoder.policies.bastion import parse_policy
 from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree
 from decoder.tree.growth import grow
 from lab.papers.dynatree.baselines import source_of

@@ -1,0 +1,1 @@
+"""aiconfigurator-core (NVIDIA): its operator tables (extra `operators`)."""

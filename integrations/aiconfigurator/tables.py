@@ -1,0 +1,343 @@
+"""Operator tables of the PyPI package aiconfigurator-core (NVIDIA, Apache-2.0).
+
+The package is the optional extra `operators`. None of its code runs; only its parquet tables
+under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.catalog import DeviceSpec
+from costmodel.compose.attention import (
+    Attention,
+    AttentionTable,
+    TileForm,
+    checked,
+    measure_keys,
+    rising,
+)
+from costmodel.compose.matmul import MatmulTable
+from costmodel.compose.tables import (
+    BytesAtBandwidth,
+    OperatorTables,
+    PublishedTables,
+    RecurrentTable,
+    product_peaks,
+)
+from costmodel.errors import DeviceError, InputError
+from costmodel.statistics import Array
+from costmodel.weights import WEIGHT_BYTES, Cache, Weights
+from integrations.aiconfigurator.experts import all_experts
+from integrations.aiconfigurator.package import (
+    ENGINES,
+    SYSTEMS,
+    Columns,
+    data_folder,
+    engines_from,
+    find_system,
+    is_installed,
+    newest_version,
+    package_version,
+    read_table,
+    version_key,
+    without_outliers,
+)
+
+_PLAIN_PRODUCTS = ("bfloat16", "mxfp4")  # weights whose products, experts apart, are of bfloat16
+Curve = tuple[Array, Array]
+Shapes = dict[tuple[int, int], Curve]
+
+# Tiling of each prompt kernel. Chunked measurements show that of FlashAttention 2 on other devices.
+KERNELS = {
+    "vllm_flash_attn": TileForm(tile_rows=64),
+    "vllm_flash_attn_fa2": TileForm(tile_rows=64),
+    "vllm_flash_attn_fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
+    "fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
+    "vllm_flashinfer_trtllmprefill": TileForm(tile_rows=256),
+}
+_ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
+UNKNOWN_KERNEL = TileForm(tile_rows=128)
+_BF16 = "bfloat16"
+_PHASES = ("generation", "context")  # of one row, of several
+# Largest share of a product's time that is attributed to finding the scales of its input.
+_LARGEST_SCALE_SHARE = 0.6
+_HOST_TIMED = 3.0  # times another engine's smallest product
+
+
+def load_published(
+    device: DeviceSpec,
+    engine: str = "vllm",
+    *,
+    head_dim: int = 128,
+    experts: bool = False,
+    weights: Weights = "bfloat16",
+    cache: Cache = "bfloat16",
+) -> OperatorTables:
+    """The newest sound tables of one device, engine and precision.
+
+    Products, experts and all-reduces that the engine's tables lack are those of another engine,
+    which calls the same libraries. Raises InputError where the extra is not installed or the
+    engine or precision is unknown, and DeviceError where the device has no tables.
+    """
+    system = find_system(device, engine)
+    data = data_folder() / system
+    version = newest_version(data, system, engine)
+    head = _products(data, device, engine, "bfloat16")
+    attention = _attention(data / "attention" / engine / version, device, head_dim, cache)
+    other: Weights = "fp8" if weights == _BF16 else "bfloat16"
+    curves: dict[int, Curve] = {}
+    for name in engines_from(engine):
+        curves = all_reduce_curves(data, name) | curves
+    return OperatorTables(
+        device=device,
+        engine=engine,
+        source=f"aiconfigurator-core {package_version()} (NVIDIA, Apache-2.0), {system},"
+        f" {engine} {version}",
+        matmul=head if weights in _PLAIN_PRODUCTS else _products(data, device, engine, weights),
+        attention=attention,
+        small=BytesAtBandwidth(launch_s=head.smallest_s(), device=device),
+        head_dim=head_dim,
+        experts=all_experts(data, device, engine, weights) if experts else {},
+        other_experts=all_experts(data, device, engine, other) if experts else {},
+        recurrent=_recurrent(data / "linear_attention" / engine),
+        all_reduce=curves,
+        weights=weights,
+        cache=cache,
+        head=head,
+    )
+
+
+@functools.cache
+def _products_table(folder: Path) -> Columns:
+    return read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "m", "n", "k", "latency"))
+
+
+def matmul_shapes(folder: Path, dtype: str) -> Shapes:
+    """{(n, k): (ascending m, seconds)} of one type of weights; empty where there are none."""
+    table = _products_table(folder)
+    wanted = table["gemm_dtype"] == dtype
+    if not wanted.any():
+        return {}
+    m, n, k = (table[name][wanted].astype(int) for name in ("m", "n", "k"))
+    seconds = table["latency"][wanted] * 1e-3
+    shapes = {}
+    order = np.lexsort((m, k, n))
+    m, n, k, seconds = m[order], n[order], k[order], seconds[order]
+    edges = np.flatnonzero((np.diff(n) != 0) | (np.diff(k) != 0)) + 1
+    for part in np.split(np.arange(len(m)), edges):
+        rows, first = np.unique(m[part], return_index=True)
+        shapes[int(n[part[0]]), int(k[part[0]])] = (rows.astype(float), seconds[part][first])
+    return shapes
+
+
+@functools.cache
+def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> MatmulTable:
+    """Products with these weights: the engine's, else another's. Raises InputError.
+
+    Those of quantised weights, whose tables are noisy, without times above those of more rows; and
+    another's where the engine's smallest product takes over three times its: the host that starts
+    it was timed, as by vLLM 0.24 with blocks (81 to 161 us of 8), which a captured step leaves out.
+    """
+    tables: list[MatmulTable] = []
+    dtype = "fp8" if weights == "fp8_dynamic" else weights
+    for name in engines_from(engine):
+        try:
+            version = newest_version(data, data.name, name)
+        except DeviceError:
+            continue
+        shapes = matmul_shapes(data / "gemm" / name / version, dtype)
+        if weights == "fp8":
+            shapes = _without_scales(shapes, _scale_times(data / "quantize" / name))
+        if weights != _BF16:
+            shapes = {
+                place: (m, without_outliers(seconds)) for place, (m, seconds) in shapes.items()
+            }
+        if not shapes:
+            continue
+        table = MatmulTable(
+            shapes=shapes,
+            peaks=product_peaks(device, weights),
+            l2_bytes=device.l2_bytes,
+            element_bytes=WEIGHT_BYTES[weights],
+            wider=None if weights == _BF16 else _products(data, device, engine, _BF16),
+        )
+        if weights == _BF16:
+            return table
+        tables.append(table)
+    if not tables:
+        raise InputError(f"there are no products of {weights} weights on {device.name}")
+    least_s = min(table.smallest_s() for table in tables)
+    return next(table for table in tables if table.smallest_s() <= _HOST_TIMED * least_s)
+
+
+@functools.cache
+def _scale_times(folder: Path) -> dict[int, Curve]:
+    """{k: (m, seconds)} of computing the scale of x[m, k]; empty where it was not measured."""
+    paths = sorted(folder.glob("*/computescale_perf.parquet"))
+    if not paths:
+        return {}
+    table = read_table(paths[0], ("m", "k", "latency"))
+    times = {}
+    for k in np.unique(table["k"]):
+        here = table["k"] == k
+        m, first = np.unique(table["m"][here], return_index=True)
+        seconds = table["latency"][here][first] * 1e-3
+        times[int(k)] = m.astype(float), without_outliers(seconds)
+    return times
+
+
+def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
+    """Products without the time of computing their input's scale, which static scales save."""
+    if not scale_s:
+        return shapes
+    sizes = np.array(sorted(scale_s))
+    static = {}
+    for (n, k), (m, seconds) in shapes.items():
+        nearest = int(sizes[np.argmin(np.abs(np.log(sizes / k)))])
+        saved = np.interp(m, *scale_s[nearest])
+        static[n, k] = (m, seconds - np.minimum(saved, _LARGEST_SCALE_SHARE * seconds))
+    return static
+
+
+def _context_table(folder: Path, head_dim: int, cache: Cache) -> tuple[AttentionTable, str]:
+    """Attention of prompts in the cache's type, where a kernel for it was measured."""
+    for dtypes in [("fp8", "fp8"), (_BF16, "fp8")] if cache == "fp8" else []:
+        try:
+            return attention_table(folder, "context", head_dim, dtypes)
+        except InputError:
+            continue
+    return attention_table(folder, "context", head_dim)
+
+
+@functools.cache
+def _attention(folder: Path, device: DeviceSpec, head_dim: int, cache: Cache) -> Attention:
+    """Attention from tables of one row and of prompts, with the tiling of the prompts' kernel."""
+    generation, _ = attention_table(folder, "generation", head_dim, (_BF16, cache))
+    context, kernel = _context_table(folder, head_dim, cache)
+    form = KERNELS.get(kernel, UNKNOWN_KERNEL)
+    key_s, busy_key_s = measure_keys(context, form, device.sm_count, head_dim)
+    return Attention(
+        generation=generation,
+        context=context,
+        form=form,
+        sm_count=device.sm_count,
+        key_s=key_s,
+        busy_key_s=busy_key_s,
+    )
+
+
+def attention_table(
+    folder: Path, kind: str, head_dim: int, dtypes: tuple[str, str] = (_BF16, _BF16)
+) -> tuple[AttentionTable, str]:
+    """{(heads, kv_heads): {(batch, tokens): seconds}} of the most frequent kernel, and its name.
+
+    `kind` is `context` or `generation`; `dtypes` are those of attention and cache. Raises
+    InputError where the table has no such rows.
+    """
+    names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
+    table = read_table(folder / f"{kind}_attention_perf.parquet", names + _ATTENTION_LABELS)
+    wanted = _attention_rows(table, head_dim, dtypes)
+    if not wanted.any():
+        raise InputError(
+            f"the attention tables have no heads of size {head_dim} in {dtypes[0]} with a cache"
+            f" in {dtypes[1]}"
+        )
+    kernel = str(table["kernel_source"][wanted][0])
+    # A generation row attends to `step` cached tokens and to itself.
+    tokens = table["isl"] if kind == "context" else table["step"]
+    places = (table["num_heads"], table["num_key_value_heads"], table["batch_size"], tokens)
+    shapes = np.stack([column[wanted] for column in places], axis=1).astype(int)
+    _, first, number = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
+    seconds = np.full(len(first), np.inf)
+    np.minimum.at(seconds, number.ravel(), table["latency"][wanted] * 1e-3)
+    order = np.argsort(first)  # that of the file, in which equally large prompts compete
+    tables: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
+    for shape, shortest_s in zip(
+        shapes[first[order]].tolist(), seconds[order].tolist(), strict=True
+    ):
+        heads, kv_heads, batch, length = shape
+        tables.setdefault((heads, kv_heads), {})[batch, length] = shortest_s
+    return checked({pair: rising(cell) for pair, cell in tables.items()}), kernel
+
+
+def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> NDArray[np.bool_]:
+    """The rows of these heads and types without a window, of their most frequent kernel."""
+    wanted: NDArray[np.bool_] = (table["attn_dtype"] == dtypes[0]) & (table["head_dim"] == head_dim)
+    wanted &= table["kv_cache_dtype"] == dtypes[1]
+    if "window_size" in table:
+        wanted &= table["window_size"] == 0
+    if not wanted.any():
+        return wanted
+    kernels, counts = np.unique(table["kernel_source"][wanted].astype(str), return_counts=True)
+    wanted &= table["kernel_source"].astype(str) == kernels[np.argmax(counts)]
+    return wanted
+
+
+@functools.cache
+def _recurrent(folder: Path) -> dict[tuple[int, ...], RecurrentTable]:
+    """The gated delta rules in an engine's newest table, by heads, dimensions and convolution."""
+    paths = list(folder.glob("*/gdn_perf.parquet"))
+    if not paths:
+        return {}
+    newest = max(paths, key=lambda path: version_key(path.parent.name))
+    sizes = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
+    names = ("phase", "kernel_source", "batch_size", "seq_len", "latency")
+    table = read_table(newest, names + sizes)
+    convolves = np.char.startswith(table["kernel_source"].astype(str), "causal_conv1d")
+    shapes = np.stack([table[name] for name in sizes], axis=1).astype(int)
+
+    def summed(here: NDArray[np.bool_]) -> dict[tuple[int, int], float]:
+        """Convolution and rule together, where both were measured."""
+        convolution, rule = (_shortest(table, here & part) for part in (convolves, ~convolves))
+        return {place: convolution[place] + rule[place] for place in convolution if place in rule}
+
+    tables = {}
+    for shape in np.unique(shapes, axis=0):
+        here = np.all(shapes == shape, axis=1)
+        plain, several = (summed(here & (table["phase"] == kind)) for kind in _PHASES)
+        if plain and several:
+            tables[tuple(shape.tolist())] = RecurrentTable(plain=plain, several=several)
+    return tables
+
+
+def _shortest(table: Columns, here: NDArray[np.bool_]) -> dict[tuple[int, int], float]:
+    """{(sequences, rows): seconds} of one kernel, the shortest of equal shapes."""
+    cells: dict[tuple[int, int], float] = {}
+    columns = (table[name][here].tolist() for name in ("batch_size", "seq_len", "latency"))
+    for batch, rows, milliseconds in zip(*columns, strict=True):
+        cells[batch, rows] = min(milliseconds * 1e-3, cells.get((batch, rows), np.inf))
+    return rising(cells)
+
+
+@functools.cache
+def all_reduce_curves(data: Path, engine: str) -> dict[int, Curve]:
+    """(values, seconds) by number of devices, from the newest table of captured all-reduces.
+
+    `message_size` counts values, not bytes: taken as bytes of bfloat16, two H100s would reach
+    165 GB/s of NVLink's 450 at the largest size, and eight 234; taken as values 331 and 470.
+    """
+    paths = sorted(
+        (data / "comm" / engine).glob("*/custom_allreduce_perf.parquet"),
+        key=lambda path: version_key(path.parent.name),
+    )
+    if not paths:
+        return {}
+    names = ("num_gpus", "message_size", "latency", "kernel_source", "allreduce_dtype")
+    table = read_table(paths[-1], names)
+    captured = ~np.char.endswith(table["kernel_source"].astype(str), "eager")
+    curves = {}
+    for count in np.unique(table["num_gpus"][captured]):
+        of_count = captured & (table["num_gpus"] == count)
+        size, first = np.unique(table["message_size"][of_count], return_index=True)
+        curves[int(count)] = (size.astype(float), table["latency"][of_count][first] * 1e-3)
+    return curves
+
+
+TABLES = PublishedTables(
+    engines=ENGINES, devices=tuple(SYSTEMS), is_installed=is_installed, load=load_published
+)

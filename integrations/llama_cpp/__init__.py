@@ -1,0 +1,1 @@
+"""llama.cpp: its files of forward times."""

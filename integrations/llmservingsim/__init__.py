@@ -1,0 +1,1 @@
+"""LLMServingSim: operator tables in the formats of its profilers."""

@@ -1,0 +1,1 @@
+"""NVIDIA Model-Optimizer: its files of acceptance, read and written."""

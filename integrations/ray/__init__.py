@@ -1,0 +1,1 @@
+"""Ray (extra `fleet`): `fleet` shares out the devices of any cluster, `cluster` is Ray as one."""

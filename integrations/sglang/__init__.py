@@ -1,0 +1,1 @@
+"""SGLang: its settings from a plan."""

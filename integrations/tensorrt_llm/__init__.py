@@ -1,0 +1,1 @@
+"""TensorRT-LLM: its settings from a plan."""

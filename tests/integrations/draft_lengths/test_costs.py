@@ -1,0 +1,174 @@
+"""Costs of steps and acceptance by position: from a profile and drafts, corrected online."""
+
+import numpy as np
+import pytest
+
+from costmodel.errors import ProfileError
+from integrations.draft_lengths.acceptance import (
+    ANY_KIND,
+    FIRST_GUESS,
+    SHARED_MEMORY,
+    AcceptanceByPosition,
+)
+from integrations.draft_lengths.costs import CONTEXT_RANGE, ContextCurves, StepCosts
+from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile, step_s
+
+CONTEXT = 2048 - CONTEXT_RANGE / 2  # the middle of a range of contexts
+
+
+def costs(**options) -> StepCosts:
+    return StepCosts(make_engine_profile(**options), DRAFTER)
+
+
+def test_steps_are_those_of_the_profile():
+    seconds = costs().verify_s(2, CONTEXT, 6)
+    drafted = np.arange(7)
+    assert seconds == pytest.approx(step_s(1 + drafted / 2, CONTEXT, 2), rel=0.01)
+
+
+def test_drafts_are_interpolated():
+    seconds = costs(draft_s=0.002, a_token_s=0.0001).draft_s(4, CONTEXT, 8)
+    assert seconds[:2] == pytest.approx([0.002, 0.0024])
+    assert seconds[8] == pytest.approx(0.002 + 0.0001 * 8 * 4)
+
+
+def test_an_unknown_drafter_is_named():
+    with pytest.raises(ProfileError, match=r"no cost of the drafter other \(it has vllm-ngram"):
+        StepCosts(make_engine_profile(), "other")
+
+
+def test_a_slower_machine_is_learnt():
+    slow = costs()
+    before = slow.verify_s(1, CONTEXT, 4)
+    for _ in range(300):
+        for drafted in (0, 4):
+            predicted_s = float(slow.verify_s(1, CONTEXT, 4)[drafted])
+            slow.observe(predicted_s, 1.3 * float(before[drafted]), drafted=drafted > 0)
+    assert slow.verify_s(1, CONTEXT, 4) == pytest.approx(
+        [1.3 * seconds for seconds in before], rel=0.01
+    )
+
+
+def test_drafts_that_cost_more_than_the_profile_says_are_learnt():
+    wrong = costs()
+    before = wrong.verify_s(1, CONTEXT, 4)
+    for _ in range(400):
+        for drafted, factor in ((0, 1.0), (4, 1.25)):
+            predicted_s = float(wrong.verify_s(1, CONTEXT, 4)[drafted])
+            wrong.observe(predicted_s, factor * float(before[drafted]), drafted=drafted > 0)
+    after = wrong.verify_s(1, CONTEXT, 4)
+    assert after[0] == pytest.approx(before[0], rel=0.02)
+    assert after[4] == pytest.approx(1.25 * before[4], rel=0.02)
+
+
+def test_one_wild_time_changes_little():
+    steady = costs()
+    for _ in range(50):
+        steady.observe(0.02, 0.02, drafted=False)
+    before = steady.verify_s(1, CONTEXT, 4)
+    steady.observe(0.02, 20.0, drafted=False)
+    assert steady.verify_s(1, CONTEXT, 4) == pytest.approx(before, rel=0.02)
+
+
+def test_idleness_is_no_overhead():
+    idle = costs()
+    idle.observe_gap(5.0, 0.02)
+    assert idle.gap_s == 0
+    for _ in range(200):
+        idle.observe_gap(0.002, 0.02)
+    assert idle.gap_s == pytest.approx(0.002, rel=0.01)
+
+
+TABLE_CONTEXT, LONGEST = 2000, 7
+
+
+def curves() -> ContextCurves:
+    return ContextCurves(StepCosts(make_engine_profile(), DRAFTER), TABLE_CONTEXT, LONGEST)
+
+
+def test_at_the_tables_own_context_nothing_changes():
+    table_ms = np.linspace(5.0, 9.0, 200)
+    assert curves().verify_ms(table_ms, 4, TABLE_CONTEXT) == pytest.approx(table_ms)
+    assert curves().draft_ms(table_ms, 4, TABLE_CONTEXT) == pytest.approx(table_ms)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_rows_of_a_short_context_cost_less(batch):
+    padded_ms = np.repeat(np.arange(1.0, 26.0), 8)  # as of graphs for every eighth size
+    moved_ms = curves().verify_ms(padded_ms, batch, 200)
+    for tokens in range(batch, batch * (1 + LONGEST) + 1):
+        ratio = step_s(tokens / batch, 200, batch) / step_s(tokens / batch, TABLE_CONTEXT, batch)
+        assert moved_ms[tokens] == pytest.approx(padded_ms[tokens] * ratio, rel=0.02)
+    assert (moved_ms[:batch] == padded_ms[:batch]).all()
+    assert (moved_ms[batch * (1 + LONGEST) + 1 :] == padded_ms[batch * (1 + LONGEST) + 1 :]).all()
+
+
+def tried(acceptance: AcceptanceByPosition) -> list[float]:
+    return acceptance._shared[ANY_KIND].tried
+
+
+def test_a_draft_is_compared_beyond_what_was_verified():
+    acceptance = AcceptanceByPosition(4)
+    # One token of the draft was verified and kept; the text then goes on as drafted, but for 9.
+    acceptance.observe_text("a", [5, 6, 7, 8], [5, 6])
+    assert tried(acceptance) == [1, 1, 0, 0]
+    acceptance.observe_text("a", [], [7, 9])
+    assert tried(acceptance) == [1, 1, 1, 1]
+    assert acceptance._shared[ANY_KIND].accepted == [1, 1, 1, 0]
+
+
+def test_drafts_of_several_steps_are_compared_side_by_side():
+    acceptance = AcceptanceByPosition(2)
+    acceptance.observe_text("a", [1, 2], [1])
+    acceptance.observe_text("a", [2, 3], [2])  # the first draft's second token, and a new draft
+    acceptance.observe_text("a", [], [4])
+    assert acceptance._shared[ANY_KIND].accepted == pytest.approx(
+        [1 + SHARED_MEMORY, SHARED_MEMORY]
+    )
+    assert tried(acceptance)[0] == pytest.approx(1 + SHARED_MEMORY)
+
+
+def test_sequences_are_told_apart_and_forgotten():
+    acceptance = AcceptanceByPosition(1)
+    for _ in range(60):
+        acceptance.observe_text("good", [1], [1])
+        acceptance.observe_text("bad", [1], [2])
+    (good,), (bad,) = acceptance.survival("good"), acceptance.survival("bad")
+    assert good > 0.8 and bad < 0.2
+    acceptance.forget("good")
+    assert acceptance.survival("good") == pytest.approx(acceptance.rates())
+
+
+def test_kinds_are_told_apart_and_count_for_all_together():
+    acceptance = AcceptanceByPosition(2)
+    for _ in range(60):
+        acceptance.observe_text("a", [1, 2], [1, 2], kind=4)
+        acceptance.observe_text("a", [1, 2], [9], kind=2)
+    drafts = (("a", 4), ("a", 2), ("a", ANY_KIND), ("b", 3))
+    long, short, unknown, unseen = (acceptance.survival(*draft) for draft in drafts)
+    assert long[0] > 0.9 and long[1] > 0.85
+    assert short[0] < 0.1
+    assert 0.4 < unknown[0] < 0.6
+    assert unseen[0] == FIRST_GUESS
+    assert acceptance.rates(4)[0] > 0.9
+
+
+def test_counts_of_a_verification():
+    acceptance = AcceptanceByPosition(4)
+    acceptance.observe_count("a", drafted=3, accepted=1)
+    assert tried(acceptance) == [1, 1, 0, 0]
+    acceptance.observe_count("a", drafted=3, accepted=3)
+    assert tried(acceptance)[2] == 1
+
+
+def test_the_rates_of_drawn_texts_are_found():
+    """A draft token at each position is right at its own rate, however few are verified."""
+    rates = np.array([0.4, 0.7, 0.9])
+    random = np.random.default_rng(0)
+    acceptance = AcceptanceByPosition(3)
+    for _ in range(4000):
+        right = random.random(3) < rates
+        text = [position if right[position] else 99 for position in range(3)]
+        acceptance.observe_text("a", [0, 1, 2], text[:1])  # a plain step
+        acceptance.observe_text("a", [], text[1:])
+    assert acceptance.rates() == pytest.approx(rates, abs=0.06)
