@@ -81,7 +81,7 @@ def test_the_picture_has_a_curve_a_gpu_with_the_costs_of_the_plan(run, tmp_path,
     """A curve is price over throughput, worked out here; a star is the plan's cost."""
     figures = []
     monkeypatch.setattr(
-        "profiler.report.plan.save_figure", lambda figure, path: figures.append(figure) or path
+        "profiler.report.drawing.save_figure", lambda figure, path: figures.append(figure) or path
     )
     asked = [*ASKED, "--price", "l40s=1,h100-sxm=2.5", "--plot", str(tmp_path / "a.svg"), "--json"]
     code, out, err = run(*asked)
