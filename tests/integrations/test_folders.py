@@ -27,7 +27,7 @@ DOORS = {
 NAMES = {"__init__", "source", "scheduler", *DOORS}
 # What else a folder may have.
 PARTS = {
-    "aiconfigurator": {"package"},
+    "aiconfigurator": {"experts", "package"},
     "draft_lengths": {"acceptance", "costs", "pilot", "policy"},
     "openai_server": {"client", "requests"},
     "ray": {"cluster", "fleet"},

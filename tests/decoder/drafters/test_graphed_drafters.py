@@ -77,7 +77,7 @@ def own_captures(drafter, target):
     forwards = getattr(drafter, "_captured", None)
     if forwards is None:
         return len(drafter.model.runtime._captured[drafter.model.cache])
-    kinds = [kind for kind in vars(forwards).values() if hasattr(kind, "shapes")]
+    kinds = [kind for kind in vars(forwards).values() if hasattr(kind, "_buckets")]
     return sum(len(kind._buckets.get(forwards.caches._cache, {})) for kind in kinds)
 
 
