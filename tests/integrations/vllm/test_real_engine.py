@@ -91,7 +91,7 @@ def test_drafters_that_are_models(smollm2_folder, tmp_path, method, config, exec
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     drafter, target = ("mtp", folder) if method == "mtp" else (folder, smollm2_folder)
-    options = f"--batch 1,2 --max-nodes 3 --drafter {drafter} --time-budget 20s"
+    options = f"--batch 1,2 --max-nodes 3 --drafter {drafter} --time-budget 40s"
     weights = "--engine-option load_format=dummy --engine-option skip_tokenizer_init=true"
     where = f"--engine-option distributed_executor_backend={executor}"
     made = Profile.from_yaml(calibrated(tmp_path, f"{options} {weights} {where}", target))
