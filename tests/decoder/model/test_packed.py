@@ -17,7 +17,7 @@ from decoder.model.making import make_target, quantised
 from decoder.model.runtime import tiles
 from decoder.model.runtime.eager import ModelStep
 from decoder.model.runtime.layers import run_layers
-from decoder.model.runtime.linear import PlainLinear, TiledLinear, join, plain_state
+from decoder.model.runtime.linear import plain_state
 from decoder.model.runtime.packed import compile_ahead, packed_of
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import profile_key
@@ -26,7 +26,7 @@ from lab.drafters.dflash2.model import DFlash2Model
 from lab.drafters.domino.model import DominoModel
 from tests.decoder.draft_models import PUBLISHED, draft_target, eagle3_folder
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
-from tests.decoder.models import FAMILIES, PROMPT, greedy, plain_logits, random_model, random_tree
+from tests.decoder.models import FAMILIES, PROMPT, plain_logits, random_model, random_tree
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -102,11 +102,6 @@ def test_a_rows_product_is_the_same_among_any_others(stored, given, threads, mon
     assert torch.equal(tiles.rows_of(blocks, torch.tensor([100, 3]), 77), weight[[100, 3]])
 
 
-def test_weights_that_are_bfloat16_numbers_are_kept_so():
-    weight = torch.randn(32, 16)
-    assert not tiles.is_bfloat16(weight) and tiles.is_bfloat16(weight.bfloat16().float())
-
-
 def rows_of(target, steps):
     """Logits and features of each row of these steps, which are then dropped."""
     parts = target.verify(steps)
@@ -173,18 +168,6 @@ def test_packed_forwards_give_what_eager_ones_give(family, biased, dtype):
     assert (packed.runtime.kind, eager.runtime.kind) == ("packed", "eager")
     assert (packed_of(models[0]).layers is not None) == (family in FUSIBLE)
     assert_same_outputs(packed, eager, dtype)
-
-
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_a_packed_model_decodes_as_transformers(family):
-    wanted = greedy(random_model(family, dtype=torch.float32), PROMPT, 12)
-    target = target_of(random_model(family, dtype=torch.float32))
-    target.reserve(80)
-    tokens = [int(target.prefill(torch.tensor(PROMPT)).argmax())]
-    while len(tokens) < 12:
-        tokens.append(int(target.verify([Step(tokens[-1])])[0][0].argmax()))
-        target.commit([0])
-    assert tokens == wanted
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -254,28 +237,6 @@ def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, cpu, reaso
         assert not make_target(loaded, owned=owned, runtime="eager").runtime.warnings
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 64])
-def test_joined_layers_packed_and_plain(rows, biased, dtype):
-    torch.manual_seed(0)
-    linears = [nn.Linear(24, out, bias=biased, dtype=dtype) for out in (16, 40)]
-    inputs, others = (torch.randn(rows, width, dtype=dtype) for width in (24, 56))
-    with torch.no_grad():
-        wanted = torch.cat([one(inputs) for one in linears], -1)
-        plain = PlainLinear(linears)
-        torch.testing.assert_close(plain(inputs), wanted)
-        packed = join(linears)
-        assert isinstance(packed, TiledLinear)
-        for joined in (plain, packed):
-            torch.testing.assert_close(joined(inputs), wanted)
-            torch.testing.assert_close(joined.outputs_from(10, inputs), wanted[:, 10:])
-            rounded = torch.finfo(dtype).eps * 8  # of sums below 8
-            total = joined.added_to(others, inputs)
-            torch.testing.assert_close(total, others + wanted, atol=rounded, rtol=0)
-        torch.testing.assert_close(linears[1](inputs), wanted[:, 16:])
-
-
 def int8_target(family="qwen3", dtype=torch.float32):
     return make_target(quantised(borrow_model(random_model(family, dtype=dtype)), "int8"))
 
@@ -296,17 +257,6 @@ def test_int8_forwards_are_those_of_the_rounded_weights(family, dtype):
             changed += 1
     assert changed >= 9
     assert_same_outputs(target, target_of(rounded, "eager"), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_int8_products_do_not_depend_on_the_number_of_rows(dtype):
-    torch.manual_seed(0)
-    layer = TiledLinear([nn.Linear(64, 101, dtype=dtype)], torch.int8)
-    inputs = torch.randn(64, 64, dtype=dtype)
-    with torch.inference_mode():
-        alone = torch.cat([layer(inputs[i : i + 1]) for i in range(64)])
-        for rows in range(1, 65):
-            assert torch.equal(layer(inputs[:rows]), alone[:rows])
 
 
 def test_int8_has_a_profile_key_and_weights_of_its_own():

@@ -75,18 +75,6 @@ def test_each_row_is_the_decoding_of_its_path_before_and_after_a_commit(kind, dt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["chain", "star", "comb", "random"])
-@pytest.mark.parametrize("kind", MECHANISMS)
-def test_trees_of_many_shapes(kind, shape):
-    model = hybrid(kind)
-    target = make_target(borrow_model(model), owned=False)
-    for nodes in (1, 2, 12):
-        target.reserve(64)
-        target.prefill(torch.tensor(PROMPT))
-        check_rows(target, model, PROMPT, 7, seeded(shape, nodes, nodes), 1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [
     *MECHANISMS, "kimi_linear", "gpt_oss", "llama4_text", "gemma2", "deepseek_v3", "deepseek_v32",
 ])  # fmt: skip

@@ -77,17 +77,6 @@ class TestBlocksOfAnotherSize:
             assert lattice.whole.shape == (size - 1, VOCAB)
             torch.testing.assert_close(lattice.whole, expected, atol=1e-5, rtol=0)
 
-    @pytest.mark.parametrize("policy", ["chain", "fixed:9"])
-    @pytest.mark.parametrize("size", [2, 3, 5, 8, 10])
-    def test_greedy_output_is_that_of_plain_decoding(self, tmp_path, size, policy):
-        target = draft_target(dtype=torch.float64)
-        folder = dflash_folder(tmp_path / "draft")[0]
-        decoder = decoder_with(f"{folder}@block={size}", target, policy)
-        result = decoder.generate(PROMPT, max_new_tokens=30)
-        assert result.token_ids == greedy(target.model, PROMPT, 30)
-        if policy == "chain":
-            assert max(result.stats.tree_nodes) == size - 1
-
 
 class TestPredictor:
     @pytest.mark.parametrize(("layers", "kind"), [
