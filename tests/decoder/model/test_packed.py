@@ -25,6 +25,7 @@ from decoder.tree.draft_tree import EMPTY
 from lab.drafters.dflash2.model import DFlash2Model
 from lab.drafters.domino.model import DominoModel
 from tests.decoder.draft_models import PUBLISHED, draft_target, eagle3_folder
+from tests.decoder.model.row_decoding import paths_of
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
 from tests.decoder.models import FAMILIES, PROMPT, plain_logits, random_model, random_tree
 
@@ -128,10 +129,7 @@ def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, window, dtype):
     wanted = rows_of(target, [Step(5, tree, s) for s, tree in enumerate(trees)])
     lengths = list(target.cache.lengths)
     for s, tree in enumerate(trees):
-        for row in range(tree.rows):
-            path = [row]
-            while path[0]:
-                path.insert(0, int(tree.parents[path[0] - 1]))
+        for row, path in enumerate(paths_of(tree)):
             for one in path:
                 token = int(tree.row_tokens(5)[one])
                 logits = target.verify([Step(token, EMPTY, s)])[0]

@@ -222,13 +222,6 @@ def test_tables_are_made_once_a_round(monkeypatch):
     assert (len(made), len(indexed)) == (1, 1)
 
 
-def test_windows_of_a_path():
-    visible = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=np.bool_)
-    # Columns 0 and 1 are committed, and row i is column 2 + i.
-    assert path_windows(visible, 3).tolist() == [[0, 1, 2], [1, 2, 3], [1, 2, 4], [2, 4, 5]]
-    assert path_windows(visible[2:], 3).tolist() == [[1, 2, 4], [2, 4, 5]]
-
-
 def test_the_check_at_load_sees_a_wrong_commit(monkeypatch):
     monkeypatch.setattr(StateCache, "commit", lambda *_: None)
     with pytest.raises(InputError, match="logits of a tree differ"):

@@ -436,12 +436,3 @@ class TestAgainstTheAlgorithm:
         for i, (own, other) in enumerate(zip(found, expected, strict=True)):
             assert own[:4] == other[:4], i
             assert own[4:] == pytest.approx(other[4:], abs=1e-12), i
-
-
-class TestAlwaysUpdate:
-    @pytest.mark.parametrize("every", [1, 8])
-    def test_the_whole_drafter_every_so_many_queries(self, every):
-        updater = AlwaysUpdate(every)
-        decisions = [updater.after(query(signal=0.0)) for _ in range(24)]
-        assert [d.train for d in decisions] == ([False] * (every - 1) + [True]) * (24 // every)
-        assert all(d.action == "full" and not d.rollback for d in decisions)
