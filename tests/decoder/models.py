@@ -94,8 +94,9 @@ def plain_logits(model, ids, attention="eager"):
         return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
-def request(depth, width=16):
-    return DraftRequest(depth=depth, width=width, growth=TopPaths())
+def request(depth, width=16, growth=None, temperature=1.0, whole=False):
+    options = {"growth": growth or TopPaths(), "temperature": temperature, "whole": whole}
+    return DraftRequest(depth=depth, width=width, **options)
 
 
 def round_of(tree, rows, context=0, drafted=True):

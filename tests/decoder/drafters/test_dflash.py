@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 from transformers.models import muse_glimmer_assistant as muse
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import EMBEDDING, HEAD, DFlashModel
 from decoder.model.runtime.linear import plain_state
-from decoder.tree.growth import TopPaths
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import PROMPT, VOCAB, dflash_folder, draft_target, rms, rounds
+from tests.decoder.models import request
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -27,9 +26,8 @@ def inner(**changed):
     return {"dflash_config": made.DFLASH["dflash_config"] | changed}
 
 
-def whole(depth=4, temperature=1.0, width=VOCAB):
-    asked = {"depth": depth, "width": width, "temperature": temperature}
-    return DraftRequest(**asked, growth=TopPaths(), whole=True)
+def whole(depth=4, width=VOCAB):
+    return request(depth, width, whole=True)
 
 
 def frequencies(config):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
@@ -15,11 +14,10 @@ from decoder.tree.growth import TopPaths
 from decoder.tree.pairs import PairLattice
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import ACCEPTED, PROMPT, VOCAB, WINDOWED, draft_target, rounds
-from tests.decoder.models import greedy, random_model, target_of
+from tests.decoder.models import greedy, random_model, request, target_of
 from tests.decoder.replay import ReplayCapture
 
-GROWTH = TopPaths(width=4, frontier=3, max_depth=4)
-REQUEST = DraftRequest(depth=4, width=8, growth=GROWTH)
+REQUEST = request(4, 8, TopPaths(width=4, frontier=3, max_depth=4))
 
 
 def captured(target, budget_bytes=1 << 40, **capture):

@@ -6,9 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from costmodel.acceptance import AcceptanceProcess
-from decoder.drafters.base import DraftRequest
-from decoder.tree.growth import TopPaths
 from lab.bench.simulated import SimulatedDrafter, Truth
+from tests.decoder.models import request
 
 VOCAB = 1000
 FADING_RATES = tuple(0.9 * 0.93**depth for depth in range(6))
@@ -16,10 +15,6 @@ FADING_RATES = tuple(0.9 * 0.93**depth for depth in range(6))
 
 def given_process(rank1=FADING_RATES, **options):
     return AcceptanceProcess(label="a test", kind="given", rank1=rank1, **options)
-
-
-def request(depth=15, width=40):
-    return DraftRequest(depth=depth, width=width, growth=TopPaths())
 
 
 def text_of(length, seed=0):

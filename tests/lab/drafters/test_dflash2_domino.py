@@ -7,26 +7,20 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.factory import load_drafter
 from decoder.profiling.probe import time_drafter
 from decoder.tree.draft_tree import Lattice, best_first, chain
-from decoder.tree.growth import TopPaths
 from lab.drafters.dflash2.drafter import DFlash2Drafter
 from lab.drafters.domino.drafter import DominoDrafter
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import PROMPT, VOCAB, conditional_folder, draft_target, rounds
 from tests.decoder.drafters.test_dflash import reference_states
-from tests.decoder.models import paths_of
+from tests.decoder.models import paths_of, request
 from tests.tiny_folder import change_config
 
 pytestmark = pytest.mark.cpu_kind
 
 ACCEPTED, BLOCK = [3, 0, 4], 5
-
-
-def request(temperature=1.0):
-    return DraftRequest(depth=BLOCK, width=VOCAB, growth=TopPaths(), temperature=temperature)
 
 
 SHAPE = best_first(Lattice(np.ones((4, 3), np.int64), np.full((4, 3), 0.5)), 20)
@@ -88,7 +82,7 @@ def test_dflash2(tmp_path, variant, temperature):
         if variant == "reduced":
             logits[:, OTHERS] = -torch.inf
         between = states @ part["hidden_projection.weight"].T
-        pairs = session.draft(context, request(temperature))
+        pairs = session.draft(context, request(BLOCK, VOCAB, temperature=temperature))
         assert pairs.tokens.shape == (BLOCK - 1, 4)
         walk = [int(context[-1])]
         for d, tokens in enumerate(logits.topk(4).indices.tolist()):
@@ -147,7 +141,7 @@ def test_domino(tmp_path, plain, frontier, whole):
     assert drafter.max_depth == BLOCK
     for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
         states = reference_states(config, tensors, target, context)
-        tree = session.draft(context, request())
+        tree = session.draft(context, request(BLOCK, VOCAB))
         size = VOCAB - len(others)
         assert len(tree.tokens) == BLOCK * size
         paths, scores, expected = [[int(context[-1])]], [1.0], {}

@@ -8,26 +8,19 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.tree.draft_tree import Lattice, best_first, chain
-from decoder.tree.growth import TopPaths
 from lab.drafters.dspark import drafter as dspark
 from lab.drafters.dspark.config import DSparkConfig
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import DFLASH, PROMPT, VOCAB, draft_target, rounds, write_checkpoint
 from tests.decoder.drafters.test_dflash import reference_states
-from tests.decoder.models import paths_of
+from tests.decoder.models import paths_of, request
 
 pytestmark = pytest.mark.cpu_kind
 
 RANK = made.CONDITIONAL["dspark"]["markov_rank"]
-
-
-def request(temperature=1.0, whole=False):
-    growth = TopPaths()
-    return DraftRequest(depth=9, width=9, growth=growth, temperature=temperature, whole=whole)
 
 
 def outer(config):
@@ -155,7 +148,7 @@ def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, tempera
     shape = best_first(Lattice(np.ones((4, 3), np.int64), np.full((4, 3), 0.5)), 20)
     for session, context in rounds(target, drafter, PROMPT, [3, 0]):
         equations = Equations(config, tensors, seen, context, head[ids], ids)
-        drafts = session.draft(context, request(temperature))
+        drafts = session.draft(context, request(9, 9, temperature=temperature))
         q = cache(lambda path: equations.children(path, count, temperature))  # noqa: B023
         tree, paths = drafts.as_tree(400), [(int(context[-1]),)]
         nodes = tree.tokens.tolist(), tree.parents, tree.probabilities
@@ -188,7 +181,7 @@ def test_of_rank_0_it_is_shifted_dflash(tmp_path):
     drafts = []
     for drafter in (DFlashDrafter(target, tmp_path / "plain"), load_drafter(str(folder), target)):
         *_, (session, context) = rounds(target, drafter, PROMPT, [2])
-        drafts.append(session.draft(context, request(whole=True)).whole)
+        drafts.append(session.draft(context, request(9, 9, whole=True)).whole)
         assert drafter.name == "dflash"
     torch.testing.assert_close(*drafts, atol=0, rtol=0)
 

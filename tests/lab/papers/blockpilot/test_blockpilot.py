@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
-from decoder.tree.growth import TopPaths
 from lab.papers.blockpilot import drafter as pilot
 from lab.papers.blockpilot import recipe, sweeps
 from lab.papers.blockpilot.drafter import BlockPilotDrafter, PilotConfig
@@ -23,15 +21,11 @@ from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import PROMPT, VOCAB, dflash_folder, draft_target, sessions_of
 from tests.decoder.drafters.test_dflash import reference
-from tests.decoder.models import greedy, plain_logits
+from tests.decoder.models import greedy, plain_logits, request
 from tests.tiny_folder import change_config
 
 BLOCK = 5  # of the random drafter's training
 CANDIDATES = (3, 4, 5, 6, 7)
-
-
-def whole(depth):
-    return DraftRequest(depth=depth, width=VOCAB, growth=TopPaths(), whole=True)
 
 
 def config_of(target, folder, **changed):
@@ -80,7 +74,7 @@ class TestBlocksOfAnotherSize:
         assert drafter.max_depth == size - 1
         for session, context in made.rounds(target, drafter, PROMPT, [1, 0, 3]):
             expected = reference(config | {"block_size": size}, tensors, target, context)
-            lattice = session.draft(context, whole(size - 1))
+            lattice = session.draft(context, request(size - 1, VOCAB, whole=True))
             assert lattice.whole.shape == (size - 1, VOCAB)
             torch.testing.assert_close(lattice.whole, expected, atol=1e-5, rtol=0)
 

@@ -14,7 +14,6 @@ from costmodel.errors import InputError
 from decoder.drafters import caches
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
 from lab.papers.specblock import drafter as specblock
 from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
@@ -28,18 +27,16 @@ from lab.papers.specblock.tree import (
     BlockTree,
 )
 from tests.decoder.draft_models import EAGLE3, VOCAB, draft_target, rounds
-from tests.decoder.models import as_paths, greedy
+from tests.decoder.models import as_paths, greedy, request
 from tests.lab.papers.specblock import specblock_models as made
 from tests.lab.papers.specblock.specblock_models import (
     LENGTH,
     QWEN,
     SPECBLOCK,
     Reference,
-    asked,
     reference_tree,
     specblock_folder,
 )
-from tests.tiny_folder import isolate
 
 PROMPT = [5, 17, 3, 88, 41]
 ACCEPTED = [3, 0, 0, 1]  # 0: a plain round, or one where nothing was accepted
@@ -76,11 +73,11 @@ class TestAgainstTheReference:
         for round_, (session, context) in enumerate(rounds(target, drafter, prompt, ACCEPTED)):
             if round_ == PLAIN:
                 continue
-            tree = session.draft(context, asked())
+            tree = session.draft(context, request(99, 64))
             reference = Reference(config, tensors, target, context)
             expected = made.reference_tree(reference, growth)
             assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
-            again = session.draft(context, asked())
+            again = session.draft(context, request(99, 64))
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
 
@@ -114,7 +111,9 @@ class TestAgainstTheReference:
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
         expected = made.reference_tree(reference, BlockGrowth())
         for _ in range(2):
-            assert as_paths(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
+            assert as_paths(session.draft(context, request(99, 64))) == pytest.approx(
+                expected, abs=1e-6
+            )
 
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Children come from the block's next position, and behind its end from a new block."""
@@ -161,27 +160,15 @@ def first_blocks(drafter, context):
     return blocks
 
 
-def decoder_with(folder, family, policy, growth=None, **options):
-    target = draft_target(family, torch.float64)
-    drafter = SpecBlockDrafter(target, folder, growth)
-    choice = ProfileChoice(calibrate=False)
-    return TreeDecoder(target, drafter=drafter, policy=policy, profile=choice, **options)
-
-
 @pytest.mark.slow
-class TestWholeGenerations:
-    @pytest.fixture(autouse=True)
-    def home(self, monkeypatch, tmp_path):
-        """A data directory of one's own, and peaks that are known at once."""
-        isolate(monkeypatch, tmp_path)
-
-    def test_prompts_together_are_what_they_are_alone(self, tmp_path):
-        folder = specblock_folder(tmp_path / "draft")[0]
-        decoder = decoder_with(folder, "qwen3", "fixed:60")
-        prompts = [PROMPT[:length] for length in (1, 4, 5, 2)]
-        together = decoder.generate_batch(prompts, max_new_tokens=20)
-        for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
+def test_prompts_together_are_what_they_are_alone(tmp_path):
+    target = draft_target(dtype=torch.float64)
+    drafter = SpecBlockDrafter(target, specblock_folder(tmp_path / "draft")[0])
+    decoder = TreeDecoder(target, drafter=drafter, policy="fixed:60")
+    prompts = [PROMPT[:length] for length in (1, 4, 5, 2)]
+    together = decoder.generate_batch(prompts, max_new_tokens=20)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert result.token_ids == greedy(target.model, prompt, 20)
 
 
 class Tables:
