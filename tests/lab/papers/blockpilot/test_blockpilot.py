@@ -1,6 +1,5 @@
 """BlockPilot: blocks of any size, the predictor, its training, and the choice after the prompt."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +13,10 @@ from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 from lab.papers.blockpilot import drafter as pilot
 from lab.papers.blockpilot import recipe, sweeps
-from lab.papers.blockpilot.drafter import BlockPilotDrafter, PilotConfig
+from lab.papers.blockpilot.drafter import PilotConfig
 from lab.papers.blockpilot.recipe import PilotTraining, distinct, train_predictor
 from lab.papers.blockpilot.sweeps import BlockSizeSample, Sweep, Sweeper, best_candidates
-from lab.training.corpus import TrainingText, read_corpus
+from lab.training.corpus import TrainingText
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import PROMPT, VOCAB, dflash_folder, draft_target, sessions_of
 from tests.decoder.drafters.test_dflash import reference
@@ -324,30 +323,13 @@ class TestTraining:
         assert result.predictor.config.candidates == NEAR
 
 
-class TestRecipe:
-    def test_from_collected_texts_to_a_drafter(self, tmp_path):
-        """Two of the texts have the same prompt."""
-        target = draft_target(dtype=torch.float64)
-        dflash_folder(tmp_path / "draft")
-        texts = tmp_path / "texts"
-        texts.mkdir()
-        prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[2])
-        records = [{"tokens": [*one, 1, 2, 3], "prompt_tokens": len(one)} for one in prompts]
-        lines = [json.dumps(record) for record in records]
-        (texts / "texts-000.jsonl").write_text("\n".join(lines) + "\n")
-        corpus = read_corpus(texts, VOCAB)
-        found = [list(text.tokens[: text.prompt_tokens]) for text in distinct(corpus, 9)]
-        assert found == [PROMPTS[0], PROMPTS[1], PROMPTS[2]]
-        chosen = distinct(corpus, 2)
-        training = PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
-        wanted = recipe.PilotRecipe(sweep=SWEEP, training=training)
-        places = str(tmp_path / "draft"), chosen, tmp_path / "out"
-        folder, *_ = recipe.train_blockpilot(target, *places, wanted)
-        drafter = load_drafter(str(folder), target)
-        assert isinstance(drafter, BlockPilotDrafter)
-        assert drafter.predictor.config.candidates == NEAR
-        assert recipe.drafter_name(str(tmp_path / "draft"), folder) == "../../draft"
-        assert recipe.drafter_name("some/drafter", tmp_path) == "some/drafter"
-        decoder = TreeDecoder(target, drafter=drafter, policy="chain")
-        result = decoder.generate(PROMPTS[3], max_new_tokens=12)
-        assert result.token_ids == greedy(target.model, PROMPTS[3], 12)
+def test_a_prompt_is_swept_once_and_a_drafter_nearby_is_named_from_there(tmp_path):
+    """Two of the texts have the same prompt."""
+    prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[2])
+    corpus = [TrainingText((*one, 1, 2, 3), len(one)) for one in prompts]
+    found = [list(text.tokens[: text.prompt_tokens]) for text in distinct(corpus, 9)]
+    assert found == [PROMPTS[0], PROMPTS[1], PROMPTS[2]]
+    assert len(distinct(corpus, 2)) == 2
+    folder = dflash_folder(tmp_path / "draft")[0]
+    assert recipe.drafter_name(str(folder), tmp_path / "out" / "drafter") == "../../draft"
+    assert recipe.drafter_name("some/drafter", tmp_path) == "some/drafter"
