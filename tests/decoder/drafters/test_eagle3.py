@@ -106,9 +106,9 @@ VARIANTS = {
 class TestAgainstTheReference:
     @torch.inference_mode()
     @pytest.mark.parametrize("variant", VARIANTS)
-    @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one-token"])
-    def test_several_rounds(self, tmp_path, variant, prompt):
+    def test_several_rounds(self, tmp_path, variant):
         family, changed = VARIANTS[variant]
+        prompt = [9] if variant == "mapped" else PROMPT
         target = draft_target(family)
         folder, config, tensors = made.eagle3_folder(tmp_path / "draft", **changed)
         drafter = Eagle3Drafter(target, folder)

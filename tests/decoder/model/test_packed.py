@@ -141,12 +141,11 @@ def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, window, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("published", [False, True])
-def test_layers_are_compiled_once_and_ahead(published, int8, dtype):
+@pytest.mark.parametrize("form", ["plain", "published", "int8"])
+def test_layers_are_compiled_once_and_ahead(form, dtype):
     """For any number of rows, sequences and captured layers, on a tiny model's forward."""
     model = random_model("qwen3", dtype=dtype)
-    model = as_published(model) if published else model
+    model, int8 = as_published(model) if form == "published" else model, form == "int8"
     compile_ahead(ModelStep(model, owned=False), int8=int8).join()
     before = len(run_layers.signatures)
     loaded = borrow_model(model)

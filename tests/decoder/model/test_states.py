@@ -107,7 +107,7 @@ def test_states_do_not_drift_over_many_commits(kind, dtype):
     target = prefilled(model)
     theirs = DynamicCache(config=model.config)
     read(model, theirs, [PROMPT])
-    for index in range(12):
+    for index in range(8):
         tree = seeded("random", 6, index)
         target.verify([Step(index + 1, tree)])
         path = max(paths_of(tree), key=len) if index % 4 else [0]
@@ -170,15 +170,15 @@ def test_a_prompt_in_pieces_and_sequences_of_a_batch(kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_are_transformers_own(kind):
     model = hybrid(kind)
-    truth = greedy(model, PROMPT, 24, pad_token_id=0)
+    truth = greedy(model, PROMPT, 14, pad_token_id=0)
     second = [*PROMPT, *truth, 9, 8, 7]  # a chat's second turn
-    follows = greedy(model, second, 8, pad_token_id=0)
+    follows = greedy(model, second, 5, pad_token_id=0)
     for owned, policy in ((False, "plain"), (False, "beam:3x4"), (True, "fixed:7")):
         target = make_target(borrow_model(copy.deepcopy(model) if owned else model), owned=owned)
         drafter = "ngram" if policy == "plain" else HidingDrafter([*PROMPT, *truth])
         decoder = TreeDecoder(target, drafter=drafter, policy=policy)
-        assert decoder.generate(PROMPT, max_new_tokens=24).token_ids == truth
-        assert decoder.generate(second, max_new_tokens=8).token_ids == follows
+        assert decoder.generate(PROMPT, max_new_tokens=14).token_ids == truth
+        assert decoder.generate(second, max_new_tokens=5).token_ids == follows
 
 
 def test_texts_of_a_batch_and_of_a_stream_are_those_alone():

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError, MeasurementError
+from integrations.openai_server import client as client_module
 from integrations.openai_server.client import Address, RequestLimits, ServerClient
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -103,7 +104,8 @@ def test_a_stream_cut_at_any_byte_has_the_same_tokens(cuts):
 
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("part", [b"a" * 65536, b"data: {}\n\n" * 6554])
-def test_an_answer_has_an_end(status, part):
+def test_an_answer_has_an_end(status, part, monkeypatch):
+    monkeypatch.setattr(client_module, "MOST_ANSWER_BYTES", 400_000)
     transport = httpx.MockTransport(lambda request: httpx.Response(status, content=repeat(part)))
     client = ServerClient(Address.parse("http://host"), transport=transport)
     for ask in (lambda: client.complete([1]), lambda: client.stream([[1]], 1)):

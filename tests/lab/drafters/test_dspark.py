@@ -126,8 +126,9 @@ CASES = {
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("case", "temperature"), [("deepspec", 1.0), ("rnn", 1.0), *((case, 0.7) for case in CASES)]
+)
 def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, temperature):
     """Pairs and levels, the chain, and q over the whole vocabulary behind drawn nodes."""
     changed, target, ids = dict(CASES[case]), draft_target(), torch.arange(VOCAB)

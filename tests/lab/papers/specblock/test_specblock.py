@@ -41,6 +41,7 @@ from tests.lab.papers.specblock.specblock_models import (
 PROMPT = [5, 17, 3, 88, 41]
 ACCEPTED = [3, 0, 0, 1]  # 0: a plain round, or one where nothing was accepted
 PLAIN = 2  # a round of these in which nothing is drafted
+COMPARED = (1, 4)  # behind accepted tokens, and behind the plain round
 VARIANTS = {
     "llama": ({}, BlockGrowth()),
     "qwen": ({"like": made.QWEN}, BlockGrowth()),
@@ -74,9 +75,10 @@ class TestAgainstTheReference:
             if round_ == PLAIN:
                 continue
             tree = session.draft(context, request(99, 64))
-            reference = Reference(config, tensors, target, context)
-            expected = made.reference_tree(reference, growth)
-            assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
+            if round_ in COMPARED:
+                reference = Reference(config, tensors, target, context)
+                expected = made.reference_tree(reference, growth)
+                assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
             again = session.draft(context, request(99, 64))
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
