@@ -10,7 +10,8 @@ import pytest
 from costmodel.errors import InputError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.record import read_result, write_result
-from tests.lab.bench.fake_bench import END, Clock, FakeArm, arm, endless, run, schedule
+from tests.lab.bench.fake_bench import END, Clock, FakeArm, endless, run, schedule
+from tests.lab.bench.made_bench import arm
 
 
 def ending_after(tokens: int):
