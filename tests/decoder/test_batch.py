@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftSession
-from decoder.drafters.ngram import NgramDrafter
 from decoder.policies.base import Limits, TreeRequest
 from decoder.policies.bastion import Bastion, parse_policy
 from decoder.tree.draft_tree import EMPTY, CandidateTree, Lattice, best_first
@@ -66,16 +65,6 @@ def test_eight_ragged_prompts_give_what_each_gives_alone(policy):
     rounds = {result.stats.rounds for result in results}
     assert (rounds == {TOKENS - 1}) == (policy == "plain")
     assert all(result.stats.accepted_tokens > 0 for result in results) == (policy != "plain")
-
-
-@pytest.mark.parametrize("family", ["llama-gqa", "gpt-neox", "qwen3-moe"])
-def test_with_learning_drafters_too(family):
-    """The n-gram drafter learns from all texts of the batch; that changes speed alone."""
-    model = random_model(family)
-    truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
-    decoder = decoder_with(model, "bastion", NgramDrafter())
-    results = decoder.generate_batch(EIGHT, max_new_tokens=TOKENS)
-    assert [result.token_ids for result in results] == truths
 
 
 @pytest.mark.parametrize("bad", [[], [5, 97], [1] * 500])
