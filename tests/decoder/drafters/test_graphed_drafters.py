@@ -36,7 +36,6 @@ CASES = {
     "dspark-rnn": {"markov_head_type": "rnn"}, "eagle3": {},
     "eagle3-mapped": {"draft_vocab_size": 31}, "autoregressive": {},
 }  # fmt: skip
-make = pytest.mark.parametrize("case", CASES)
 
 
 def build(case, target, folder):
@@ -82,10 +81,10 @@ def own_captures(drafter, target):
 class TestTheSameCandidates:
     @pytest.mark.slow
     @torch.inference_mode()
-    @make
-    @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one-token"])
-    def test_over_several_rounds(self, tmp_path, case, prompt):
+    @pytest.mark.parametrize("case", CASES)
+    def test_over_several_rounds(self, tmp_path, case):
         """Contexts grow, some rounds are plain, and a draft can be made again."""
+        prompt = PROMPT if "-" in case else [9]
         eager, graphed, capture = pair(tmp_path, case)
         walks = [rounds(target, drafter, prompt, ACCEPTED) for target, drafter in (eager, graphed)]
         for turn, ((session, context), (other, same)) in enumerate(zip(*walks, strict=True)):
