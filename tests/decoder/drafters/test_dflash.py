@@ -276,7 +276,6 @@ BAD_CONFIGS = {
     "another target's layers": ({"num_target_layers": 36}, "target layers is 36, the target's"),
     "another target's vocabulary": ({"vocab_size": 151936}, "vocabulary is 151936"),
     "no mask": ({"dflash_config": {"target_layer_ids": [0, 2, 4]}}, "'mask_token_id' must be"),
-    "no size": ({"intermediate_size": None}, "'intermediate_size' must be a whole number"),
     "no block": ({"block_size": 1}, "'block_size' must be a whole number of at least 2"),
     "heads that do not divide": ({"num_key_value_heads": 3}, "a divisor of num_attention_heads"),
     "no window": (made.WINDOWED | {"sliding_window": None}, "'sliding_window' must be"),
@@ -284,9 +283,7 @@ BAD_CONFIGS = {
     "DFlash 2": (inner(selector_rank=8), "selector_rank = 8, which is not supported"),
     "Domino": (inner(projector_type="domino"), "projector_type = 'domino', which is not"),
     "another family": ({"architectures": ["DFlashLagunaForCausalLM"]}, "DFlashLagunaForCausalLM"),
-    "an unknown field": ({"layer_scales": False}, "layer_scales = False, which is not supported"),
     "an unknown inner field": (inner(experts=4), "experts = 4, which is not supported"),
-    "layers that are not named": ({"dflash_config": {"mask_token_id": 9}}, "'target_layer_ids'"),
     "another feature width": ({"target_hidden_size": 48}, "target_hidden_size = 48, which is not"),
     "two causalities": ({"is_causal": False} | inner(causal_head=True), "is_causal = False and"),
     "two shifts": (
