@@ -25,11 +25,10 @@ needs_triton = pytest.mark.skipif(
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", ["not drawn_cases", "drawn_cases"])
-def test_the_kernels_in_the_interpreter(chosen):
+def test_the_kernels_in_the_interpreter():
     """In a process of its own, because importing the kernels chooses the interpreter."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
          "tests/decoder/interpreted_kernels.py"],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1"},
