@@ -234,6 +234,28 @@ def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, cpu, reaso
         assert not make_target(loaded, owned=owned, runtime="eager").runtime.warnings
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_joined_layers_packed_and_plain(rows, biased, dtype):
+    torch.manual_seed(0)
+    linears = [nn.Linear(24, out, bias=biased, dtype=dtype) for out in (16, 40)]
+    inputs, others = (torch.randn(rows, width, dtype=dtype) for width in (24, 56))
+    with torch.no_grad():
+        wanted = torch.cat([one(inputs) for one in linears], -1)
+        plain = PlainLinear(linears)
+        torch.testing.assert_close(plain(inputs), wanted)
+        packed = join(linears)
+        assert isinstance(packed, TiledLinear)
+        for joined in (plain, packed):
+            torch.testing.assert_close(joined(inputs), wanted)
+            torch.testing.assert_close(joined.outputs_from(10, inputs), wanted[:, 10:])
+            rounded = torch.finfo(dtype).eps * 8  # of sums below 8
+            total = joined.added_to(others, inputs)
+            torch.testing.assert_close(total, others + wanted, atol=rounded, rtol=0)
+        torch.testing.assert_close(linears[1](inputs), wanted[:, 16:])
+
+
 def int8_target(family="qwen3", dtype=torch.float32):
     return make_target(quantised(borrow_model(random_model(family, dtype=dtype)), "int8"))
 
