@@ -117,9 +117,7 @@ def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
     assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
 
 
-@pytest.mark.parametrize(
-    "kind", ["qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1", "gpt_oss", "deepseek_v3"]
-)
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "gpt_oss", "deepseek_v3"])
 def test_models_of_every_mechanism_keep_their_distribution(kind, monkeypatch):
     """States, latents, windows with sinks; the window is shorter than the prompt."""
     monkeypatch.setitem(SIZES, "sliding_window", 2)

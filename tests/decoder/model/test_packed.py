@@ -17,7 +17,7 @@ from decoder.model.making import make_target, quantised
 from decoder.model.runtime import tiles
 from decoder.model.runtime.eager import ModelStep
 from decoder.model.runtime.layers import run_layers
-from decoder.model.runtime.linear import plain_state
+from decoder.model.runtime.linear import PlainLinear, TiledLinear, join, plain_state
 from decoder.model.runtime.packed import compile_ahead, packed_of
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import profile_key
