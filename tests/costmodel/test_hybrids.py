@@ -233,9 +233,8 @@ def test_cache_traffic_counts_each_layer_by_its_window_and_shape():
 
 
 def test_each_kind_of_layer_is_split_by_its_own_heads():
-    a = architecture(
-        "google/gemma-4-31B-it"
-    )  # 16 heads in a window, of the others 4 that 8 devices repeat
+    # 16 heads in a window, of the others 4 that 8 devices repeat
+    a = architecture("google/gemma-4-31B-it")
     windowed, full = 50 * 2 * (16 // 8) * 256, 10 * 2 * 1 * 512
     assert cache_bytes_per_token(a, ValueBytes(), 8) == 2 * (windowed + full)
     assert sequence_bytes(a, 5000, ValueBytes(), 8) == 2 * (windowed * 1024 + full * 5000)

@@ -76,11 +76,6 @@ class FakeNvml:
         return self.reasons
 
 
-def test_the_uuid_that_torch_knows_comes_first(monkeypatch):
-    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: ["MIG-2222-bbbb", "GPU-2222-bbbb"])
-    assert nvml.find_handle(FakeNvml(), 0) == 1
-
-
 WHOLE_ONLY = (
     "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetEnforcedPowerLimit",
     "nvmlDeviceGetCurrentClocksEventReasons",
@@ -131,10 +126,12 @@ class SlicedNvml(FakeNvml):
 
 
 class TestMig:
-    def test_the_slice_is_opened_by_its_uuid(self, monkeypatch):
-        uuids = ["MIG-3333-cccc", "GPU-3333-cccc"]
-        monkeypatch.setattr(nvml, "_torch_uuids", lambda index: uuids)
-        assert nvml.find_handle(SlicedNvml(), 0) == 2
+    @pytest.mark.parametrize(("library", "uuid", "handle"), [
+        (FakeNvml(), "2222-bbbb", 1), (SlicedNvml(), "3333-cccc", 2),
+    ])  # fmt: skip
+    def test_the_uuid_that_torch_knows_opens_gpu_or_slice(self, monkeypatch, library, uuid, handle):
+        monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [f"MIG-{uuid}", f"GPU-{uuid}"])
+        assert nvml.find_handle(library, 0) == handle
 
     def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self):
         gpu = Gpu(SlicedNvml(reasons=0x40), 2)
@@ -142,16 +139,11 @@ class TestMig:
         assert fields["gpu_uuid"] == "MIG-3333-cccc"
         assert fields["gpu_mig"] is True
         assert (fields["gpu_sm_clock_hz"], fields["gpu_power_limit_w"]) == (1.98e9, 700.0)
-        guard = GpuGuard(gpu)
-        assert guard.disturbance() == "hardware thermal slowdown"
+        assert GpuGuard(gpu).disturbance() == "hardware thermal slowdown"
         assert any("MIG slices" in line for line in warnings(Metadata(fields=fields, absent={})))
-
-    def test_a_container_that_hides_the_gpu_around_it(self):
-        gpu = Gpu(SlicedNvml(board_given=False), 2)
-        fields = gpu.read()
-        assert fields["gpu_mig"] is True
-        assert "gpu_sm_clock_hz" not in fields
-        assert GpuGuard(gpu).disturbance() == ""
+        hidden = Gpu(SlicedNvml(board_given=False), 2)  # in a container
+        assert hidden.read()["gpu_mig"] is True and "gpu_sm_clock_hz" not in hidden.read()
+        assert GpuGuard(hidden).disturbance() == ""
 
     @pytest.mark.parametrize(("board_given", "limit_w"), [(True, 700.0), (False, None)])
     def test_the_power_limit_of_the_soft_key(self, monkeypatch, board_given, limit_w):
@@ -193,16 +185,6 @@ def test_reading_leaves_out_what_the_gpu_cannot_tell():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("reasons", "expected"), [
-    (0x00, ""), (0x04, ""), (0x20, "software thermal slowdown"), (0x48, "hardware"),
-])  # fmt: skip
-def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons, expected):
-    guard = GpuGuard(Gpu(FakeNvml(reasons), 0))
-    guard.start()
-    assert expected in guard.disturbance()
-    assert bool(guard.disturbance()) == bool(expected)
-
-
 @pytest.mark.gpu
 def test_nvml_and_torch_mean_the_same_gpu():
     fields = Gpu.open(0).read()
@@ -210,28 +192,23 @@ def test_nvml_and_torch_mean_the_same_gpu():
     assert str(torch.cuda.get_device_properties(0).uuid) in fields["gpu_uuid"]
 
 
-def test_samples_below_the_clock_floor_are_rejected():
-    fake = FakeNvml()
-    guard = GpuGuard(Gpu(fake, 0))
-    rejections = []
-    for clock_mhz, reasons in ((1900, 0), (1980, 0), (1600, 0), (1500, 0), (1400, 0x04)):
-        fake.clock_mhz, fake.reasons = clock_mhz, reasons
-        guard.start()
-        rejections.append(guard.disturbance())
-    assert rejections == ["", "", "", "SM clock 1500 MHz, below 80% of 1980 MHz", ""]
-
-
-def test_what_the_guard_saw_is_summed_up():
+def test_heat_and_clocks_below_the_floor_are_rejected_and_summed_up():
+    """But not the power cap."""
     fake = FakeNvml()
     guard = GpuGuard(Gpu(fake, 0))
     assert guard.summary() == {}
-    for clock_mhz, reasons in ((1900, 0), (1980, 0x04), (1700, 0x40)):
+    for clock_mhz, reasons, rejection in (
+        (1900, 0, ""), (1980, 0x04, ""), (1600, 0, ""), (1400, 0x04, ""),
+        (1500, 0, "SM clock 1500 MHz, below 80% of 1980 MHz"),
+        (1900, 0x20, "software thermal slowdown"), (1900, 0x48, "hardware"),
+    ):  # fmt: skip
         fake.clock_mhz, fake.reasons = clock_mhz, reasons
-        guard.disturbance()
-    reasons = ["power cap", "hardware thermal slowdown"]
-    assert guard.summary() == {
-        "gpu_sm_clock_hz": 1.9e9, "gpu_temperature_c": 79.0, "gpu_clock_reasons": reasons,
-    }  # fmt: skip
+        guard.start()
+        found = guard.disturbance()
+        assert rejection in found and bool(rejection) == bool(found)
+    summary = guard.summary()
+    assert (summary["gpu_sm_clock_hz"], summary["gpu_temperature_c"]) == (1.9e9, 79.0)
+    assert {"power cap", "software thermal slowdown"} <= set(summary["gpu_clock_reasons"])
 
 
 def test_other_processes_are_named():
@@ -267,8 +244,6 @@ class TestWithoutNvml:
         metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
         (warning,) = warnings(metadata)
         assert "cannot be watched" in warning and "Driver Not Loaded" in warning
-
-    def test_the_soft_keys_stay_unknown(self):
         assert driver_facts(0) == SoftKey(driver=None, power_limit_w=None)
         driver_facts.cache_clear()
 
