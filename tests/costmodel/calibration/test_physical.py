@@ -7,7 +7,7 @@ import pytest
 
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration, fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.stairs import fit_stairs, step_mass
+from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import Peaks, find_device, find_target
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
@@ -112,13 +112,6 @@ def test_predictions_do_not_depend_on_how_they_are_asked_for():
     assert together == pytest.approx(apart)
     assert fitted.predict_s(np.array([[1.0], [2.0]]), np.array([[64, 128]])).shape == (2, 2)
     assert fitted.predict_s(16, 512, 4) > fitted.predict_s(16, 512)
-
-
-def test_expected_steps_grow_and_are_largest_early():
-    mass = step_mass(np.arange(1, 2049))
-    assert np.all(np.diff(mass) > 0)
-    jumps = [float(step_mass(edge + 1) - step_mass(edge)) for edge in (128, 256, 512, 1024)]
-    assert jumps == sorted(jumps, reverse=True) and jumps[-1] > 0
 
 
 def test_too_few_points_are_refused():

@@ -115,21 +115,15 @@ def test_a_grid_reproduces_a_trilinear_function_also_outside() -> None:
     grid = StepGrid(trilinear, *AXES)
     for place in itertools.product((1, 5, 64, 100), (0, 300, 512, 9000), (0.0, 17.5, 1e3, 3e4)):
         assert grid(*place) == pytest.approx(trilinear(*place), rel=1e-12), place
-
-
-def test_prompts_alone_are_interpolated_from_a_step_of_one_token() -> None:
-    grid = StepGrid(trilinear, *AXES)
+    # Prompts alone are interpolated from a step of one token.
     assert grid(0, 512, 0.0) == pytest.approx(trilinear(0, 512, 0.0))
     between = (trilinear(0, 1, 0.0) + trilinear(0, 512, 0.0)) / 2
     assert grid(0, 256, 0.0) == pytest.approx(between)
 
 
-def test_beyond_a_falling_edge_no_step_is_shorter_than_the_shortest() -> None:
+def test_beyond_a_falling_edge_is_the_shortest_and_an_empty_step_is_never_asked_for() -> None:
     grid = StepGrid(lambda b, p, c: 3.0 - b, (0, 1, 2), (0,), (0,))
     assert grid(50, 0, 0.0) == 1.0
-
-
-def test_an_empty_step_is_never_asked_for() -> None:
     asked = []
     StepGrid(lambda b, p, c: asked.append((b, p)) or 1.0, (0, 1), (0, 5), (0,))
     assert asked == [(0, 1), (0, 5), (1, 0), (1, 5)]
