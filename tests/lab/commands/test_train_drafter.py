@@ -48,7 +48,7 @@ def test_wrong_words_are_named(capsys, target, tmp_path, words, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dflash", "dspark", "specblock"])
+@pytest.mark.parametrize("kind", ["dflash", "specblock"])
 def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tmp_path, kind):
     common = ["--kind", kind, "--target", target, "--texts", "64", "--steps", "1", "--json"]
     common += ["--set", "answer_tokens=16"]
