@@ -18,6 +18,7 @@ from costmodel.profile import schema
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import CalibrationSection, DrafterSection, NodesSection, TokensSection
 from costmodel.roofline import Roofline
+from tests.conftest import DATA
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXTS = (64, 256, 1024, 2048)
@@ -153,9 +154,12 @@ def measured_forwards(measured: Path, name: str, column: str = "forward_us"):
     return rows, context, microseconds * 1e-6
 
 
-def measured_points(measured: Path, name: str) -> tuple[Points, Roofline]:
-    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device."""
-    rows, context, seconds = measured_forwards(measured, name)
+def measured_points(name: str) -> tuple[Points, Roofline]:
+    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device.
+
+    All of them are in the slice.
+    """
+    rows, context, seconds = measured_forwards(DATA / "measured", name)
     here = (context >= 64) & (context <= 8192) & (rows <= 1024)
     device, tensor_parallel = FORWARDS[name]
     peaks = find_device(device).peaks
