@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -241,10 +242,14 @@ def test_odd_values_have_short_plain_messages(good, bad, message):
     assert message in problem_of(TEXT.replace(good, bad, 1).encode())
 
 
-def test_unreadable_paths(tmp_path):
+def test_unreadable_paths(tmp_path, monkeypatch):
     with pytest.raises(ProfileError, match="there is no such file"):
         Profile.from_yaml(tmp_path / "none.yaml")
     huge = tmp_path / "huge.yaml"
     huge.write_bytes(b"#" * 4_000_001)
     with pytest.raises(ProfileError, match="larger than 4 MB"):
         Profile.from_yaml(huge)
+    denied = PermissionError(13, "Permission denied")
+    monkeypatch.setattr("builtins.open", Mock(side_effect=denied))
+    with pytest.raises(ProfileError, match="Permission denied"):
+        Profile.from_yaml(STORED)
