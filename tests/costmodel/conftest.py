@@ -80,10 +80,9 @@ def altered(profile: Profile, **sections) -> Profile:
     return Profile(**data)
 
 
-def make_profile(points: Points | None = None, **changes) -> Profile:
-    """A whole profile; `changes` replace sections."""
-    selection = select_calibration(points, ROOFLINE) if points else usual_selection()
-    points = points or cpu_points(0.01)
+def make_profile() -> Profile:
+    """A whole measured profile."""
+    points = cpu_points(0.01)
     three = {"mad_s": [1e-6] * 3, "n": [5] * 3}
     four = {"nodes": [1, 15, 63, 255], "mad_s": [2e-6, None, 3e-6, 1e-6], "n": [5, 1, 5, 5]}
     sections = {
@@ -98,7 +97,7 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
             transformers="5.17.0",
         ),
         "peaks": schema.PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
-        "calibration": CalibrationSection.of(selection),
+        "calibration": CalibrationSection.of(usual_selection()),
         "surface": schema.SurfaceSection.of(points),
         "held_out": schema.HeldOutSection(
             error=ErrorSummary(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),
@@ -123,7 +122,7 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
             )
         },
     }  # fmt: skip
-    return Profile(**(sections | changes))
+    return Profile(**sections)
 
 
 @pytest.fixture(scope="session")

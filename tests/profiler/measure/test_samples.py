@@ -26,7 +26,8 @@ QUIET = Guard()
 
 
 def measured(durations_s, rule, guard=QUIET):
-    tools = Instruments(timer=FakeTimer(durations_s), rule=rule, guard=guard)
+    each = iter(durations_s)
+    tools = Instruments(timer=FakeTimer(lambda _: next(each)), rule=rule, guard=guard)
     return measure(lambda: None, tools)
 
 
