@@ -149,7 +149,8 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     if between not in scale.batches:
         tasks += [replace(task, batch=between) for task in tasks[::3]]
     workload = Workload(target, NgramDrafter(), capacity=plan.capacity, seed=SEED)
-    with Journal(folder / "held_out.jsonl", {"seed": SEED}, fresh=True) as journal:
+    (folder / "held_out.jsonl").unlink(missing_ok=True)
+    with Journal(folder / "held_out.jsonl", {"seed": SEED}) as journal:
         swept = run_sweep(
             tasks, workload, instruments(workload.device), journal,
             SweepControl(limit_s=scale.held_out_s),

@@ -92,9 +92,7 @@ def calibrate(
             again=lambda swept: grid.again(source.forwards(swept)),
             on_state=lambda reason: listener.say(f"the machine is busy ({reason}): waiting"),
         )
-        with open_journal(
-            source.lock, ready.subject, ready.journal, settings, listener.say
-        ) as journal:
+        with open_journal(source.lock, ready.subject, ready.journal, listener.say) as journal:
             listener.say(
                 f"measuring takes at most {limit_s:.0f} s, less where choices are soon certain"
             )

@@ -32,7 +32,6 @@ class CalibrationSettings:
     time_budget_s  time to measure. None: a default, which begins when the target is loaded
     output         YAML file of the profile; None: the user's profile directory
     replace        a stored profile that is better, which stays otherwise
-    fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
     """
 
@@ -49,7 +48,6 @@ class CalibrationSettings:
     time_budget_s: float | None = None
     output: Path | None = None
     replace: bool = False
-    fresh: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

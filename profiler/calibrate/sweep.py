@@ -241,7 +241,7 @@ class _Sweep:
                 self._skip(task, error)
                 continue
             record = {"seconds": seconds, "disturbance": disturbance}
-            self._journal.append(task.key() | record, durable=False)
+            self._journal.append(task.key() | record)
             self._count(task, self._next_number, seconds, ok=not disturbance)
             self._next_number += 1
             self._rejected_in_a_row = self._rejected_in_a_row + 1 if disturbance else 0
