@@ -42,20 +42,20 @@ def run_checks() -> list[DoctorCheck]:
     """All checks on this machine."""
     device = select_device()
     metadata = collect(0 if device.type == "cuda" else None)
+    target, demo = default_target(device), demo_model_folder()
     names = ("rooftree", "torch", "transformers", "numba", "python")
     versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
     installed = ", ".join(f"{name} {version}" for name, version in versions if version)
-    folder = demo_model_folder()
     disturbed = "; ".join(warnings(metadata, observe()))
     return [
         DoctorCheck("versions", "ok", installed),
         _device(device),
         _directory(user_directory()),
-        DoctorCheck("default target", "ok", default_target(device)),
-        _profile(default_target(device), device),
-        DoctorCheck("demo model", "ok", str(folder))
+        DoctorCheck("default target", "ok", target),
+        _profile(target, device),
+        DoctorCheck("demo model", "ok", str(demo))
         if has_demo_model()
-        else DoctorCheck("demo model", "missing", f"not in {folder}", DEMO),
+        else DoctorCheck("demo model", "missing", f"not in {demo}", DEMO),
         DoctorCheck("machine", "warn", disturbed, "Measure when the machine is quiet.")
         if disturbed
         else DoctorCheck("machine", "ok", "quiet"),
@@ -81,21 +81,14 @@ def _device(device: torch.device) -> DoctorCheck:
         text += f", PyTorch's own kernels ({refused})" if refused else ", our kernels"
         return DoctorCheck("device", "ok", text)
     text += f", {here.threads} threads, {here.instruction_set}"
-    gpu = _unused_gpu()
-    if not gpu:
+    try:
+        gpu = Gpu.open(0).read().get("gpu_name", "a GPU")
+    except RooftreeError:  # the driver shows none
         return DoctorCheck("device", "ok", text)
     text += f"; the driver shows {gpu}, but torch cannot use it"
     return DoctorCheck(
         "device", "warn", text, "Install a CUDA build of torch that fits the driver."
     )
-
-
-def _unused_gpu() -> str:
-    """The name of a GPU that the driver shows but torch cannot use; empty without one."""
-    try:
-        return str(Gpu.open(0).read().get("gpu_name", "a GPU"))
-    except RooftreeError:
-        return ""
 
 
 def _directory(folder: Path) -> DoctorCheck:

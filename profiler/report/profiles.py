@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from costmodel.errors import InputError, ProfileError
 from costmodel.profile.grade import counted, grade
-from costmodel.profile.lookup import named_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
@@ -227,15 +225,6 @@ def list_record(stored: StoredProfile) -> dict[str, Any]:
         "regret_worst": None if regret is None else regret.worst,
         "grade": grade(profile).word,
     }
-
-
-def problem_of(name: str) -> str:
-    """The reason why the profile of a path or a name cannot be used; empty when it can."""
-    try:
-        named_profile(name)[1].verify_calibration()
-    except (ProfileError, InputError) as error:
-        return error.problem
-    return ""
 
 
 def print_profile(path: Path, profile: Profile) -> None:

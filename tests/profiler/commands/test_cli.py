@@ -35,7 +35,7 @@ def raising(monkeypatch):
         module = ModuleType("profiler.commands.fail")
         module.command = command
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(cli.COMMANDS, "fail", "Fails.")
+        monkeypatch.setitem(cli.COMMANDS, "fail", ("fail.command", "Fails."))
 
     return install
 
@@ -43,7 +43,7 @@ def raising(monkeypatch):
 def test_help_lists_every_command_with_its_line():
     result = rooftree("--help")
     assert result.returncode == 0
-    for name, line in cli.COMMANDS.items():
+    for name, (_, line) in cli.COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(line)}$", result.stdout, re.MULTILINE)
 
 
