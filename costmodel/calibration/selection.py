@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from costmodel.calibration.choices import choices, regret_at_contexts
+from costmodel.calibration.choices import Regret, choices, regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import (
@@ -20,7 +20,6 @@ from costmodel.calibration.points import (
 from costmodel.calibration.stairs import StairsCalibration, fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
-from costmodel.speculation import Regret
 from costmodel.statistics import Array
 
 # A step of the points: times rise by over 10 % more than the roofline, and by over three standard

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.calibration.choices import has_choices, likely_regret
+from costmodel.calibration.choices import has_choices, likely_regret, standard_curves
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.speculation import standard_curves
 from decoder.drafters.base import Drafter
 from decoder.profiling.startup import is_storable
 from profiler.calibrate.sweep import SweepResult

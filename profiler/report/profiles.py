@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from costmodel.calibration.choices import USUAL_CURVE
 from costmodel.profile.grade import counted, grade
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
-from costmodel.speculation import USUAL_CURVE
 from profiler.report import drawing
 from profiler.report.console import print_facts, print_table
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.calibration.choices import regret_at_contexts
+from costmodel.calibration.choices import regret_at_contexts, standard_curves
 from costmodel.calibration.points import Points
-from costmodel.speculation import standard_curves
 
 
 def test_curves_are_what_they_say():

@@ -234,7 +234,7 @@ def test_a_handful_of_points_is_enough_for_a_line():
 
 def test_prediction_needs_no_scipy_and_no_model_library():
     code = (
-        "import sys, costmodel.profile.store, costmodel.online.estimator, costmodel.speculation\n"
+        "import sys, costmodel.profile.store, costmodel.online, costmodel.calibration.choices\n"
         "loaded = {'scipy', 'torch', 'transformers', 'pynvml', 'numba'} & set(sys.modules)\n"
         "sys.exit(', '.join(loaded) or None)"
     )

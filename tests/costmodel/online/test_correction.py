@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
+from costmodel.calibration.choices import AcceptanceCurve, standard_curves
 from costmodel.io import shipped_directory
-from costmodel.online.cycle import CycleCost
-from costmodel.online.estimator import AffineCorrection, DriftMonitor, OnlineEstimator
+from costmodel.online import AffineCorrection, CycleCost, DriftMonitor, OnlineEstimator
 from costmodel.profile.profile import Profile
-from costmodel.speculation import AcceptanceCurve, standard_curves
 from tests.costmodel.conftest import ROOFLINE, altered
 
 # Matrix products of Qwen3-8B on an H100 in ms, published (docs/method.md, calibrations).

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from costmodel.errors import ProfileError
-from costmodel.online.cycle import CycleCost
-from costmodel.online.estimator import OnlineEstimator
+from costmodel.online import CycleCost, OnlineEstimator
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import StagesSection
 from tests.costmodel.conftest import ROOFLINE, altered

@@ -5,7 +5,7 @@ import pytest
 
 from costmodel.acceptance import published
 from costmodel.io import shipped_directory
-from costmodel.online.cycle import CycleCost
+from costmodel.online import CycleCost
 from costmodel.profile.profile import Profile
 from decoder.policies.base import Chain, Plain
 from decoder.policies.bastion import Bastion
