@@ -116,10 +116,14 @@ class ModelArchitecture:
             value, needed = getattr(self, field.name), field.default is dataclasses.MISSING
             if field.type == "bool" and not isinstance(value, bool):
                 raise InputError(f"{field.name} must be true or false")
-            if field.name in ("other_weights", "lookup_weights"):
-                _check_int(field.name, value, 0, _MOST_PARAMETERS)
-            elif field.type == "int" or (field.name == "sliding_window" and value is not None):
-                _check_int(field.name, value, 1 if needed or field.default is None else 0)
+            if field.type == "int" or (field.name == "sliding_window" and value is not None):
+                least = 1 if needed or field.default is None else 0
+                counts = field.name not in ("other_weights", "lookup_weights")
+                if not is_whole(value, least, most := MOST if counts else _MOST_PARAMETERS):
+                    raise InputError(
+                        f"{field.name} must be a whole number from {least} to {most}"
+                        f" (is {shown(value)})"
+                    )
         if self.heads % self.kv_heads:
             raise InputError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
         for names in (_COUNTS, _LATENT, _INDEXER):
@@ -460,10 +464,3 @@ class ModelArchitecture:
         Raises InputError naming the field that is missing or the kind that is not supported.
         """
         return cls(**architecture_fields(config, name, approximate=approximate))
-
-
-def _check_int(field: str, value: object, least: int, most: int = MOST) -> None:
-    if not is_whole(value, least, most):
-        raise InputError(
-            f"{field} must be a whole number from {least} to {most} (is {shown(value)})"
-        )

@@ -68,13 +68,14 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
     from it. A calibration is None where the points are too few for it. Raises InputError where
     not even the linear one can be fitted.
     """
-    calibrations = {"linear": fit_linear(points, roofline)} | _fit_all(points, roofline)
+    calibrations = _fit_all(points, roofline)
     # Each point as predicted by fits without its group, of calibrations that need no group.
     order = np.random.default_rng(0).permutation(len(points))
     left_out: dict[CalibrationName, Array] = {name: np.empty(len(points)) for name in CALIBRATIONS}
     for group in np.array_split(order, len(points) if len(points) <= _ONE_BY_ONE else 10):
-        part = points.take(group)
-        fitted = _fit_all(points.take(np.setdiff1d(order, group)), roofline)
+        part, fitted = points.take(group), {}
+        with contextlib.suppress(InputError):
+            fitted = _fit_all(points.take(np.setdiff1d(order, group)), roofline)
         left_out = {name: left_out[name] for name in fitted if name in left_out}
         for name in left_out:
             left_out[name][group] = fitted[name].predict_s(part.rows, part.context, part.batch)
@@ -106,10 +107,11 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
 
 
 def _fit_all(points: Points, roofline: Roofline) -> dict[CalibrationName, Calibration]:
-    """Every calibration for which the points are enough, the simplest first."""
-    fitted: dict[CalibrationName, Calibration] = {}
-    with contextlib.suppress(InputError):
-        fitted["linear"] = fit_linear(points, roofline)
+    """Every calibration for which the points are enough, the simplest first.
+
+    Raises InputError where not even the linear one can be fitted.
+    """
+    fitted: dict[CalibrationName, Calibration] = {"linear": fit_linear(points, roofline)}
     with contextlib.suppress(InputError):
         fitted["physical"] = physical = fit_physical(points, roofline)
         fitted["stairs"] = fit_stairs(points, physical)

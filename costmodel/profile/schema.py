@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BeforeValidator, Field, InstanceOf, model_validator
+from pydantic import Field, InstanceOf, ValidationInfo, field_validator, model_validator
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import LinearCalibration
@@ -102,21 +102,12 @@ class ProvenanceSection(Section):
         return self.kind in BORROWED
 
 
-def _architecture(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    try:
-        return ModelArchitecture.from_dict(value)
-    except InputError as failure:
-        raise ValueError(failure.problem) from None
-
-
 class TargetSection(Section):
     """The target: its name as a label, its sizes, and their hash."""
 
     name: Text
     architecture_hash: Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{12}$")]
-    architecture: Annotated[InstanceOf[ModelArchitecture], BeforeValidator(_architecture)]
+    architecture: InstanceOf[ModelArchitecture]
 
     @classmethod
     def of(cls, architecture: ModelArchitecture, name: str | None = None) -> TargetSection:
@@ -128,15 +119,16 @@ class TargetSection(Section):
             architecture=dataclasses.replace(architecture, name=label),
         )
 
-    @model_validator(mode="before")
+    @field_validator("architecture", mode="before")
     @classmethod
-    def _name_architecture(cls, data: Any) -> Any:
-        """The sizes in a file have no name: give them that of the target."""
-        if not isinstance(data, Mapping) or not isinstance(data.get("architecture"), Mapping):
-            return data
-        name = data.get("name")
-        label = name if isinstance(name, str) and name else "-"
-        return dict(data) | {"architecture": {"name": label} | dict(data["architecture"])}
+    def _read_architecture(cls, value: Any, info: ValidationInfo) -> Any:
+        """The sizes in a file have no name: they get that of the target."""
+        if not isinstance(value, Mapping):
+            return value
+        try:
+            return ModelArchitecture.from_dict({"name": info.data.get("name", "-"), **value})
+        except InputError as failure:
+            raise ValueError(failure.problem) from None
 
     @model_validator(mode="after")
     def _check_hash(self) -> TargetSection:
@@ -234,11 +226,14 @@ class RuntimeSection(Section):
 
 
 class SampledSection(ColumnsSection):
-    """Medians of samples, ascending by the axes in their order."""
+    """Medians of samples, ascending by the axes in their order.
 
-    if TYPE_CHECKING:  # each section declares them after its axes, the order in the file
-        median_s: SecondsList
-        mad_s: SpreadList
+    `mad_s` is null where a point had too few samples.
+    """
+
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -252,16 +247,13 @@ class SampledSection(ColumnsSection):
 
 
 class SurfaceSection(SampledSection):
-    """The measured points; `mad_s` is null where a point had too few samples."""
+    """The measured points."""
 
     axes = ("batch", "context", "rows")
 
     rows: Counts
     context: CountsOrZero
     batch: Counts
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
 
     @classmethod
     def of(cls, points: Points) -> SurfaceSection:
@@ -394,9 +386,6 @@ class NodesSection(LineSection):
 
     axes = ("nodes",)
     nodes: CountsOrZero
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
 
 
 class TokensSection(LineSection):
@@ -404,9 +393,6 @@ class TokensSection(LineSection):
 
     axes = ("tokens",)
     tokens: Counts
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
 
 
 class DrafterSection(LineSection):
@@ -421,9 +407,6 @@ class DrafterSection(LineSection):
     kind: Literal["measured", "quick"] | None = None
     created_utc: Utc | None = None
     context: CountsOrZero
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
@@ -443,9 +426,6 @@ class EngineDrafterSection(SampledSection):
     batch: Counts
     tokens: CountsOrZero
     context: CountsOrZero
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
 
     @model_validator(mode="after")
     def _check_grid(self) -> Self:
@@ -469,9 +449,6 @@ class PlainSection(SampledSection):
     axes = ("batch", "context")
     context: CountsOrZero
     batch: Counts
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
 
     def seconds(self, context: float, batch: int = 1) -> float | None:
         """Seconds of a plain step; None where this batch was not measured."""

@@ -66,18 +66,11 @@ class ProfileStore:
     def __init__(self, directories: Sequence[str | Path] | None = None) -> None:
         folders = (user_directory(), shipped_directory()) if directories is None else directories
         self.directories = tuple(Path(folder) for folder in folders)
-        if not self.directories:
-            raise ProfileError("a profile store needs at least one directory")
 
     def list(self) -> tuple[StoredProfile, ...]:
         """Every file in every folder, unreadable ones included."""
         paths = [path for folder in self.directories for path in sorted(folder.glob("*/*.yaml"))]
         return tuple(_read(path) for path in paths)
-
-    def unusable(self, device_name: str) -> tuple[StoredProfile, ...]:
-        """The files of one device that cannot be read, each with its problem."""
-        paths = [path for folder in self.directories for path in _device_files(folder, device_name)]
-        return tuple(stored for stored in map(_read, paths) if stored.profile is None)
 
     def find(self, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
         """The profile for `key` with the best provenance, of the first folder that has one.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.calibration.choices import doubt, has_choices, likely_regret, most_rows_that_pay
-from costmodel.calibration.design import CandidateShapes, PointDesign, quick_fit
+from costmodel.calibration.design import PointDesign, quick_fit
 from costmodel.calibration.points import Calibration, ErrorSummary, Points
 from costmodel.roofline import Roofline
 from profiler.calibrate.sections import points_of
@@ -185,9 +185,8 @@ class AdaptiveGrid:
             # Trees have at most the rows that may pay by rough times.
             c, fitted = _shapes(self._grid), quick_fit(points, self._roofline)
             if fitted is not None:
-                rough_s = fitted.predict_s(c.rows, c.context, c.batch)
-                shapes = Points(rows=c.rows, context=c.context, batch=c.batch, seconds=rough_s)
-                self._most_rows = max(most_rows_that_pay(shapes, ROUGH), LEAST_ROWS)
+                rough = replace(c, seconds=fitted.predict_s(c.rows, c.context, c.batch))
+                self._most_rows = max(most_rows_that_pay(rough, ROUGH), LEAST_ROWS)
             held_out, self._held_out = self._held_out(self._most_rows), None
             return [*held_out, *self._further(points, swept)]
         fitted = quick_fit(points, self._roofline) if len(points) >= LEAST_POINTS else None
@@ -261,9 +260,11 @@ def _goals_met(calibration: Calibration, held_out: Points) -> set[str]:
     return {"choices", "predictions"} if close else {"choices"}
 
 
-def _shapes(tasks: Sequence[Task]) -> CandidateShapes:
-    return CandidateShapes(
+def _shapes(tasks: Sequence[Task]) -> Points:
+    """The points of tasks that have no times yet."""
+    return Points(
         rows=[task.size for task in tasks],
         context=[task.context for task in tasks],
         batch=[task.batch for task in tasks],
+        seconds=np.full(len(tasks), np.nan),
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from costmodel.calibration.choices import regret_at_contexts
-from costmodel.calibration.design import CandidateShapes, PointDesign, design_points
+from costmodel.calibration.design import PointDesign, design_points
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import fit_stairs
@@ -61,7 +61,9 @@ def test_steps_are_closed_in_on(edge):
 
 def test_the_first_points_span_the_space():
     rows, context = grid([1, 2, 16, 64, 256, 1024], [64, 1024, 8192])
-    chooser = PointDesign(CandidateShapes(rows=rows, context=context), A6000)
+    chooser = PointDesign(
+        Points(rows=rows, context=context, seconds=np.full(np.shape(rows), np.nan)), A6000
+    )
     first = chooser.first(6)
     chosen = set(zip(rows[first].tolist(), context[first].tolist(), strict=True))
     assert {(1, 64), (1, 8192)} <= chosen
@@ -71,7 +73,9 @@ def test_the_first_points_span_the_space():
 
 def test_rounds_go_on_until_nothing_is_left():
     rows, context = grid([1, 4, 16, 64, 256], [64, 1024])
-    chooser = PointDesign(CandidateShapes(rows=rows, context=context), A6000)
+    chooser = PointDesign(
+        Points(rows=rows, context=context, seconds=np.full(np.shape(rows), np.nan)), A6000
+    )
     taken = chooser.first(4).tolist()
     while len(taken) < len(rows):
         seconds = stair_seconds(rows, context, (16,))[taken]

@@ -220,9 +220,6 @@ def test_several_problems_are_counted():
     (TEXT.replace("slope:", "slope").encode(), "not readable as YAML"),
     (TEXT.encode() + b"\x00", "not readable as YAML"),
     (TEXT.encode() + b"\n---\nschema_version: 2\n", "not readable as YAML"),
-    (b"[" * 1_000_000 + b"]" * 1_000_000, "too deep"),
-    (b"- " * 1_000_000 + b"a", "too deep"),
-    (b"a: [" + b"1, " * 1_000_000 + b"1]", "too many"),
     (b"[" * 2_000 + b"]" * 2_000, "is not a profile"),
     (b"a: !!int ''", "not readable as YAML"),
     (b"? [1]\n: 2", "not readable as YAML"),
@@ -230,7 +227,7 @@ def test_several_problems_are_counted():
     (TEXT.encode() + b"\nschema_version: 2\n", "schema_version stands twice"),
     (b"a: " + b"9" * 5_000, "not readable as YAML"),
     (b"a: !!python/object/apply:os.system ['true']", "not readable as YAML"),
-], ids=range(17))  # fmt: skip
+], ids=range(14))  # fmt: skip
 def test_files_that_are_no_profiles(raw, message):
     assert message in problem_of(raw)
 
