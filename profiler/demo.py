@@ -53,12 +53,7 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     say(adaptive.profile_line)
     for decoder in arms.values():
         decoder.generate("Hello", max_new_tokens=WARM_TOKENS)
-    # The tokens of a text with which all texts take about `BUDGET_S` on this machine.
-    stats = plain.generate("Hello", max_new_tokens=WARM_TOKENS).stats
-    token_s = stats.decode_s / max(stats.new_tokens - 1, 1)
-    fitting = BUDGET_S / (max(token_s, 1e-9) * len(PROMPTS) * len(POLICIES))
-    least, most = NEW_TOKENS
-    new_tokens, rows = int(min(max(fitting, least), most)), []
+    new_tokens, rows = _planned_tokens(plain), []
     for index, (name, prompt) in enumerate(PROMPTS.items()):
         say(f"decoding {index + 1} of {len(PROMPTS)}: {name}")
         runs = {
@@ -101,6 +96,15 @@ def choose_drafter(
     except InputError as error:
         say(f"drafting by {FALLBACK} alone, since {error.problem}")
         return FALLBACK, NgramDrafter()
+
+
+def _planned_tokens(plain: TreeDecoder) -> int:
+    """The tokens of a text with which all texts take about `BUDGET_S` on this machine."""
+    stats = plain.generate("Hello", max_new_tokens=WARM_TOKENS).stats
+    token_s = stats.decode_s / max(stats.new_tokens - 1, 1)
+    least, most = NEW_TOKENS
+    fitting = BUDGET_S / (max(token_s, 1e-9) * len(PROMPTS) * len(POLICIES))
+    return int(min(max(fitting, least), most))
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:

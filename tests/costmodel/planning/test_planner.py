@@ -5,6 +5,7 @@ import json
 import math
 from itertools import pairwise
 
+import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from costmodel.planning.batching import engine_overheads
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import (
     Goals,
-    PlanOptions,
     PlanRequest,
     Precision,
     ServingPolicy,
@@ -31,6 +31,7 @@ from costmodel.planning.search import plan, server_overheads
 from costmodel.planning.servers import Group, Interval, size
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
+from profiler.commands.plan import command
 from tests.costmodel.planning.conftest import point
 
 SHIPPED = ProfileStore([shipped_directory()])
@@ -328,12 +329,15 @@ def test_shapes_cross_over_where_the_policies_alone_do():
 
 
 def typed_prices(*prices: str):
-    return request_from_options(
-        PlanOptions(
-            target="qwen3-8b", gpus="h100-sxm", prompt_tokens=1, output_tokens=1, rate="5",
-            prices=prices,
-        )
-    )  # fmt: skip
+    return typed(gpus="h100-sxm", prices=prices)
+
+
+def typed(**given):
+    """The request of a command line with these options."""
+    defaults = {one.name: one.get_default(click.Context(command)) for one in command.params}
+    told = {"target": "qwen3-8b", "prompt_tokens": 10, "output_tokens": 10, "rate": "5"}
+    parted = {"engine": "vllm", "temperature": 0}
+    return request_from_options(defaults | {"prices": ()} | told | parted | given)
 
 
 def test_data_parallel_groups_are_bought_together():
@@ -348,11 +352,7 @@ def test_data_parallel_groups_are_bought_together():
 def test_texts_of_the_command_line():
     assert parse_rate("300/min") == 5
     assert parse_rate("5") == parse_rate("5/s") == 5
-    typed = PlanOptions(
-        target="qwen3-8b", gpus="h100-sxm,l40s", prompt_tokens=10, output_tokens=10, rate="5",
-        prices=("H100 SXM=2", "l40s=3"), slo="tpot=30ms, ttft=1s",
-    )  # fmt: skip
-    request = request_from_options(typed)
+    request = typed(gpus="h100-sxm,l40s", prices=("H100 SXM=2", "l40s=3"), slo="tpot=30ms, ttft=1s")
     assert request.prices == {"h100-sxm": 2, "l40s": 3}
     assert request.goals == Goals(tpot_s=0.03, ttft_s=1.0)
     assert parse_parallel("2,1,2") == {"degrees": (1, 2)}

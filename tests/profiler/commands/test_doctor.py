@@ -30,7 +30,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "select_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(checks, "fingerprint", lambda device: HERE)
     monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
-    monkeypatch.setattr(checks, "_unused_gpu", lambda: "")
+    monkeypatch.setattr(checks.Gpu, "open", without_gpu)
     monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
     monkeypatch.setattr(checks, "warnings", lambda metadata, activity: ())
     return tmp_path
@@ -85,7 +85,7 @@ def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
 
 
 def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
-    monkeypatch.setattr(checks, "_unused_gpu", lambda: "NVIDIA H200")
+    monkeypatch.setattr(checks.Gpu, "open", lambda _: FakeGpu())
     device = found()["device"]
     assert device.status == "warn"
     assert "NVIDIA H200" in device.found
