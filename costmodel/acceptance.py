@@ -67,7 +67,6 @@ class AcceptanceProcess:
 
     @property
     def gamma(self) -> int:
-        """Positions of a draft."""
         return len(self.rank1)
 
     @property
@@ -189,7 +188,6 @@ class PublishedRow:
 
 
 def published_rows() -> list[PublishedRow]:
-    """All lines of the file, in its order."""
     text = files("costmodel").joinpath("published_acceptance.csv").read_text(encoding="utf-8")
     return [
         PublishedRow(

@@ -225,18 +225,15 @@ class ModelArchitecture:
 
     @property
     def state_inner(self) -> int:
-        """Width of a recurrent layer's values."""
         short = self.recurrent == "short_conv"
         return self.hidden if short else self.state_heads * self.state_value_dim
 
     @property
     def conv_channels(self) -> int:
-        """Channels of a recurrent layer's convolution."""
         return 2 * self.state_groups * self.state_key_dim + self.state_inner
 
     @property
     def state_values(self) -> int:
-        """Entries of one recurrent layer's state."""
         return self.state_inner * self.state_key_dim
 
     def state_bytes(self, element_bytes: float = 2) -> float:
@@ -252,7 +249,6 @@ class ModelArchitecture:
 
     @property
     def recurrent_matrices(self) -> int:
-        """Weights of one recurrent layer's projections."""
         made = {
             "gated_delta": self.conv_channels + self.state_inner + 2 * self.state_heads,
             "mamba2": self.conv_channels + self.state_inner + self.state_heads,
@@ -333,14 +329,12 @@ class ModelArchitecture:
 
     @property
     def query_parameters(self) -> int:
-        """Weights of one layer's query projection."""
         if self.query_rank:
             return self.query_rank * (self.hidden + self.query_width)
         return self.hidden * self.query_width * (2 if self.gated_attention else 1)
 
     @property
     def key_value_parameters(self) -> int:
-        """Weights of one layer's key and value projections."""
         if self.latent_rank:
             made = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
             return self.hidden * self.cached_width + self.latent_rank * made
@@ -348,7 +342,6 @@ class ModelArchitecture:
 
     @property
     def output_parameters(self) -> int:
-        """Weights of one layer's output projection."""
         return self.hidden * self.heads * (self.value_dim or self.head_dim)
 
     @property
@@ -395,7 +388,6 @@ class ModelArchitecture:
 
     @property
     def small_parameters(self) -> int:
-        """Biases, norms, sinks and routers of all layers."""
         count = self.layer_norms * self.hidden * (2 if self.norm_bias else 1)
         attention = 2 * self.head_dim if self.qk_norm else 0
         queries = self.query_width * (2 if self.gated_attention else 1)

@@ -75,7 +75,6 @@ class DeviceSpec:
 
     @property
     def peaks(self) -> Peaks:
-        """The dense 16-bit rate and the memory bandwidth."""
         return Peaks(flops_per_s=self.peak_flops_per_s, bytes_per_s=self.peak_bytes_per_s)
 
 
@@ -98,7 +97,6 @@ class DeviceFingerprint(Section):
 
     @property
     def slug(self) -> str:
-        """The name of this device's folder of profiles."""
         return device_slug(self.name)
 
 
@@ -116,7 +114,6 @@ def device_slug(name: str) -> str:
 
 @cache
 def load_devices() -> Mapping[str, DeviceSpec]:
-    """All known devices by slug."""
     table = read_yaml(shipped_directory() / "devices.yaml")
     devices = {}
     for slug, row in table.items():
@@ -245,7 +242,6 @@ class TargetEntry:
 
 @cache
 def load_targets() -> Mapping[str, TargetEntry]:
-    """All known targets by name."""
     table = read_yaml(shipped_directory() / "targets.yaml")
     targets = {}
     for name, row in table.items():

@@ -192,7 +192,6 @@ def positions_of(fields: Fields) -> int | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form owner/model."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", name) is not None
 
 

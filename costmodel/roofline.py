@@ -26,7 +26,6 @@ class _Count:
 
     @property
     def total(self) -> Array:
-        """The work of the whole forward."""
         total = sum(getattr(self, field.name) for field in dataclasses.fields(self))
         return np.asarray(total, dtype=np.float64)
 

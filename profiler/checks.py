@@ -39,7 +39,6 @@ class DoctorCheck:
 
 
 def run_checks() -> list[DoctorCheck]:
-    """All checks on this machine."""
     device = select_device()
     metadata = collect(0 if device.type == "cuda" else None)
     target, demo = default_target(device), demo_model_folder()
@@ -63,7 +62,6 @@ def run_checks() -> list[DoctorCheck]:
 
 
 def next_step(checks: list[DoctorCheck]) -> str:
-    """The most important next step."""
     for name in ("data directory", "profile"):
         for check in checks:
             if check.name == name and check.status != "ok":

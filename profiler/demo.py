@@ -108,7 +108,6 @@ def _planned_tokens(plain: TreeDecoder) -> int:
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
-    """Print the texts and the table on stdout."""
     for row in comparison["prompts"]:
         click.echo(f"\n> {row['prompt']}\n{row['text'].strip()}")
     click.echo()

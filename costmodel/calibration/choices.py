@@ -39,7 +39,6 @@ class AcceptanceCurve:
         return f"1 + {self.saturation - 1:g} N / (N + {self.half_nodes:g})"
 
     def committed(self, nodes: ArrayLike) -> Array:
-        """A(N) in the shape of `nodes`."""
         n = np.asarray(nodes, dtype=np.float64)
         committed: Array = 1.0 + (self.saturation - 1.0) * n / (n + self.half_nodes)
         return committed

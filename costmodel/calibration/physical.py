@@ -160,7 +160,6 @@ class PhysicalCalibration(RooflineCalibration):
 
     @property
     def shape(self) -> KernelShape:
-        """The tiles and the switch of the terms."""
         return KernelShape(
             tile_rows=self.tile_rows,
             attention_rows=self.attention_rows,
@@ -170,7 +169,6 @@ class PhysicalCalibration(RooflineCalibration):
 
     @cached_property
     def coefficients(self) -> tuple[float, ...]:
-        """The coefficients in the order of COEFFICIENTS."""
         return tuple(getattr(self, name) for name in COEFFICIENTS)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
@@ -230,7 +228,6 @@ class PhysicalCalibration(RooflineCalibration):
 
     @property
     def bound(self) -> Roofline:
-        """The physical bound."""
         return self.roofline.with_count("physical")
 
     def intervals(self) -> dict[str, tuple[float, float] | None]:

@@ -58,7 +58,6 @@ class Points:
         return len(self.seconds)
 
     def take(self, which: ArrayLike) -> Points:
-        """The points at an index array or under a mask."""
         index = np.asarray(which)
         return Points(
             **{field.name: getattr(self, field.name)[index] for field in dataclasses.fields(self)}
@@ -105,7 +104,6 @@ class ErrorSummary(Section):
 
     @classmethod
     def of(cls, predicted_s: ArrayLike, measured_s: ArrayLike) -> ErrorSummary:
-        """Summarise predictions at one measurement or more."""
         predicted = np.asarray(predicted_s, dtype=np.float64).ravel()
         measured = np.asarray(measured_s, dtype=np.float64).ravel()
         error = np.abs(predicted - measured) / measured

@@ -50,7 +50,6 @@ class Selection:
 
     @property
     def calibration(self) -> Calibration:
-        """The selected one."""
         return self.fitted()[self.selected]
 
     def fitted(self) -> dict[str, Calibration]:

@@ -194,7 +194,6 @@ class StairsCalibration:
         return result
 
     def _slice(self, rows: Array, context: float, batch: float) -> Array:
-        """Seconds of any rows at one context and batch."""
         table = self._tables.get(batch)
         if table is None:
             table = self._tables[batch] = _Table(self, batch)

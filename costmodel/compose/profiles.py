@@ -63,7 +63,6 @@ class ErrorBar:
 
     @property
     def total(self) -> float:
-        """All as independent errors."""
         return math.hypot(self.sums, self.tables, self.attention, self.estimated)
 
     @property
@@ -318,7 +317,6 @@ def _rising(seconds: Array) -> Array:
 
 
 def _weight_bytes(forward: ComposedForward) -> float:
-    """Mean bytes of a weight of the layers."""
     weights = forward.tables.weights
     return layer_bytes(forward.architecture, weights) or WEIGHT_BYTES[weights]
 

@@ -181,7 +181,6 @@ class OperatorTables:
 
     @property
     def peaks(self) -> Peaks:
-        """The device's peaks for products of these weights."""
         return product_peaks(self.device, self.weights)
 
     def expert_table(

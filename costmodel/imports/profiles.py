@@ -39,7 +39,6 @@ class TimedModel:
     tensor_parallel: int = 1
 
     def roofline(self, weights: WeightFormat | None = None) -> Roofline:
-        """The paper's roofline, for weights of this format."""
         weights = weights or WeightFormat()
         return Roofline(
             architecture=self.architecture,

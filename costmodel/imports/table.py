@@ -92,7 +92,6 @@ class ShapeTimes:
         self._times.setdefault(shape, []).append(entry)
 
     def leave_out(self, reason: str) -> None:
-        """Count a record that gives no point."""
         self.left_out[reason] += 1
 
     def points(self) -> Points:
@@ -143,13 +142,11 @@ class TableRecord:
         return InputError(f"{self.at} {problem}", hint=self.hint)
 
     def get(self, name: str) -> Any:
-        """The value of a field that must be there."""
         if name not in self.fields:
             raise self._error(f"has no field {name}")
         return self.fields[name]
 
     def whole(self, name: str, least: int = 0) -> int:
-        """A whole number of `least` or more."""
         value = self.get(name)
         if not is_whole(value, least):
             raise self._error(f"{name} must be a whole number from {least} (is {shown(value)})")

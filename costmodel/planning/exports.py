@@ -43,7 +43,6 @@ class Export:
 
     @property
     def request(self) -> PlanRequest:
-        """What was planned for."""
         return self.plan.request
 
     @property
@@ -63,7 +62,6 @@ class Export:
 
     @property
     def drafter(self) -> str:
-        """The planned drafter, or the usual kind."""
         return self.best.drafter.name if self.best.drafter else "dflash"
 
     @property
@@ -80,7 +78,6 @@ class Export:
 
     @property
     def why_plain(self) -> str:
-        """The reason why a plan drafts nothing."""
         if self.request.policy.kind == "plain":
             return "the policy is plain"
         if self.request.acceptance is None:

@@ -60,11 +60,9 @@ class ForwardSeconds:
 
     @property
     def total(self) -> float:
-        """The sum of the three."""
         return self.products + self.attention + self.all_reduce
 
     def scaled(self, factor: float) -> ForwardSeconds:
-        """All three multiplied by `factor`."""
         return ForwardSeconds(
             products=factor * self.products,
             attention=factor * self.attention,

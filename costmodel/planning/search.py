@@ -188,7 +188,6 @@ class _Search:
             yield acceptance.label, at.at_load.tpot_s / drafting.tpot_s
 
     def simulated(self, options: Sequence[PlanOption]) -> Iterator[SimulatedOption]:
-        """The best option of each GPU, simulated."""
         request = self.request
         if request.simulation is None:
             return

@@ -191,7 +191,6 @@ class Server:
 
     @property
     def most_rows(self) -> int:
-        """Most rows of all verifications in one step."""
         return int(_STEP_SHARE * self.rules.step_tokens)
 
     def _cycles(self, traffic: Traffic, running: int) -> Iterator[tuple[Shape, Cycle]]:

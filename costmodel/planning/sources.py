@@ -143,7 +143,6 @@ def _composed(options: ComposeOptions) -> Profile:
 
 
 def operators_installed() -> bool:
-    """Whether published operator tables are at hand."""
     return published_tables().is_installed()
 
 

@@ -176,7 +176,6 @@ class Profile(Section):
 
     @property
     def key(self) -> ProfileKey:
-        """The hard keys of the lookup."""
         engine = self.runtime.engine
         return ProfileKey(
             device_name=self.device.name,
@@ -199,7 +198,6 @@ class Profile(Section):
 
     @property
     def soft_key(self) -> SoftKey:
-        """The soft keys of the lookup."""
         return SoftKey(
             driver=self.device.driver,
             torch=self.runtime.torch,
@@ -213,7 +211,6 @@ class Profile(Section):
         return self.key.differences(key) + self.soft_key.differences(soft)
 
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
-        """The roofline of this device and target."""
         paper = self.runtime.roofline(self.device, self.target.architecture, self.peaks)
         return paper.with_count(count)
 

@@ -151,7 +151,6 @@ class PeaksSection(Section):
     measured_copy_bytes_per_s: BytesPerS | None = None
 
     def peaks(self) -> Peaks:
-        """The peaks that the rooflines use."""
         return Peaks(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
 
 
@@ -203,7 +202,6 @@ class RuntimeSection(Section):
     def roofline(
         self, device: DeviceFingerprint, architecture: ModelArchitecture, peaks: PeaksSection
     ) -> Roofline:
-        """The paper's roofline of a target in this runtime."""
         return Roofline(
             architecture=architecture,
             peaks=peaks.peaks(),
@@ -263,7 +261,6 @@ class SurfaceSection(SampledSection):
         return cls.model_validate(columns | {"median_s": p.seconds, "mad_s": p.mad_s})
 
     def points(self) -> Points:
-        """The same points for fitting."""
         return Points(
             rows=self.rows,
             context=self.context,
@@ -291,7 +288,6 @@ class CalibrationSection(Section):
 
     @classmethod
     def of(cls, selection: Selection) -> CalibrationSection:
-        """The section for fitted calibrations."""
         stairs = selection.stairs
         return cls(
             selected=selection.selected,

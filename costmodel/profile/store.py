@@ -170,7 +170,6 @@ class ProfileStore:
         return path
 
     def _place(self, profile: Profile) -> Path:
-        """Where the first folder keeps the profile."""
         return self.directories[0] / device_slug(profile.device.name) / profile_file_name(profile)
 
     def better(self, profile: Profile) -> Path | None:

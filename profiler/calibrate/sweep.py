@@ -46,7 +46,6 @@ class Task:
     batch: int = 1
 
     def key(self) -> dict[str, Any]:
-        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -65,7 +64,6 @@ class SweepProgress:
 
     @property
     def share(self) -> float:
-        """The share of the time that is spent."""
         return min(self.spent_s / self.limit_s, 1.0)
 
     @property

@@ -30,7 +30,6 @@ ORIGINS = {
 
 
 def print_devices(specs: Sequence[DeviceSpec]) -> None:
-    """Print one line for each device."""
     rows = [
         (
             spec.slug,

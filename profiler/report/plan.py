@@ -91,7 +91,6 @@ def tree_name(point: OperatingPoint) -> str:
 
 
 def heading(plan: Plan) -> str:
-    """The request in one line."""
     request = plan.request
     traffic = request.traffic
     return (

@@ -1,12 +1,14 @@
 """`rooftree doctor`: what it finds with and without a profile, a model and a place to write."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceFingerprint, find_target
+from costmodel.errors import DeviceError
 from costmodel.profile.grade import Grade
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import RuntimeSection, TargetSection
@@ -21,6 +23,10 @@ pytestmark = pytest.mark.cpu_kind
 HERE = DeviceFingerprint(
     kind="cpu", name="Test CPU", memory_bytes=1 << 34, threads=2, instruction_set="avx2"
 )
+
+
+def without_gpu(index: int) -> None:
+    raise DeviceError("there is no GPU")
 
 
 @pytest.fixture
@@ -85,7 +91,8 @@ def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
 
 
 def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
-    monkeypatch.setattr(checks.Gpu, "open", lambda _: FakeGpu())
+    gpu = SimpleNamespace(read=lambda: {"gpu_name": "NVIDIA H200"})
+    monkeypatch.setattr(checks.Gpu, "open", lambda index: gpu)
     device = found()["device"]
     assert device.status == "warn"
     assert "NVIDIA H200" in device.found
