@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -270,14 +271,19 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         try:
             return find_target(name)
         except InputError:
-            entry = _quantised(name.strip())
-            if entry is None and not (hub and is_hub_id(name.strip())):
+            label = name.strip()
+            base, weights = checkpoint_name(label)
+            if weights is not None:  # a known target's quantised checkpoint
+                with contextlib.suppress(InputError):
+                    known = find_target(base.rpartition("/")[2])
+                    sizes = dataclasses.replace(known.architecture, name=label)
+                    return dataclasses.replace(
+                        known, name=label, architecture=sizes, weights=weights
+                    )
+            if not (hub and is_hub_id(label)):
                 raise
-        if entry is not None:
-            return entry
-        entry = _target_of(name.strip(), hub_config(name.strip()))
-        weights = checkpoint_name(name.strip())[1]  # what the config does not say
-        if entry.weights == "bfloat16" and weights:
+        entry = _target_of(label, hub_config(label))
+        if entry.weights == "bfloat16" and weights:  # which the config does not say
             return dataclasses.replace(entry, weights=weights)
         return entry
     where = folder / "config.json"
@@ -288,19 +294,6 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         return _target_of(folder.resolve().name, fields, folder, approximate=approximate)
     except InputError as failure:
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
-
-
-def _quantised(name: str) -> TargetEntry | None:
-    """A known target's quantised checkpoint, by its name; None where that says nothing."""
-    base, weights = checkpoint_name(name)
-    if weights is None:
-        return None
-    try:
-        known = find_target(base.rpartition("/")[2])
-    except InputError:
-        return None
-    architecture = dataclasses.replace(known.architecture, name=name)
-    return dataclasses.replace(known, name=name, architecture=architecture, weights=weights)
 
 
 def _target_of(

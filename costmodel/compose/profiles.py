@@ -25,7 +25,7 @@ from costmodel.profile import schema
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array
-from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes, quantization
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, layer_bytes, quantization
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -80,7 +80,10 @@ class ErrorBar:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComposeOptions:
-    """The input of `compose`; `device_name` may be left out where `operators` names a folder."""
+    """The input of `compose`; `device_name` may be left out where `operators` names a folder.
+
+    weights  a type of `costmodel.weights.WEIGHT_BYTES`
+    """
 
     target: ModelArchitecture
     device_name: str | None = None
@@ -88,7 +91,7 @@ class ComposeOptions:
     tensor_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: bool = False
-    weights: Weights = "bfloat16"
+    weights: str = "bfloat16"
     cache: Cache = "bfloat16"
     operators: Path | None = None
     source: str = ""

@@ -143,6 +143,16 @@ def imported_profile(
         error = ErrorSummary.of(selection.calibration.predict_s(*place), left.seconds)
         linear_error = ErrorSummary.of(selection.linear.predict_s(*place), left.seconds)
         held_out = schema.HeldOutSection(error=error, linear_error=linear_error)
+    points, plain, prefill = table.points, None, None
+    one_row = points.take(points.rows == 1).sorted()
+    if len(one_row):
+        axes = {"context": one_row.context.astype(int), "batch": one_row.batch.astype(int)}
+        plain = schema.PlainSection.model_validate(axes | _columns(one_row))
+    # Whole prompts of one sequence, where two lengths or more were timed.
+    whole = points.take((points.context == 0) & (points.batch == 1) & (points.rows > 1)).sorted()
+    if len(whole) > 1:
+        axes = {"tokens": whole.rows.astype(int)}
+        prefill = schema.TokensSection.model_validate(axes | _columns(whole))
     said = (table.tool, table.version, source, table.model, f"file {path.name}")
     device = subject.device
     if table.threads is not None and on_cpu:
@@ -173,7 +183,7 @@ def imported_profile(
         calibration=schema.CalibrationSection.of(selection),
         surface=schema.SurfaceSection.of(fitted),
         held_out=held_out,
-        stages=schema.StagesSection(plain=_plain(table.points), prefill=_prompts(table.points)),
+        stages=schema.StagesSection(plain=plain, prefill=prefill),
     )
 
 
@@ -189,25 +199,6 @@ def _note(table: ImportedTable, held_out: schema.HeldOutSection | None) -> str:
         + ("held out of the fit" if held_out else "left out by cross-validation"),
     ]
     return "; ".join(parts)[:2000]
-
-
-def _plain(points: Points) -> schema.PlainSection | None:
-    one = points.take(points.rows == 1).sorted()
-    if not len(one):
-        return None
-    return schema.PlainSection.model_validate(
-        {"context": one.context.astype(int), "batch": one.batch.astype(int), **_columns(one)}
-    )
-
-
-def _prompts(points: Points) -> schema.TokensSection | None:
-    """Whole prompts of one sequence; None where fewer than two lengths were timed."""
-    whole = points.take((points.context == 0) & (points.batch == 1) & (points.rows > 1)).sorted()
-    if len(whole) < 2:
-        return None
-    return schema.TokensSection.model_validate(
-        {"tokens": whole.rows.astype(int), **_columns(whole)}
-    )
 
 
 def _columns(points: Points) -> dict[str, object]:

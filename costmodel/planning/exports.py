@@ -52,8 +52,14 @@ class Export:
 
     @property
     def table(self) -> list[list[int]]:
-        """Rows of [first batch, last batch, drafted tokens]."""
-        return batch_table(self.best.points)
+        """Rows of [first batch, last batch, drafted tokens]; neighbours of equal size are joined.
+
+        A size holds up to the batch before the next point.
+        """
+        ordered = sorted(self.best.points, key=lambda point: point.running)
+        firsts = [1, *(point.running for point in ordered[1:])]
+        sizes = [point.nodes for point in ordered]
+        return [[*span, size] for span, size in joined(firsts, ordered[-1].running, sizes)]
 
     @property
     def at_load(self) -> OperatingPoint:
@@ -198,17 +204,6 @@ def served_name(target: str) -> str:
     except InputError:
         return target
     return known.name if same else target
-
-
-def batch_table(points: Sequence[OperatingPoint]) -> list[list[int]]:
-    """Rows of [first batch, last batch, drafted tokens]; neighbours of equal size are joined.
-
-    A size holds up to the batch before the next point.
-    """
-    ordered = sorted(points, key=lambda point: point.running)
-    firsts = [1, *(point.running for point in ordered[1:])]
-    sizes = [point.nodes for point in ordered]
-    return [[*span, size] for span, size in joined(firsts, ordered[-1].running, sizes)]
 
 
 def checkpoint_of(drafter: str, target: str) -> str:

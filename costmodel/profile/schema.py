@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, InstanceOf, ValidationInfo, field_validator, model_validator
 
+from costmodel import fields
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import PhysicalCalibration
@@ -24,31 +25,6 @@ from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
 from costmodel.catalog import DeviceFingerprint, Peaks, protocols_of
 from costmodel.errors import InputError
-from costmodel.fields import (
-    AnyText,
-    BytesPerS,
-    Celsius,
-    Count,
-    CountOrZero,
-    Counts,
-    CountsOrZero,
-    ErrorBar,
-    FlopsPerS,
-    Hertz,
-    SecondsList,
-    SecondsOrZero,
-    Section,
-    Share,
-    SpreadList,
-    Statistic,
-    Text,
-    Texts,
-    Utc,
-    Watts,
-    WeightBytes,
-    check_ascending,
-    check_lengths,
-)
 from costmodel.profile.text import ColumnsSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, extend_linear
@@ -65,31 +41,31 @@ UNCAPTURED: tuple[RuntimeKind, ...] = ("eager", "packed")  # times include the h
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
-class ProvenanceSection(Section):
+class ProvenanceSection(fields.Section):
     """Provenance of the numbers: how, when and under which conditions they were obtained.
 
     `experts`: what the experts' times are of, where no sound table has those of their own weights.
     """
 
     kind: ProvenanceKind
-    created_utc: Utc
-    tool_version: Text
-    source: AnyText | None = None
-    points: CountOrZero = 0
-    samples: CountOrZero = 0
-    discarded_samples: CountOrZero = 0
-    pace_spread: Statistic | None = None
-    duration_s: SecondsOrZero | None = None
-    sm_clock_hz: Hertz | None = None
-    memory_clock_hz: Hertz | None = None
-    temperature_c: Celsius | None = None
-    power_w: Watts | None = None
-    clock_reasons: Texts = ()
+    created_utc: fields.Utc
+    tool_version: fields.Text
+    source: fields.AnyText | None = None
+    points: fields.CountOrZero = 0
+    samples: fields.CountOrZero = 0
+    discarded_samples: fields.CountOrZero = 0
+    pace_spread: fields.Statistic | None = None
+    duration_s: fields.SecondsOrZero | None = None
+    sm_clock_hz: fields.Hertz | None = None
+    memory_clock_hz: fields.Hertz | None = None
+    temperature_c: fields.Celsius | None = None
+    power_w: fields.Watts | None = None
+    clock_reasons: fields.Texts = ()
     ecc: bool | None = None
-    busy_processes: Texts = ()
-    error_bar: ErrorBar | None = None
-    experts: AnyText = ""
-    note: AnyText = ""
+    busy_processes: fields.Texts = ()
+    error_bar: fields.ErrorBar | None = None
+    experts: fields.AnyText = ""
+    note: fields.AnyText = ""
 
     @property
     def rank(self) -> int:
@@ -102,10 +78,10 @@ class ProvenanceSection(Section):
         return self.kind in BORROWED
 
 
-class TargetSection(Section):
+class TargetSection(fields.Section):
     """The target: its name as a label, its sizes, and their hash."""
 
-    name: Text
+    name: fields.Text
     architecture_hash: Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{12}$")]
     architecture: InstanceOf[ModelArchitecture]
 
@@ -140,21 +116,21 @@ class TargetSection(Section):
         return self
 
 
-class PeaksSection(Section):
+class PeaksSection(fields.Section):
     """The peaks of the rooflines, their source, and measured peaks."""
 
     source: Literal["datasheet", "measured"]
-    flops_per_s: FlopsPerS
-    bytes_per_s: BytesPerS
-    measured_flops_per_s: FlopsPerS | None = None
-    measured_bytes_per_s: BytesPerS | None = None
-    measured_copy_bytes_per_s: BytesPerS | None = None
+    flops_per_s: fields.FlopsPerS
+    bytes_per_s: fields.BytesPerS
+    measured_flops_per_s: fields.FlopsPerS | None = None
+    measured_bytes_per_s: fields.BytesPerS | None = None
+    measured_copy_bytes_per_s: fields.BytesPerS | None = None
 
     def peaks(self) -> Peaks:
         return Peaks(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
 
 
-class EngineSection(Section):
+class EngineSection(fields.Section):
     """A serving engine, as far as its configuration decides what a step costs.
 
     compilation, graphs  the engine's own names of its modes
@@ -162,15 +138,15 @@ class EngineSection(Section):
     host_s               the host's part of a step, where the surface holds the device's alone
     """
 
-    version: Text
-    compilation: Text
-    graphs: Text
-    executor: Text
-    max_num_seqs: Count
-    host_s: SecondsOrZero | None = None
+    version: fields.Text
+    compilation: fields.Text
+    graphs: fields.Text
+    executor: fields.Text
+    max_num_seqs: fields.Count
+    host_s: fields.SecondsOrZero | None = None
 
 
-class RuntimeSection(Section):
+class RuntimeSection(fields.Section):
     """The runtime.
 
     weight_bytes  bytes that it reads of one weight of the layers' matrices; None: the dtype's
@@ -182,16 +158,16 @@ class RuntimeSection(Section):
 
     kind: RuntimeKind
     dtype: Dtype
-    quantization: Text | None = None
-    weight_bytes: WeightBytes | None = None
-    head_bytes: WeightBytes | None = None
-    cache_bytes: WeightBytes | None = None
-    attention: Text
-    tensor_parallel: Count = 1
-    buckets: Counts = ()
-    torch: Text | None = None
-    transformers: Text | None = None
-    python: Text | None = None
+    quantization: fields.Text | None = None
+    weight_bytes: fields.WeightBytes | None = None
+    head_bytes: fields.WeightBytes | None = None
+    cache_bytes: fields.WeightBytes | None = None
+    attention: fields.Text
+    tensor_parallel: fields.Count = 1
+    buckets: fields.Counts = ()
+    torch: fields.Text | None = None
+    transformers: fields.Text | None = None
+    python: fields.Text | None = None
     engine: EngineSection | None = None
 
     @property
@@ -215,7 +191,7 @@ class RuntimeSection(Section):
 
     @model_validator(mode="after")
     def _check_buckets(self) -> RuntimeSection:
-        check_ascending("buckets", self.buckets)
+        fields.check_ascending("buckets", self.buckets)
         if (self.kind in ENGINES) != (self.engine is not None):
             raise ValueError(
                 f"engine belongs to the runtimes {', '.join(ENGINES)}, and to no other"
@@ -229,18 +205,20 @@ class SampledSection(ColumnsSection):
     `mad_s` is null where a point had too few samples.
     """
 
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
+    median_s: fields.SecondsList
+    mad_s: fields.SpreadList
+    n: fields.Counts
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_lengths(self, (*self.axes, *self.values))
+        fields.check_lengths(self, (*self.axes, *self.values))
         # Times are above 0, so half of the samples lie between 0 and the median.
         for index, (median, spread) in enumerate(zip(self.median_s, self.mad_s, strict=True)):
             if spread is not None and spread > median:
                 raise ValueError(f"mad_s exceeds median_s (entry {index})")
-        check_ascending(", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes))
+        fields.check_ascending(
+            ", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes)
+        )
         return self
 
 
@@ -249,9 +227,9 @@ class SurfaceSection(SampledSection):
 
     axes = ("batch", "context", "rows")
 
-    rows: Counts
-    context: CountsOrZero
-    batch: Counts
+    rows: fields.Counts
+    context: fields.CountsOrZero
+    batch: fields.Counts
 
     @classmethod
     def of(cls, points: Points) -> SurfaceSection:
@@ -271,7 +249,7 @@ class SurfaceSection(SampledSection):
         )
 
 
-class CalibrationSection(Section):
+class CalibrationSection(fields.Section):
     """The calibrations, the name of the selected one, and the cross-validated error of each.
 
     `cross_validated_regret` is the mean decision regret of the same predictions. `warnings` name
@@ -283,8 +261,8 @@ class CalibrationSection(Section):
     physical: PhysicalCalibration | None = None
     stairs: StairsScales | None = None
     cross_validated: dict[CalibrationName, ErrorSummary] = Field(default_factory=dict)
-    cross_validated_regret: dict[CalibrationName, Share] = Field(default_factory=dict)
-    warnings: Texts = ()
+    cross_validated_regret: dict[CalibrationName, fields.Share] = Field(default_factory=dict)
+    warnings: fields.Texts = ()
 
     @classmethod
     def of(cls, selection: Selection) -> CalibrationSection:
@@ -335,37 +313,37 @@ class HeldOutSection(ColumnsSection):
 
     error: ErrorSummary
     linear_error: ErrorSummary | None = None
-    repeat_noise: Statistic | None = None
-    rows: Counts = ()
-    context: CountsOrZero = ()
-    batch: Counts = ()
-    measured_s: SecondsList = ()
-    predicted_s: SecondsList = ()
+    repeat_noise: fields.Statistic | None = None
+    rows: fields.Counts = ()
+    context: fields.CountsOrZero = ()
+    batch: fields.Counts = ()
+    measured_s: fields.SecondsList = ()
+    predicted_s: fields.SecondsList = ()
 
     @model_validator(mode="after")
     def _check(self) -> HeldOutSection:
         if any(getattr(self, name) for name in (*self.axes, *self.values)):
-            check_lengths(self, (*self.axes, *self.values))
+            fields.check_lengths(self, (*self.axes, *self.values))
         return self
 
 
-class RegretSection(Section):
-    """Share of tokens/s lost by choosing N from this profile instead of from the truth.
+class RegretSection(fields.Section):
+    """fields.Share of tokens/s lost by choosing N from this profile instead of from the truth.
 
     The noise of the held-out times is taken out; `interval` holds the mean with 90 % chance.
     """
 
-    mean: Share
-    worst: Share
-    interval: tuple[Share, Share] | None = None
-    curves: Count
-    contexts: CountsOrZero
+    mean: fields.Share
+    worst: fields.Share
+    interval: tuple[fields.Share, fields.Share] | None = None
+    curves: fields.Count
+    contexts: fields.CountsOrZero
 
     @model_validator(mode="after")
     def _check(self) -> RegretSection:
         if self.mean > self.worst:
             raise ValueError("mean must not exceed worst")
-        check_lengths(self, ("contexts",))
+        fields.check_lengths(self, ("contexts",))
         return self
 
 
@@ -381,14 +359,14 @@ class NodesSection(LineSection):
     """Cost by the number of drafted nodes N: building or accepting a tree."""
 
     axes = ("nodes",)
-    nodes: CountsOrZero
+    nodes: fields.CountsOrZero
 
 
 class TokensSection(LineSection):
     """Cost by the number of tokens: of the prompt in prefill, committed ones in commit."""
 
     axes = ("tokens",)
-    tokens: Counts
+    tokens: fields.Counts
 
 
 class DrafterSection(LineSection):
@@ -399,10 +377,10 @@ class DrafterSection(LineSection):
     """
 
     axes = ("context",)
-    name: Text
+    name: fields.Text
     kind: Literal["measured", "quick"] | None = None
-    created_utc: Utc | None = None
-    context: CountsOrZero
+    created_utc: fields.Utc | None = None
+    context: fields.CountsOrZero
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
@@ -418,10 +396,10 @@ class EngineDrafterSection(SampledSection):
     """
 
     axes = ("batch", "tokens", "context")
-    name: Text
-    batch: Counts
-    tokens: CountsOrZero
-    context: CountsOrZero
+    name: fields.Text
+    batch: fields.Counts
+    tokens: fields.CountsOrZero
+    context: fields.CountsOrZero
 
     @model_validator(mode="after")
     def _check_grid(self) -> Self:
@@ -443,8 +421,8 @@ class PlainSection(SampledSection):
     """The decoder's plain step: one row a sequence."""
 
     axes = ("batch", "context")
-    context: CountsOrZero
-    batch: Counts
+    context: fields.CountsOrZero
+    batch: fields.Counts
 
     def seconds(self, context: float, batch: int = 1) -> float | None:
         """Seconds of a plain step; None where this batch was not measured."""
@@ -456,7 +434,7 @@ class PlainSection(SampledSection):
         return float(extend_linear(contexts, times_s, context))
 
 
-class StagesSection(Section):
+class StagesSection(fields.Section):
     """Costs of a cycle other than draft and verification; None: not measured.
 
     `accept` is acceptance by the target's argmax, `accept_sampled` acceptance by sampling.

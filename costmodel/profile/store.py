@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -109,6 +109,26 @@ class ProfileStore:
             listed += f"; and {len(existing) - 6} more" if existing[6:] else ""
             problem = f"{wanted}; this device has {listed}"
         raise ProfileError(problem, hint="Measure one with `rooftree calibrate`")
+
+    def best(
+        self,
+        slug: str,
+        architecture_hash: str,
+        fits: Callable[[Profile], bool],
+        *,
+        quick_last: bool = False,
+    ) -> Profile | None:
+        """The profile of the best provenance that fits, of the first folder that has one; or None.
+
+        slug        the name of the device's folder
+        quick_last  a quick probe is worse than what was not measured here
+        """
+        for folder in self.directories:
+            readable = readable_profiles(folder, f"{slug}/*.yaml", architecture_hash)
+            if fitting := [profile for _, profile in readable if fits(profile)]:
+                places = ((quick_last and p.provenance.kind == "quick", p) for p in fitting)
+                return min(places, key=lambda place: (place[0], place[1].provenance.rank))[1]
+        return None
 
     @staticmethod
     def open(path: Path, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
