@@ -20,7 +20,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection, StagesSection, TokensSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array
-from costmodel.weights import WEIGHT_BYTES, Weights, weights_label
+from costmodel.weights import WEIGHT_BYTES, weights_label
 
 # Least error of a transfer: the clocks under another power limit are not in a data sheet.
 LEAST_ERROR = 0.05
@@ -51,7 +51,10 @@ def transfer_profile(
         raise InputError("only the profile of a whole GPU can be transferred")
     if profile.device.slug == device.slug:
         raise InputError(f"this profile is of {device.name} already")
-    weights = _table_weights(profile)
+    label = weights_label(profile.runtime.quantization) or "bfloat16"
+    weights = next((weights for weights in WEIGHT_BYTES if weights == label), None)
+    if weights is None:  # whose rate no data sheet states
+        raise InputError(f"a profile of {label} weights is not transferred")
     if profile.runtime.kind == "eager":
         raise InputError(
             "an eager profile is mostly the host's time, which does not scale with the GPU",
@@ -131,15 +134,6 @@ def _scaled(
     fixed = np.minimum(fixed_s_per_layer * before.architecture.layers, _LARGEST_FIXED_SHARE * times)
     ratio = _smooth(after, *place) / _smooth(before, *place)
     return np.asarray(fixed + (times - fixed) * ratio, dtype=np.float64)
-
-
-def _table_weights(profile: Profile) -> Weights:
-    """The profile's weights. Raises InputError for those whose rate no data sheet states."""
-    label = weights_label(profile.runtime.quantization) or "bfloat16"
-    for weights in WEIGHT_BYTES:
-        if label == weights:
-            return weights
-    raise InputError(f"a profile of {label} weights is not transferred")
 
 
 def _smooth(roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Array:

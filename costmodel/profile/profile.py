@@ -77,17 +77,16 @@ class SoftKey:
 
 
 def _different(one: ProfileKey | SoftKey, other: ProfileKey | SoftKey) -> list[str]:
+    def agree(name: str, mine: Any, theirs: Any) -> bool:
+        if mine == theirs or mine is None or theirs is None:
+            return bool(mine == theirs)
+        if name in _TOLERANCES:
+            return bool(abs(mine - theirs) <= _TOLERANCES[name] * max(mine, theirs))
+        spec = device_by_name(mine) if name == "device_name" else None
+        return spec is not None and spec is device_by_name(theirs)
+
     names = (field.name for field in dataclasses.fields(one))
-    return [name for name in names if not _agree(name, getattr(one, name), getattr(other, name))]
-
-
-def _agree(name: str, mine: Any, theirs: Any) -> bool:
-    if mine == theirs or mine is None or theirs is None:
-        return bool(mine == theirs)
-    if name in _TOLERANCES:
-        return bool(abs(mine - theirs) <= _TOLERANCES[name] * max(mine, theirs))
-    spec = device_by_name(mine) if name == "device_name" else None
-    return spec is not None and spec is device_by_name(theirs)
+    return [name for name in names if not agree(name, getattr(one, name), getattr(other, name))]
 
 
 SCHEMA_VERSION = 2
@@ -176,24 +175,27 @@ class Profile(Section):
 
     @property
     def key(self) -> ProfileKey:
-        engine = self.runtime.engine
+        device, runtime, engine = self.device, self.runtime, self.runtime.engine
+        on_cpu = device.kind == "cpu"
+        served: dict[str, Any] = {}
+        if engine is not None:
+            served = {"engine_version": engine.version, "max_num_seqs": engine.max_num_seqs}
+            served |= {
+                name: getattr(engine, name) for name in ("compilation", "graphs", "executor")
+            }
         return ProfileKey(
-            device_name=self.device.name,
-            memory_bytes=self.device.memory_bytes,
-            mig=self.device.mig,
-            threads=self.device.threads if self.device.kind == "cpu" else None,
-            instruction_set=self.device.instruction_set if self.device.kind == "cpu" else None,
+            device_name=device.name,
+            memory_bytes=device.memory_bytes,
+            mig=device.mig,
+            threads=device.threads if on_cpu else None,
+            instruction_set=device.instruction_set if on_cpu else None,
             architecture_hash=self.target.architecture_hash,
-            dtype=self.runtime.dtype,
-            quantization=self.runtime.quantization,
-            runtime=self.runtime.kind,
-            attention=self.runtime.attention,
-            tensor_parallel=self.runtime.tensor_parallel,
-            engine_version=None if engine is None else engine.version,
-            compilation=None if engine is None else engine.compilation,
-            graphs=None if engine is None else engine.graphs,
-            executor=None if engine is None else engine.executor,
-            max_num_seqs=None if engine is None else engine.max_num_seqs,
+            dtype=runtime.dtype,
+            quantization=runtime.quantization,
+            runtime=runtime.kind,
+            attention=runtime.attention,
+            tensor_parallel=runtime.tensor_parallel,
+            **served,
         )
 
     @property
