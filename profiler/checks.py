@@ -13,6 +13,7 @@ from costmodel.catalog import device_by_name, find_target
 from costmodel.errors import ProfileError, RooftreeError
 from costmodel.profile.grade import grade
 from costmodel.profile.profile import ProfileKey
+from costmodel.profile.schema import RuntimeSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.device import default_dtype, dtype_name, fingerprint, select_device
 from decoder.model.demo_model import demo_model_folder, has_demo_model
@@ -71,7 +72,8 @@ def next_step(checks: list[DoctorCheck]) -> str:
 
 def _device(device: torch.device) -> DoctorCheck:
     here = fingerprint(device)
-    text = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {_dtype(device)}"
+    dtype = dtype_name(default_dtype(device))
+    text = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {dtype}"
     if device.type == "cuda":
         if device_by_name(here.name) is None:
             text += ", not in devices.yaml: its peaks are measured"
@@ -104,22 +106,17 @@ def _directory(folder: Path) -> DoctorCheck:
 def _profile(target: str, device: torch.device) -> DoctorCheck:
     here = fingerprint(device)
     packable = packing_refused(device, default_dtype(device)) is None
-    key = ProfileKey(
-        device_name=here.name,
-        memory_bytes=here.memory_bytes,
-        mig=here.mig,
-        threads=here.threads,
-        instruction_set=here.instruction_set,
-        architecture_hash=find_target(target).architecture.hash,
-        dtype=_dtype(device),
-        runtime=runtime_kind("auto", device, packable=packable),
+    runtime = RuntimeSection(
+        kind=runtime_kind("auto", device, packable=packable),
+        dtype=dtype_name(default_dtype(device)),
         attention=ATTENTION,
     )
+    key = ProfileKey.of(here, find_target(target).architecture.hash, runtime)
     measure = "`rooftree calibrate` measures this device (about a minute)."
     try:
         result = ProfileStore().find(key)
     except ProfileError:
-        found = f"none for {target} in {_dtype(device)} on this device"
+        found = f"none for {target} in {runtime.dtype} on this device"
         return DoctorCheck("profile", "missing", found, measure)
     kind, mark = result.profile.provenance.kind, grade(result.profile)
     status: Status
@@ -127,7 +124,3 @@ def _profile(target: str, device: torch.device) -> DoctorCheck:
     if mark.word == "do not use":
         status, advice = "warn", "Run `rooftree calibrate --time-budget 3m` on a quieter machine."
     return DoctorCheck("profile", status, f"{kind}, {result.path}; {mark}", advice)
-
-
-def _dtype(device: torch.device) -> str:
-    return dtype_name(default_dtype(device))

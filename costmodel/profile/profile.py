@@ -52,6 +52,33 @@ class ProfileKey:
     executor: str | None = None
     max_num_seqs: int | None = None
 
+    @classmethod
+    def of(
+        cls, device: DeviceFingerprint, architecture_hash: str, runtime: schema.RuntimeSection
+    ) -> ProfileKey:
+        """The key of a target with these sizes in a runtime on a device."""
+        on_cpu, engine = device.kind == "cpu", runtime.engine
+        served: dict[str, Any] = {}
+        if engine is not None:
+            served = {"engine_version": engine.version, "max_num_seqs": engine.max_num_seqs}
+            served |= {
+                name: getattr(engine, name) for name in ("compilation", "graphs", "executor")
+            }
+        return cls(
+            device_name=device.name,
+            memory_bytes=device.memory_bytes,
+            mig=device.mig,
+            threads=device.threads if on_cpu else None,
+            instruction_set=device.instruction_set if on_cpu else None,
+            architecture_hash=architecture_hash,
+            dtype=runtime.dtype,
+            quantization=runtime.quantization,
+            runtime=runtime.kind,
+            attention=runtime.attention,
+            tensor_parallel=runtime.tensor_parallel,
+            **served,
+        )
+
     def differences(self, other: ProfileKey) -> list[str]:
         """Names of the fields that differ; memory agrees within 8 %, a device by any known name."""
         return _different(self, other)
@@ -66,6 +93,17 @@ class SoftKey:
     transformers: str | None = None
     cuda: str | None = None
     power_limit_w: float | None = None
+
+    @classmethod
+    def of(cls, device: DeviceFingerprint, runtime: schema.RuntimeSection) -> SoftKey:
+        """The key of a device and a runtime's versions."""
+        return cls(
+            driver=device.driver,
+            torch=runtime.torch,
+            transformers=runtime.transformers,
+            cuda=device.cuda,
+            power_limit_w=device.power_limit_w,
+        )
 
     def differences(self, other: SoftKey) -> list[str]:
         """Names of the fields that both know and that differ; power agrees within 1 %."""
@@ -175,38 +213,11 @@ class Profile(Section):
 
     @property
     def key(self) -> ProfileKey:
-        device, runtime, engine = self.device, self.runtime, self.runtime.engine
-        on_cpu = device.kind == "cpu"
-        served: dict[str, Any] = {}
-        if engine is not None:
-            served = {"engine_version": engine.version, "max_num_seqs": engine.max_num_seqs}
-            served |= {
-                name: getattr(engine, name) for name in ("compilation", "graphs", "executor")
-            }
-        return ProfileKey(
-            device_name=device.name,
-            memory_bytes=device.memory_bytes,
-            mig=device.mig,
-            threads=device.threads if on_cpu else None,
-            instruction_set=device.instruction_set if on_cpu else None,
-            architecture_hash=self.target.architecture_hash,
-            dtype=runtime.dtype,
-            quantization=runtime.quantization,
-            runtime=runtime.kind,
-            attention=runtime.attention,
-            tensor_parallel=runtime.tensor_parallel,
-            **served,
-        )
+        return ProfileKey.of(self.device, self.target.architecture_hash, self.runtime)
 
     @property
     def soft_key(self) -> SoftKey:
-        return SoftKey(
-            driver=self.device.driver,
-            torch=self.runtime.torch,
-            transformers=self.runtime.transformers,
-            cuda=self.device.cuda,
-            power_limit_w=self.device.power_limit_w,
-        )
+        return SoftKey.of(self.device, self.runtime)
 
     def differences(self, key: ProfileKey, soft: SoftKey) -> list[str]:
         """Names of the hard and soft keys that differ; without any, times are comparable."""

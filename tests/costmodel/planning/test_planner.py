@@ -334,7 +334,9 @@ def typed_prices(*prices: str):
 
 def typed(**given):
     """The request of a command line with these options."""
-    defaults = {one.name: one.get_default(click.Context(command)) for one in command.params}
+    context = click.Context(command)
+    defaults = {one.name: one.get_default(context) for one in command.params}
+    defaults = {name: one if type(one) in (str, int) else None for name, one in defaults.items()}
     told = {"target": "qwen3-8b", "prompt_tokens": 10, "output_tokens": 10, "rate": "5"}
     parted = {"engine": "vllm", "temperature": 0}
     return request_from_options(defaults | {"prices": ()} | told | parted | given)
