@@ -209,19 +209,14 @@ class ModelArchitecture:
     @property
     def token_values(self) -> int:
         """Values of one token in the caches of all layers, those with a window included."""
-        return int(self.cached_values(1))
+        full, windowed = self.kept_layers
+        whole = full * self.full_cached_width + self.index_values
+        return whole + windowed * self.cached_width
 
     @property
     def index_values(self) -> int:
         """Values of one token in the caches of all indexers."""
         return self.index_layers * self.index_dim
-
-    def cached_values(self, tokens: float) -> float:
-        """Values in the caches of one sequence of `tokens`, without what has left the windows."""
-        full, windowed = self.kept_layers
-        seen = min(tokens, self.sliding_window or tokens)
-        whole = full * self.full_cached_width + self.index_values
-        return whole * tokens + windowed * self.cached_width * seen
 
     @property
     def state_inner(self) -> int:

@@ -29,7 +29,6 @@ class AcceptanceCurve:
     gain at `half_nodes`, and concave like the curve of any best-first tree (paper, eq. 5).
     """
 
-    label: str
     saturation: float
     half_nodes: float
 
@@ -45,7 +44,7 @@ class AcceptanceCurve:
 
 
 # 4.5 tokens a verification, half of the gain at 16 nodes: one of the standard curves.
-USUAL_CURVE = AcceptanceCurve(label="usual", saturation=4.5, half_nodes=16.0)
+USUAL_CURVE = AcceptanceCurve(saturation=4.5, half_nodes=16.0)
 
 
 def standard_curves() -> tuple[AcceptanceCurve, ...]:
@@ -55,11 +54,7 @@ def standard_curves() -> tuple[AcceptanceCurve, ...]:
     the paper's best (table 1), each with half of its gain at 4, 16 and 64 nodes.
     """
     return tuple(
-        AcceptanceCurve(
-            label=f"{saturation:g} tokens, half at {half_nodes} nodes",
-            saturation=saturation,
-            half_nodes=half_nodes,
-        )
+        AcceptanceCurve(saturation=saturation, half_nodes=half_nodes)
         for saturation in (1.3, 2.0, 3.0, 4.5, 6.5, 10.0)
         for half_nodes in (4, 16, 64)
     )
@@ -69,26 +64,13 @@ def standard_curves() -> tuple[AcceptanceCurve, ...]:
 class Regret:
     """Shares of tokens/s lost, 0 .. 1, by choosing N from predicted times instead of true ones.
 
-    There are `decisions` choices. Times of verifications alone give the regret for a free draft,
-    the harder case.
+    Times of verifications alone give the regret for a free draft, the harder case. `worst` is the
+    expected loss of the choice with the largest one; `interval` a 90 % interval of the mean.
     """
 
     mean: float
     worst: float
-    decisions: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LikelyRegret:
-    """Decision regret without the noise of the times that it is judged by.
-
-    mean, worst  expected loss over all choices, and that of the choice with the largest one
-    interval     90 % interval of the mean
-    """
-
-    mean: float
-    worst: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None = None
 
 
 def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
@@ -102,10 +84,10 @@ def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
     if not losses:
         return None
     lost = np.concatenate(losses, axis=1)
-    return Regret(mean=float(lost.mean()), worst=float(lost.max()), decisions=lost.size)
+    return Regret(mean=float(lost.mean()), worst=float(lost.max()))
 
 
-def likely_regret(points: Points, predicted_s: ArrayLike) -> LikelyRegret | None:
+def likely_regret(points: Points, predicted_s: ArrayLike) -> Regret | None:
     """The regret of `regret_at_contexts` under times that are likely given the measured ones.
 
     The prediction is off by a model error, the measured time by its noise. The variance of the
@@ -133,7 +115,7 @@ def likely_regret(points: Points, predicted_s: ArrayLike) -> LikelyRegret | None
     )
     means = lost.mean(axis=1)
     low, high = np.quantile(means, _INTERVAL)
-    return LikelyRegret(
+    return Regret(
         mean=float(means.mean()),
         worst=float(lost.mean(axis=0).max()),
         interval=(float(low), float(high)),

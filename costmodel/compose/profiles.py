@@ -102,8 +102,17 @@ def compose(options: ComposeOptions) -> Profile:
 
     Raises InputError or DeviceError.
     """
-    if options.operators is not None:
-        return _compose_folder(options, options.operators)
+    if (folder := options.operators) is not None:
+        tables = folder_tables(folder, options.source)
+        named = tables.device if options.device_name is None else find_device(options.device_name)
+        if named.slug != tables.device.slug:
+            raise InputError(
+                f"{folder} holds operators of {tables.device.name}, not of {named.name}"
+            )
+        summed = ComposedForward(
+            architecture=options.target, tables=tables, tensor_parallel=options.tensor_parallel
+        )
+        return composed_profile(summed, error_bar(summed))
     if options.device_name is None:
         raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
     device, target = find_device(options.device_name), options.target
@@ -143,36 +152,30 @@ def table_heads(architecture: ModelArchitecture) -> int:
     return 128 if architecture.latent_rank else architecture.head_dim
 
 
-def _compose_folder(options: ComposeOptions, folder: Path) -> Profile:
-    tables = folder_tables(folder, options.source)
-    device = tables.device
-    if options.device_name is not None:
-        named = find_device(options.device_name)
-        if named.slug != device.slug:
-            raise InputError(f"{folder} holds operators of {device.name}, not of {named.name}")
-    forward = ComposedForward(
-        architecture=options.target, tables=tables, tensor_parallel=options.tensor_parallel
-    )
-    return composed_profile(forward, error_bar(forward))
-
-
 def error_bar(forward: ComposedForward, others: Sequence[ComposedForward] = ()) -> ErrorBar:
     """The error bar of a forward; `others` are the same forward from other tables."""
+
+    def without_attention_s(one: ComposedForward) -> Array:
+        return one.linear_s(rows) + one.lm_head_s(rows) + one.recurrent_s(rows)
+
     rows = np.array(_CHECKED_ROWS, dtype=np.float64)
-    seconds = _without_attention_s(forward, rows)
-    gaps = [
-        float(np.mean(np.abs(np.log(_without_attention_s(other, rows) / seconds))))
-        for other in others
-    ]
+    seconds = without_attention_s(forward)
+    gaps = [float(np.mean(np.abs(np.log(without_attention_s(one) / seconds)))) for one in others]
     if not others:
         matmul = forward.tables.matmul
         interpolated = any((n, k) not in matmul.shapes for _, n, k in forward.products())
         gaps = [matmul.left_out_error()] if interpolated else []
     taken = bool(forward.experts_form) and "experts" not in forward.estimated
     other = FORM_ERROR * float(np.mean(forward.experts_s(rows) / seconds)) if taken else 0.0
+    # The mean share of time that verifications take less than where no tile shares its keys.
+    attention = forward.tables.attention
+    unsplit = dataclasses.replace(attention, form=TileForm(tile_rows=attention.form.tile_rows))
+    tables = dataclasses.replace(forward.tables, attention=unsplit)
+    slower_s = dataclasses.replace(forward, tables=tables).seconds(rows[1:], CONTEXTS)
+    split_s = forward.verifying().seconds(rows[1:], CONTEXTS)
     return ErrorBar(
         tables=float(np.mean(gaps)) if gaps else 0.0,
-        attention=FORM_DOUBT * _form_gap(forward),
+        attention=FORM_DOUBT * float(np.mean(np.maximum(1 - split_s / slower_s, 0.0))),
         estimated=ESTIMATE_ERROR * _estimated_share(forward) + other,
     )
 
@@ -191,21 +194,6 @@ def _estimated_share(forward: ComposedForward) -> float:
         part = part + (forward.experts_s(one) if "experts" in parts else 0.0)
         shares.append(float(np.mean(part / forward.seconds(rows, contexts)[0])))
     return float(np.mean(shares))
-
-
-def _without_attention_s(forward: ComposedForward, rows: Array) -> Array:
-    return forward.linear_s(rows) + forward.lm_head_s(rows) + forward.recurrent_s(rows)
-
-
-def _form_gap(forward: ComposedForward) -> float:
-    """Mean share of time that verifications take less than where no tile shares its keys."""
-    attention = forward.tables.attention
-    unsplit = dataclasses.replace(attention, form=TileForm(tile_rows=attention.form.tile_rows))
-    tables = dataclasses.replace(forward.tables, attention=unsplit)
-    slower = dataclasses.replace(forward, tables=tables)
-    rows = _CHECKED_ROWS[1:]
-    split_s = forward.verifying().seconds(rows, CONTEXTS)
-    return float(np.mean(np.maximum(1 - split_s / slower.seconds(rows, CONTEXTS), 0.0)))
 
 
 def composed_profile(
@@ -298,8 +286,14 @@ def assemble(parts: ProfileParts) -> Profile:
 
 def _stages(forward: ComposedForward) -> schema.StagesSection:
     steps: list[tuple[int, int, float]] = []
+    a, device = forward.group, forward.tables.device
+    token_bytes = CACHE_BYTES[forward.tables.cache] * a.token_values
+    # Beside the weights, in the devices' memory.
+    room = 0.95 * device.memory_bytes * forward.tensor_parallel
+    room -= _weight_bytes(forward) * a.parameters
     for b in BATCHES:
-        contexts = [c for c in CONTEXTS if b == 1 or _fits(forward, b, c)]
+        fits = [b * (token_bytes * c + a.state_bytes()) <= room for c in CONTEXTS]
+        contexts = [c for c, fit in zip(CONTEXTS, fits, strict=True) if b == 1 or fit]
         if contexts:
             seconds = _rising(forward.seconds([1], contexts, b))[0]
             steps.extend((b, c, t) for c, t in zip(contexts, seconds, strict=True))
@@ -322,15 +316,6 @@ def _rising(seconds: Array) -> Array:
 def _weight_bytes(forward: ComposedForward) -> float:
     weights = forward.tables.weights
     return layer_bytes(forward.architecture, weights) or WEIGHT_BYTES[weights]
-
-
-def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
-    """Whether weights and cache of `batch` sequences fit into the devices' memory."""
-    a = forward.group
-    cached = CACHE_BYTES[forward.tables.cache] * a.token_values * context * batch
-    cached += a.state_bytes() * batch
-    memory = forward.tables.device.memory_bytes * forward.tensor_parallel
-    return _weight_bytes(forward) * a.parameters + cached <= 0.95 * memory
 
 
 def columns(seconds: list[float]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
-from costmodel.planning.servers import BatchChoice, OperatingPoint, Server
+from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.plugins import SETTINGS, load_plugin
@@ -177,10 +177,19 @@ def steady(best: PlanOption, acceptance: Acceptance) -> tuple[PlanOption, list[s
     """The option with lengths that fall with the batch, and their loss in words.
 
     Inside the error is what acceptance does not tell apart; that of times is common to all lengths.
+    Of all falling schedules whose losses are inside it, or inside the least error that one keeps
+    to, that of the fewest steps, then of the smallest losses beyond 1 % and the shortest lengths.
     """
     error = max(acceptance.relative_error(choice.best.committed) for choice in best.choices)
     error = min(error, _MOST_LOSS)
-    lengths, losses = steady_lengths(best.choices, error)
+    lost = []  # by length: its time per token over that of the best, less 1; none below plain steps
+    for choice in best.choices:
+        least_s, plain_s = min(choice.chains_s.values()), choice.chains_s[0]
+        lost.append({n: s / least_s - 1 for n, s in choice.chains_s.items() if s <= plain_s})
+    limit = max(error, NO_DIFFERENCE)
+    while (lengths := _falling(lost, limit)) is None:
+        limit *= 1.1
+    losses = [of[length] for of, length in zip(lost, lengths, strict=True)]
     points = [
         dataclasses.replace(point, nodes=nodes, shape="chain" if nodes else "plain")
         for point, nodes in zip(best.points, lengths, strict=True)
@@ -249,24 +258,6 @@ def step_s(
     work = cycle_work(server.forward, server.rules, traffic, running, cycle)
     work = dataclasses.replace(work, prompts_s=0.0, prompt_steps=0.0)
     return server.overheads.time_per_token_s(work, overlaps_host=server.rules.overlaps_host)
-
-
-def steady_lengths(choices: Sequence[BatchChoice], error: float) -> tuple[list[int], list[float]]:
-    """A draft length for each choice that falls with the requests at once, and its loss.
-
-    A loss is the time per token over that of the best length, less 1. Of all falling schedules
-    whose losses are inside `error`, or inside the least error that one keeps to, that of the fewest
-    steps, then of the smallest losses beyond 1 % and the shortest lengths. None is slower than
-    plain steps.
-    """
-    losses = []
-    for choice in choices:
-        least_s, plain_s = min(choice.chains_s.values()), choice.chains_s[0]
-        losses.append({n: s / least_s - 1 for n, s in choice.chains_s.items() if s <= plain_s})
-    error = max(error, NO_DIFFERENCE)
-    while (lengths := _falling(losses, error)) is None:
-        error *= 1.1
-    return lengths, [of[length] for of, length in zip(losses, lengths, strict=True)]
 
 
 def _falling(losses: Sequence[Mapping[int, float]], error: float) -> list[int] | None:

@@ -10,17 +10,20 @@ A folder is named `<device>_<target>_tp<n>` and holds one of two formats:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, find_device, find_target
-from costmodel.compose.attention import Attention, TileForm, fit_tile_rows
+from costmodel.compose.attention import Attention, TileForm
 from costmodel.compose.matmul import MatmulTable
-from costmodel.compose.tables import MeasuredSmall, OperatorTables, SmallKind
+from costmodel.compose.tables import OperatorTables, SmallKind
 from costmodel.errors import InputError, shown
 from costmodel.io import read_table
 from costmodel.statistics import Array
@@ -49,6 +52,21 @@ _SMALL: dict[SmallKind, tuple[str, ...]] = {
     "rotary": ("rotary_emb", "rope"),
     "activation": ("act_fn",),
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredSmall:
+    """Small operators measured over row counts at one width; equal bytes take equal time."""
+
+    tables: Mapping[SmallKind, tuple[Array, Array]]
+    widths: Mapping[SmallKind, int]
+
+    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
+        """Interpolation over rows x width [rows]; proportional beyond the last point."""
+        grid, seconds = self.tables[kind]
+        place = rows * (width / self.widths[kind])
+        inside = np.interp(place, grid, seconds)
+        return np.asarray(inside * np.maximum(place / grid[-1], 1.0), dtype=np.float64)
 
 
 def folder_subject(folder: Path) -> tuple[DeviceSpec, ModelArchitecture, int]:
@@ -243,3 +261,51 @@ def _number(text: str, empty: bool) -> float:
     if number != 0 and not SMALLEST <= number < LARGEST:
         raise ValueError(f"{text[:40]!r} is negative or beyond all measure")
     return number
+
+
+def fit_tile_rows(
+    rows: ArrayLike,
+    cached: ArrayLike,
+    seconds: ArrayLike,
+    *,
+    heads: int,
+    sm_count: int,
+    candidates: Sequence[int] = (32, 64, 128, 256),
+) -> tuple[int, float, float]:
+    """The tile height that fits chunked attention best: (M, key_s, mean relative error).
+
+    `rows` new tokens over `cached` ones took `seconds`; arrays [points]. One key_s is fitted for
+    all row counts, and one time without a cache for each. Raises InputError for fewer than two row
+    counts measured at two cached lengths each.
+    """
+    s, c, t = (np.asarray(x, dtype=np.float64) for x in (rows, cached, seconds))
+    counts = [n for n in np.unique(s) if len(np.unique(c[s == n])) > 1]
+    if len(counts) < 2:
+        raise InputError("chunked attention needs two row counts at two cached lengths each")
+    fits = []
+    for height in candidates:
+        form = TileForm(tile_rows=height)
+        waves = np.ceil(form.tiles(s, heads, heads) / sm_count)
+        x = waves * c
+        key_s = _shared_slope(s, x, t, counts)
+        errors = []
+        for n in counts:
+            here = s == n
+            level = np.median(t[here] - key_s * x[here])
+            errors.append(np.abs(level + key_s * x[here] - t[here]) / t[here])
+        fits.append((float(np.mean(np.concatenate(errors))), int(height), key_s))
+    error, height, key_s = min(fits)
+    return height, key_s, error
+
+
+def _shared_slope(s: Array, x: Array, t: Array, counts: Sequence[float]) -> float:
+    """The common slope of a relative least-squares fit with one level per row count."""
+    top = bottom = 0.0
+    for n in counts:
+        here = s == n
+        weight = 1 / t[here] ** 2
+        dx = x[here] - np.average(x[here], weights=weight)
+        dt = t[here] - np.average(t[here], weights=weight)
+        top += float(np.sum(weight * dx * dt))
+        bottom += float(np.sum(weight * dx * dx))
+    return top / bottom
