@@ -7,8 +7,8 @@ rows of one head walks over all keys, one tile a multiprocessor, so
     seconds(s, c) = context(s) + c x key_s x waves,   waves = ceil(heads x ceil(s / M) / SMs)
 
 with key_s the time of a tile for one key. The additive form, the wave count and M were fitted to
-chunked attention measured on other devices (`integrations/llmservingsim`). key_s comes from the context
-tables of the device itself, where few heads over long prompts leave one wave of tiles.
+chunked attention measured on other devices (`integrations/llmservingsim`). key_s comes from the
+context tables of the device itself, where few heads over long prompts leave one wave of tiles.
 
 A verification of few rows leaves most multiprocessors idle in that form. Kernels made for it
 (FlashAttention 3, Flash-Decoding, TensorRT-LLM's decoding kernels, this decoder's own) pack the

@@ -14,13 +14,7 @@ from costmodel import fields
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import (
-    Calibration,
-    CalibrationName,
-    ErrorSummary,
-    Points,
-    RooflineCalibration,
-)
+from costmodel.calibration.points import Calibration, CalibrationName, ErrorSummary, Points
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
 from costmodel.catalog import DeviceFingerprint, Peaks, protocols_of
@@ -291,7 +285,7 @@ class CalibrationSection(fields.Section):
         Raises InputError where points are missing or too few.
         """
         if self.selected in ("linear", "physical"):
-            coefficients: RooflineCalibration = getattr(self, self.selected)
+            coefficients: LinearCalibration | PhysicalCalibration = getattr(self, self.selected)
             return coefficients.over(roofline)
         if points is None or self.stairs is None or self.physical is None:
             raise InputError("the profile has no surface")  # validation forbids all three
@@ -328,7 +322,7 @@ class HeldOutSection(ColumnsSection):
 
 
 class RegretSection(fields.Section):
-    """fields.Share of tokens/s lost by choosing N from this profile instead of from the truth.
+    """Share of tokens/s lost by choosing N from this profile instead of from the truth.
 
     The noise of the held-out times is taken out; `interval` holds the mean with 90 % chance.
     """
@@ -338,13 +332,6 @@ class RegretSection(fields.Section):
     interval: tuple[fields.Share, fields.Share] | None = None
     curves: fields.Count
     contexts: fields.CountsOrZero
-
-    @model_validator(mode="after")
-    def _check(self) -> RegretSection:
-        if self.mean > self.worst:
-            raise ValueError("mean must not exceed worst")
-        fields.check_lengths(self, ("contexts",))
-        return self
 
 
 class LineSection(SampledSection):
@@ -381,12 +368,6 @@ class DrafterSection(LineSection):
     kind: Literal["measured", "quick"] | None = None
     created_utc: fields.Utc | None = None
     context: fields.CountsOrZero
-
-    @model_validator(mode="after")
-    def _check_origin(self) -> Self:
-        if (self.kind is None) != (self.created_utc is None):
-            raise ValueError("kind and created_utc are given both or not at all")
-        return self
 
 
 class EngineDrafterSection(SampledSection):

@@ -172,7 +172,14 @@ class ProfileStore:
             return path, reason
         if output is None:
             return self.save(profile), ""
-        self.write(profile, output)
+        there = _read(output).profile if os.path.lexists(output) else None
+        if there is not None and there.provenance.rank < profile.provenance.rank:
+            raise ProfileError(
+                f"{output}: not written, since it holds a profile that is"
+                f" {there.provenance.kind} and this one is {profile.provenance.kind}",
+                hint="Choose another --output, or move that file away",
+            )
+        profile.to_yaml(output)
         return output, ""
 
     def save(self, profile: Profile) -> Path:
@@ -183,9 +190,18 @@ class ProfileStore:
         number. An unusable file may be a measured profile with a slip of the pen: only another
         measured one replaces it. Raises ProfileError.
         """
+
+        def replaceable(path: Path) -> bool:
+            if not os.path.lexists(path):
+                return True
+            stored, rank = _read(path).profile, profile.provenance.rank
+            if stored is None:
+                return rank == 0
+            return not stored.key.differences(profile.key) and rank <= stored.provenance.rank
+
         place = self._place(profile)
         with folder_lock(place.parent):
-            path = next(one for one in _numbered(place) if _replaceable(one, profile))
+            path = next(filter(replaceable, _numbered(place)))
             profile.to_yaml(path)
         return path
 
@@ -212,21 +228,6 @@ class ProfileStore:
                 if usable and place(stored) < place(profile):
                     return path
         return None
-
-    @staticmethod
-    def write(profile: Profile, path: Path) -> None:
-        """Write the profile to a file that the user names, in one step.
-
-        Raises ProfileError where that fails, or would replace a profile of better provenance.
-        """
-        stored = _read(path).profile if os.path.lexists(path) else None
-        if stored is not None and stored.provenance.rank < profile.provenance.rank:
-            raise ProfileError(
-                f"{path}: not written, since it holds a profile that is"
-                f" {stored.provenance.kind} and this one is {profile.provenance.kind}",
-                hint="Choose another --output, or move that file away",
-            )
-        profile.to_yaml(path)
 
     def add_drafter(
         self, lookup: LookupResult, architecture_hash: str, drafter: DrafterSection
@@ -325,17 +326,6 @@ def _result(
         needs_floor_probe=borrowed and key.runtime in UNCAPTURED,
         same=not profile.differences(key, soft),
     )
-
-
-def _replaceable(path: Path, profile: Profile) -> bool:
-    """Whether `profile` may be written to this path: never over what was better measured."""
-    if not os.path.lexists(path):
-        return True
-    stored = _read(path).profile
-    if stored is None:
-        return profile.provenance.rank == 0
-    same = not stored.key.differences(profile.key)
-    return same and profile.provenance.rank <= stored.provenance.rank
 
 
 def _mismatch(stored: StoredProfile, key: ProfileKey) -> str:

@@ -18,14 +18,9 @@ from pathlib import Path
 import numpy as np
 
 import costmodel.acceptance as data
-from costmodel.acceptance import (
-    AcceptanceProcess,
-    PublishedRow,
-    process_of,
-    published,
-    published_rows,
-)
+from costmodel.acceptance import AcceptanceProcess, PublishedRow, process_of, published_rows
 from decoder.tree.draft_tree import Lattice, best_first
+from lab.bench.simulated import published
 from lab.studies.common import store
 
 BLOCKS = 4000

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from costmodel.acceptance import published
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ELEMENT_BYTES
 from costmodel.roofline import Roofline, physical_bytes
@@ -27,7 +26,7 @@ from decoder.profiling.measured_profile import find_peaks
 from decoder.profiling.probe import time_drafter
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.arms.given_text import GivenTextTarget
-from lab.bench.simulated import SimulatedDrafter, Truth
+from lab.bench.simulated import SimulatedDrafter, Truth, published
 from lab.studies.common import pooled_ratio
 from lab.studies.gpu_parts import (
     SEED,

@@ -84,7 +84,7 @@ def test_it_is_stored_found_and_never_replaces_a_measured_one(profile, tmp_path)
     altered(profile, provenance={"kind": "measured"}).to_yaml(stored)
     assert store.save(profile) != stored
     with pytest.raises(ProfileError, match="is imported"):
-        ProfileStore.write(profile, stored)
+        store.put(profile, stored, replace=True)
 
 
 def test_a_decoder_takes_it_as_a_prior(profile, tmp_path):
