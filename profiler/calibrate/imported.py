@@ -14,8 +14,14 @@ from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import CALIBRATIONS, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device, resolve_target
-from costmodel.imports.profiles import TimedModel, check_subject, check_times, read_times
-from costmodel.imports.table import ImportedTable, WeightFormat
+from costmodel.imports import (
+    ImportedTable,
+    TimedModel,
+    WeightFormat,
+    check_subject,
+    check_times,
+    read_times,
+)
 from costmodel.profile.schema import PeaksSection
 from costmodel.statistics import Array
 

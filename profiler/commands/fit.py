@@ -42,7 +42,7 @@ def command(
     Errors are of points left out, by cross-validation. mape and p95 give every row count
     the same weight.
     """
-    from costmodel.imports.profiles import imported_profile
+    from costmodel.imports import imported_profile
     from profiler.calibrate.imported import fit_table, read_file
     from profiler.commands.compose import save_and_show
     from profiler.report.console import note, print_json, print_table

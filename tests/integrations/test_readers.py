@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from costmodel.imports.profiles import read_times
+from costmodel.imports import read_times
 from profiler.commands.fit import FORMATS
 from tests.integrations.written_times import ROWS, forward_s, write_json, write_lines
 

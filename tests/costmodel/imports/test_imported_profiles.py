@@ -10,9 +10,7 @@ import pytest
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceFingerprint, find_device, find_target
 from costmodel.errors import InputError, ProfileError
-from costmodel.imports import profiles
-from costmodel.imports.profiles import TimedModel, imported_profile, read_times
-from costmodel.imports.table import ImportedTable
+from costmodel.imports import ImportedTable, TimedModel, imported_profile, profiles, read_times
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
 from costmodel.planning.traffic import Traffic
