@@ -17,7 +17,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.design import design_points
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import select_calibration
-from costmodel.catalog import DeviceFingerprint, device_slug, find_device, protocols_of
+from costmodel.catalog import DeviceFingerprint, device_slug, find_device
 from costmodel.errors import InputError, shown
 from costmodel.fields import LEAST_S, MOST_S, is_whole
 from costmodel.io import now_utc, number_of, read_table, tool_version
@@ -73,6 +73,19 @@ class ImportedTable:
     parameters: int = 0
     gpu_layers: int | None = None
     model: str | None = None
+
+    def section(self, tensor_parallel: int) -> schema.RuntimeSection:
+        """The runtime as a profile has it."""
+        weights = self.weights or WeightFormat()
+        return schema.RuntimeSection(
+            kind=self.runtime,
+            dtype=weights.dtype,
+            quantization=weights.quantization,
+            weight_bytes=weights.weight_bytes,
+            head_bytes=weights.weight_bytes,  # a mean over all
+            attention=self.tool,
+            tensor_parallel=tensor_parallel,
+        )
 
 
 class ShapeTimes:
@@ -218,13 +231,18 @@ def read_csv(path: Path, context: int | None = None) -> ImportedTable:
     name ends in a unit, such as `latency (ms)`. Raises InputError with the line and the problem.
     """
     names, lines = read_table(path, ("new_tokens", "context_tokens"), hint=_CSV_HINT)
-    time, unit = _time_column(names, path)
+    units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
+    usual = [name for name in _TIMES if name in units]
+    if not usual and len(units) != 1:
+        problem = "several columns of times: " if units else "no column of times"
+        raise InputError(f"{path} has {problem}{', '.join(units)}", hint=_CSV_HINT)
+    time = (usual or list(units))[0]
     times = ShapeTimes(path, hint=_CSV_HINT)
     empty = True
     for at, row in lines:
         if not row[time]:
             continue
-        empty, seconds = False, unit * number_of(row[time], at, time)
+        empty, seconds = False, units[time] * number_of(row[time], at, time)
         if not seconds > 0:
             raise InputError(f"{at}: {time} must be a number above 0 (is {row[time]})")
         shape = (
@@ -242,17 +260,6 @@ def read_csv(path: Path, context: int | None = None) -> ImportedTable:
         runtime="kernels",
         lacks=("host time, as far as the table leaves it out",),
     )
-
-
-def _time_column(names: list[str], path: Path) -> tuple[str, float]:
-    units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
-    for name in _TIMES:
-        if name in units:
-            return name, units[name]
-    if len(units) == 1:
-        return next(iter(units.items()))
-    problem = "several columns of times: " if units else "no column of times"
-    raise InputError(f"{path} has {problem}{', '.join(units)}", hint=_CSV_HINT)
 
 
 def _whole(row: dict[str, str], name: str, least: int, at: str) -> int:
@@ -279,17 +286,10 @@ class TimedModel:
     architecture: ModelArchitecture
     tensor_parallel: int = 1
 
-    def roofline(self, weights: WeightFormat | None = None) -> Roofline:
-        weights = weights or WeightFormat()
-        return Roofline(
-            architecture=self.architecture,
-            peaks=self.peaks.peaks(),
-            element_bytes=schema.ELEMENT_BYTES[weights.dtype],
-            weight_bytes=weights.weight_bytes,
-            head_bytes=weights.weight_bytes,  # a mean over all
-            tensor_parallel=self.tensor_parallel,
-            protocols=protocols_of(self.device.slug, self.tensor_parallel),
-        )
+    def roofline(self, table: ImportedTable) -> Roofline:
+        """The paper's roofline, in the runtime of the times."""
+        runtime = table.section(self.tensor_parallel)
+        return runtime.roofline(self.device, self.architecture, self.peaks)
 
 
 def read_times(name: str, path: Path, context: int | None = None) -> ImportedTable:
@@ -366,8 +366,7 @@ def imported_profile(
             hint="Give --source, such as --source 'vLLM 0.33.0, run of 2026-11-20'",
         )
     check_subject(table, subject, path)
-    weights = table.weights or WeightFormat()
-    roofline = subject.roofline(weights)
+    roofline = subject.roofline(table)
     on_cpu = subject.device.kind == "cpu"
     warning = check_times(table.points, roofline, path, on_cpu=on_cpu)
     if warning:
@@ -411,15 +410,7 @@ def imported_profile(
         ),
         device=device,
         target=schema.TargetSection.of(subject.architecture),
-        runtime=schema.RuntimeSection(
-            kind=table.runtime,
-            dtype=weights.dtype,
-            quantization=weights.quantization,
-            weight_bytes=weights.weight_bytes if weights.quantization else None,
-            head_bytes=weights.weight_bytes if weights.quantization else None,
-            attention=table.tool,
-            tensor_parallel=subject.tensor_parallel,
-        ),
+        runtime=table.section(subject.tensor_parallel),
         peaks=subject.peaks,
         calibration=schema.CalibrationSection.of(selection),
         surface=schema.SurfaceSection.of(fitted),

@@ -82,7 +82,7 @@ def fit_table(table: ImportedTable, subject: TimedModel, path: Path) -> dict[str
     Raises InputError.
     """
     check_subject(table, subject, path)
-    points, roofline = table.points, subject.roofline(table.weights)
+    points, roofline = table.points, subject.roofline(table)
     warning = check_times(points, roofline, path)
     report: dict[str, Any] = {"warning": warning} if warning else {}
     selection, calibrations = select_calibration(points, roofline), {}

@@ -136,7 +136,7 @@ def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name):
     if name == "llama-bench":
         one = dataclasses.replace(subject(target="SmolLM2-135M-Instruct"), device=CPU, peaks=PEAKS)
     sound = table_of(name, path, 1.0)
-    assert profiles.check_times(sound.points, one.roofline(sound.weights), path) == ""
+    assert profiles.check_times(sound.points, one.roofline(sound), path) == ""
     wrong = {
         1e-3: "times faster than",
         12.0 if name == "llama-bench" else 1e3: "wrong unit or device",
