@@ -288,8 +288,7 @@ class TimedModel:
 
     def roofline(self, table: ImportedTable) -> Roofline:
         """The paper's roofline, in the runtime of the times."""
-        runtime = table.section(self.tensor_parallel)
-        return runtime.roofline(self.device, self.architecture, self.peaks)
+        return table.section(self.tensor_parallel).roofline(self.architecture, self.peaks)
 
 
 def read_times(name: str, path: Path, context: int | None = None) -> ImportedTable:

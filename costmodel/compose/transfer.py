@@ -66,7 +66,7 @@ def transfer_profile(
         raise InputError("this profile has no points to transfer")
     before = profile.roofline("physical")
     peaks = product_peaks(device, weights)
-    after = dataclasses.replace(before, peaks=peaks, protocols=())
+    after = dataclasses.replace(before, peaks=peaks)
     points = scaled_points(profile.surface.points(), before, after)
     made, scales = profile.provenance, profile.calibration.stairs
     made_in = profile.runtime.dtype

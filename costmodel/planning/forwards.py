@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Calibration
-from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name
+from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name, protocols_of
 from costmodel.compose.operators import CHUNK_ROWS
 from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
@@ -143,7 +143,7 @@ class TargetForward:
         apart = engine == "vllm" and runtime.kind != "vllm" and not runtime.cache_bytes
         chip = _chip(self._device)[1] if self._device is not None else ""
         self.unsplit = apart and chip in _UNSPLIT_CHIPS
-        self._protocols = profile.roofline().protocols
+        self._protocols = protocols_of(profile.device.slug, runtime.tensor_parallel)
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0

@@ -224,8 +224,7 @@ class Profile(Section):
         return self.key.differences(key) + self.soft_key.differences(soft)
 
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
-        paper = self.runtime.roofline(self.device, self.target.architecture, self.peaks)
-        return paper.with_count(count)
+        return self.runtime.roofline(self.target.architecture, self.peaks).with_count(count)
 
     @property
     def uncertainty(self) -> float:

@@ -17,7 +17,7 @@ from costmodel.calibration.physical import PhysicalCalibration
 from costmodel.calibration.points import Calibration, CalibrationName, ErrorSummary, Points
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
-from costmodel.catalog import DeviceFingerprint, Peaks, protocols_of
+from costmodel.catalog import Peaks
 from costmodel.errors import InputError
 from costmodel.profile.text import ColumnsSection
 from costmodel.roofline import Roofline
@@ -169,9 +169,7 @@ class RuntimeSection(fields.Section):
         """Bytes of one activation, and of one weight where the runtime reads no other."""
         return ELEMENT_BYTES[self.dtype]
 
-    def roofline(
-        self, device: DeviceFingerprint, architecture: ModelArchitecture, peaks: PeaksSection
-    ) -> Roofline:
+    def roofline(self, architecture: ModelArchitecture, peaks: PeaksSection) -> Roofline:
         return Roofline(
             architecture=architecture,
             peaks=peaks.peaks(),
@@ -180,7 +178,6 @@ class RuntimeSection(fields.Section):
             head_bytes=self.head_bytes,
             cache_bytes=self.cache_bytes,
             tensor_parallel=self.tensor_parallel,
-            protocols=protocols_of(device.slug, self.tensor_parallel),
         )
 
     @model_validator(mode="after")

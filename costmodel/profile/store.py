@@ -72,6 +72,11 @@ class ProfileStore:
         paths = [path for folder in self.directories for path in sorted(folder.glob("*/*.yaml"))]
         return tuple(_read(path) for path in paths)
 
+    def unusable(self, device_name: str) -> tuple[StoredProfile, ...]:
+        """The files of one device that cannot be read, each with its problem."""
+        paths = [path for folder in self.directories for path in _device_files(folder, device_name)]
+        return tuple(stored for stored in map(_read, paths) if stored.profile is None)
+
     def find(self, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
         """The profile for `key` with the best provenance, of the first folder that has one.
 

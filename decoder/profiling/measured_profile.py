@@ -100,7 +100,7 @@ class MeasuredSubject:
 
     def roofline(self, peaks: schema.PeaksSection) -> Roofline:
         """The paper's roofline, over which calibrations are fitted."""
-        return self.runtime.roofline(self.device, self.architecture, peaks)
+        return self.runtime.roofline(self.architecture, peaks)
 
 
 def subject_of(target: Target) -> MeasuredSubject:
