@@ -150,7 +150,14 @@ def _attention(
     chunks: Chunks, steps: Steps, device: DeviceSpec, a: ModelArchitecture, tp: int
 ) -> Attention:
     rows, cached, seconds = np.array(chunks, dtype=np.float64).T
-    steps = _plausible(steps, device, a.kv_width // tp)
+    # Batches that read keys and values faster than memory allows were timed over one shared cache
+    # (RTX A6000: up to 12 TB/s of 0.768).
+    wrong = set()
+    for (batch, length), step_s in steps.items():
+        cache_bytes = 4 * batch * length * (a.kv_width // tp)
+        if cache_bytes > max(device.l2_bytes, device.peak_bytes_per_s * step_s) and batch > 1:
+            wrong.add(batch)
+    steps = {place: step_s for place, step_s in steps.items() if place[0] not in wrong}
     heads, kv_heads = a.heads // tp, a.kv_heads // tp
     tile_rows, key_s, _ = fit_tile_rows(
         rows, cached, seconds, heads=heads, sm_count=device.sm_count
@@ -174,19 +181,6 @@ def _attention(
         key_s=key_s,
         busy_key_s=key_s,
     )
-
-
-def _plausible(steps: Steps, device: DeviceSpec, kv_width: int) -> Steps:
-    """The steps without batches that read keys and values faster than memory allows.
-
-    Their sequences were timed over one shared cache (RTX A6000: up to 12 TB/s of 0.768).
-    """
-    wrong = set()
-    for (batch, length), seconds in steps.items():
-        cache_bytes = 4 * batch * length * kv_width
-        if cache_bytes > max(device.l2_bytes, device.peak_bytes_per_s * seconds) and batch > 1:
-            wrong.add(batch)
-    return {place: seconds for place, seconds in steps.items() if place[0] not in wrong}
 
 
 def _fused_attention(path: Path) -> tuple[Chunks, Steps]:
@@ -287,25 +281,18 @@ def fit_tile_rows(
         form = TileForm(tile_rows=height)
         waves = np.ceil(form.tiles(s, heads, heads) / sm_count)
         x = waves * c
-        key_s = _shared_slope(s, x, t, counts)
-        errors = []
-        for n in counts:
-            here = s == n
+        # The common slope of a relative least-squares fit with one level per row count.
+        top, bottom, errors = 0.0, 0.0, []
+        for here in (s == n for n in counts):
+            weight = 1 / t[here] ** 2
+            dx = x[here] - np.average(x[here], weights=weight)
+            dt = t[here] - np.average(t[here], weights=weight)
+            top += float(np.sum(weight * dx * dt))
+            bottom += float(np.sum(weight * dx * dx))
+        key_s = top / bottom
+        for here in (s == n for n in counts):
             level = np.median(t[here] - key_s * x[here])
             errors.append(np.abs(level + key_s * x[here] - t[here]) / t[here])
         fits.append((float(np.mean(np.concatenate(errors))), int(height), key_s))
     error, height, key_s = min(fits)
     return height, key_s, error
-
-
-def _shared_slope(s: Array, x: Array, t: Array, counts: Sequence[float]) -> float:
-    """The common slope of a relative least-squares fit with one level per row count."""
-    top = bottom = 0.0
-    for n in counts:
-        here = s == n
-        weight = 1 / t[here] ** 2
-        dx = x[here] - np.average(x[here], weights=weight)
-        dt = t[here] - np.average(t[here], weights=weight)
-        top += float(np.sum(weight * dx * dt))
-        bottom += float(np.sum(weight * dx * dx))
-    return top / bottom

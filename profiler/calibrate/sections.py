@@ -36,24 +36,24 @@ def stages_section(swept: SweepResult) -> schema.StagesSection:
     def one_row(task: Task) -> bool:
         return task.kind in ("verify", "plain") and task.size == 1
 
-    stages = {"plain": _columns(swept, one_row, batch="batch", context="context")}
+    stages = {"plain": columns_of(swept, one_row, batch="batch", context="context")}
     axes = {"prefill": "tokens", "commit": "tokens"}
     for kind in ("prefill", "build", "accept", "accept_sampled", "commit"):
         axis = {axes.get(kind, "nodes"): "size"}
-        stages[kind] = _columns(swept, lambda task, kind=kind: task.kind == kind, **axis)
+        stages[kind] = columns_of(swept, lambda task, kind=kind: task.kind == kind, **axis)
     return schema.StagesSection.model_validate(stages)
 
 
 def drafter_sections(swept: SweepResult, drafter: Drafter) -> dict[str, schema.DrafterSection]:
     """The drafter's cost by context, under its architecture hash; none that may not be stored."""
-    columns = _columns(swept, lambda task: task.kind == "draft", context="context")
+    columns = columns_of(swept, lambda task: task.kind == "draft", context="context")
     if columns is None or not is_storable(drafter):
         return {}
     section = schema.DrafterSection.model_validate({"name": drafter.name} | columns)
     return {drafter.architecture_hash: section}
 
 
-def _columns(
+def columns_of(
     swept: SweepResult, wanted: Callable[[Task], bool], **axes: str
 ) -> dict[str, Any] | None:
     """The columns of a section, in the order of its axes; None without a task that is wanted.

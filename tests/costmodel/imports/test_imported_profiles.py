@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from costmodel import imports
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceFingerprint, find_device, find_target
 from costmodel.errors import InputError, ProfileError
-from costmodel.imports import ImportedTable, TimedModel, imported_profile, profiles, read_times
+from costmodel.imports import ImportedTable, TimedModel, imported_profile, read_times
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
 from costmodel.planning.traffic import Traffic
@@ -136,7 +137,7 @@ def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name):
     if name == "llama-bench":
         one = dataclasses.replace(subject(target="SmolLM2-135M-Instruct"), device=CPU, peaks=PEAKS)
     sound = table_of(name, path, 1.0)
-    assert profiles.check_times(sound.points, one.roofline(sound), path) == ""
+    assert imports.check_times(sound.points, one.roofline(sound), path) == ""
     wrong = {
         1e-3: "times faster than",
         12.0 if name == "llama-bench" else 1e3: "wrong unit or device",
@@ -178,7 +179,7 @@ def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
         points=points, processor=None, threads=None, parameters=0,
     )  # fmt: skip
     profile = imported_profile(table, subject(), path=LLAMA, source="made up")
-    assert profile.surface is not None and len(profile.surface.rows) == profiles.MOST_FITTED
+    assert profile.surface is not None and len(profile.surface.rows) == imports.MOST_FITTED
     assert profile.held_out is not None
-    assert profile.held_out.error.points == len(points) - profiles.MOST_FITTED
+    assert profile.held_out.error.points == len(points) - imports.MOST_FITTED
     assert profile.held_out.error.worst < 0.02
