@@ -69,11 +69,6 @@ class AcceptanceProcess:
     def gamma(self) -> int:
         return len(self.rank1)
 
-    @property
-    def chain_length(self) -> float:
-        """Acceptance length of the chain: expected tokens a round, the bonus token included."""
-        return 1.0 + float(np.cumprod(self.rank1).sum())
-
     def rank_table(self, width: int) -> Array:
         """Probabilities of the ranks at each confidence, [gamma, QUANTILES, width]."""
         hazard = self.confidences()

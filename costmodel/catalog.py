@@ -120,6 +120,8 @@ def load_devices() -> Mapping[str, DeviceSpec]:
     for slug, row in table.items():
         dtype: Literal["bfloat16", "float16"] = "bfloat16" if "bf16_tflops" in row else "float16"
         dense = row["bf16_tflops" if dtype == "bfloat16" else "fp16_tflops"]
+        rates = {"fp8_flops_per_s": "fp8_tflops", "fp4_flops_per_s": "fp4_tflops"}
+        rates["int8_ops_per_s"] = "int8_tops"
         devices[slug] = DeviceSpec(
             slug=slug,
             name=row["name"],
@@ -134,15 +136,9 @@ def load_devices() -> Mapping[str, DeviceSpec]:
             confidence=row["confidence"],
             source=row["source"],
             note=row.get("note", ""),
-            fp8_flops_per_s=_rate(row, "fp8_tflops"),
-            fp4_flops_per_s=_rate(row, "fp4_tflops"),
-            int8_ops_per_s=_rate(row, "int8_tops"),
+            **{name: row[field] * 1e12 for name, field in rates.items() if field in row},
         )
     return devices
-
-
-def _rate(row: Mapping[str, Any], field: str) -> float | None:
-    return row[field] * 1e12 if field in row else None
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -46,11 +45,20 @@ def run_checks() -> list[DoctorCheck]:
     names = ("rooftree", "torch", "transformers", "numba", "python")
     versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
     installed = ", ".join(f"{name} {version}" for name, version in versions if version)
-    disturbed = "; ".join(warnings(metadata, observe()))
+    disturbed, folder = "; ".join(warnings(metadata, observe())), user_directory()
+    directory = DoctorCheck("data directory", "ok", str(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        advice = "Set ROOFTREE_HOME to a directory that you can write to."
+        found = f"{folder}: {error.strerror or error}"
+        directory = DoctorCheck("data directory", "missing", found, advice)
     return [
         DoctorCheck("versions", "ok", installed),
         _device(device),
-        _directory(user_directory()),
+        directory,
         DoctorCheck("default target", "ok", target),
         _profile(target, device),
         DoctorCheck("demo model", "ok", str(demo))
@@ -89,18 +97,6 @@ def _device(device: torch.device) -> DoctorCheck:
     return DoctorCheck(
         "device", "warn", text, "Install a CUDA build of torch that fits the driver."
     )
-
-
-def _directory(folder: Path) -> DoctorCheck:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        advice = "Set ROOFTREE_HOME to a directory that you can write to."
-        found = f"{folder}: {error.strerror or error}"
-        return DoctorCheck("data directory", "missing", found, advice)
-    return DoctorCheck("data directory", "ok", str(folder))
 
 
 def _profile(target: str, device: torch.device) -> DoctorCheck:
