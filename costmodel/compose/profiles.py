@@ -298,13 +298,10 @@ def _stages(forward: ComposedForward) -> schema.StagesSection:
             seconds = _rising(forward.seconds([1], contexts, b))[0]
             steps.extend((b, c, t) for c, t in zip(contexts, seconds, strict=True))
     prompts = forward.prefill_s(PROMPTS)
-    return schema.StagesSection(
-        plain=schema.PlainSection(
-            batch=tuple(b for b, _, _ in steps),
-            context=tuple(c for _, c, _ in steps),
-            **columns([float(t) for _, _, t in steps]),
-        ),
-        prefill=schema.TokensSection(tokens=PROMPTS, **columns(prompts.tolist())),
+    batches, steps_of, times_s = zip(*steps, strict=True)
+    plain = {"batch": batches, "context": steps_of, "median_s": tuple(map(float, times_s)), "n": 1}
+    return schema.StagesSection.model_validate(
+        {"plain": plain, "prefill": {"tokens": PROMPTS, "median_s": prompts, "n": 1}}
     )
 
 
@@ -316,11 +313,6 @@ def _rising(seconds: Array) -> Array:
 def _weight_bytes(forward: ComposedForward) -> float:
     weights = forward.tables.weights
     return layer_bytes(forward.architecture, weights) or WEIGHT_BYTES[weights]
-
-
-def columns(seconds: list[float]) -> dict[str, Any]:
-    """Times without spread, as the columns of a section."""
-    return {"median_s": seconds, "mad_s": [None] * len(seconds), "n": [1] * len(seconds)}
 
 
 def _note(forward: ComposedForward, bar: ErrorBar) -> str:

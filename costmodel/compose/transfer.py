@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name, load_devices
 from costmodel.compose.operators import ROUNDING
-from costmodel.compose.profiles import ProfileParts, assemble, columns
+from costmodel.compose.profiles import ProfileParts, assemble
 from costmodel.compose.tables import product_peaks
 from costmodel.errors import InputError
 from costmodel.io import now_utc, read_yaml, shipped_directory
@@ -149,10 +149,12 @@ def _stages(profile: Profile, before: Roofline, after: Roofline) -> StagesSectio
         seconds = np.maximum(
             _scaled(plain.median_s, (before, after), place), ROUNDING * after.seconds(*place)
         )
-        plain = PlainSection(context=plain.context, batch=plain.batch, **columns(seconds.tolist()))
+        axes = {"context": plain.context, "batch": plain.batch}
+        plain = PlainSection.model_validate(axes | {"median_s": seconds, "n": 1})
     if prefill is not None:
         prompts = _scaled(prefill.median_s, (before, after), (prefill.tokens, 0, 1))
-        prefill = TokensSection(tokens=prefill.tokens, **columns(prompts.tolist()))
+        axes = {"tokens": prefill.tokens}
+        prefill = TokensSection.model_validate(axes | {"median_s": prompts, "n": 1})
     return StagesSection(plain=plain, prefill=prefill)
 
 

@@ -70,15 +70,6 @@ class ForwardSeconds:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLimits:
-    """Memory and power of one device; `power_w` is its power limit or TDP, None if not known."""
-
-    name: str
-    memory_bytes: float
-    power_w: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Source of the times: a profile's provenance.
 
@@ -121,12 +112,12 @@ class TargetForward:
             cached=runtime.cache_bytes or size, other=size,
         )  # fmt: skip
         self._device = device_by_name(profile.device.name)
-        borrowed = profile.provenance.borrowed and self._device is not None
-        self.device = DeviceLimits(
-            name=profile.device.name,
-            memory_bytes=profile.device.memory_bytes * (_VISIBLE if borrowed else 1.0),
-            power_w=profile.device.power_limit_w or (self._device.tdp_w if self._device else None),
-        )
+        self.device = profile.device
+        if (spec := self._device) is not None:  # what is not measured is of the data sheet
+            update = {"power_limit_w": self.device.power_limit_w or spec.tdp_w}
+            if profile.provenance.borrowed:
+                update["memory_bytes"] = int(_VISIBLE * self.device.memory_bytes)
+            self.device = self.device.model_copy(update=update)
         # Its held-out error counts, else its error bar.
         made, held_out, timed = profile.provenance, profile.held_out, runtime.engine
         error = UNKNOWN_ERROR if made.error_bar is None else made.error_bar

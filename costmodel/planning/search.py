@@ -282,7 +282,7 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
     group = Group(
         gpu=option.gpu,
         devices=option.tensor_parallel * request.data_parallel,
-        power_w=forward.device.power_w,
+        power_w=forward.device.power_limit_w,
         power_error=forward.power_error,
         ranks=request.data_parallel,
     )

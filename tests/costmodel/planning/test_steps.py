@@ -77,7 +77,7 @@ def test_a_composed_profile_says_so(profile):
     origin = TargetForward(profile).origin
     stated = profile.provenance.error_bar
     assert (origin.kind, origin.error, origin.whole_runtime) == ("composed", stated, False)
-    assert TargetForward(profile).device.power_w == 700
+    assert TargetForward(profile).device.power_limit_w == 700
 
 
 def test_a_profile_in_float32_plans_with_values_of_four_bytes(profile):
