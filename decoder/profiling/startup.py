@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.calibration.points import Calibration
 from costmodel.errors import ProfileError
 from costmodel.io import now_utc
-from costmodel.online import CycleCost
-from costmodel.online import Mode, OnlineEstimator
+from costmodel.online import CycleCost, Mode, OnlineEstimator
 from costmodel.profile.grade import grade
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection

@@ -46,7 +46,7 @@ def found() -> dict[str, checks.DoctorCheck]:
     return {check.name: check for check in checks.run_checks()}
 
 
-def test_a_new_machine_is_told_to_calibrate(home):
+def test_a_new_machine_is_told_to_calibrate(home, monkeypatch):
     result = found()
     assert result["data directory"].status == "ok"
     assert result["profile"].status == "missing"
@@ -54,9 +54,7 @@ def test_a_new_machine_is_told_to_calibrate(home):
     assert "rooftree demo-model" in result["demo model"].advice
     assert checks.next_step(list(result.values())).startswith("`rooftree calibrate`")
     assert result["versions"].found.count(torch.__version__.partition("+")[0]) == 1
-
-
-def test_a_directory_that_cannot_be_written_comes_first(home, monkeypatch):
+    # A directory that cannot be written comes first.
     (home / "file").write_text("")
     monkeypatch.setenv("ROOFTREE_HOME", str(home / "file" / "below"))
     result = found()
@@ -94,8 +92,7 @@ def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
     gpu = SimpleNamespace(read=lambda: {"gpu_name": "NVIDIA H200"})
     monkeypatch.setattr(checks.Gpu, "open", lambda index: gpu)
     device = found()["device"]
-    assert device.status == "warn"
-    assert "NVIDIA H200" in device.found
+    assert device.status == "warn" and "NVIDIA H200" in device.found
     assert "CUDA build of torch" in device.advice
 
 
