@@ -172,10 +172,9 @@ def _attention(
         context[1, int(count)] = float(exact[0]) if len(exact) else max(level, 1e-6)
     first = min(value for (batch, _), value in steps.items() if batch == 1)
     context[1, 1] = min(first, min(context.values()))
-    pair = (heads, kv_heads)
     return Attention(
-        generation={pair: steps},
-        context={pair: context},
+        generation={(heads, kv_heads): steps},
+        context={(heads, kv_heads): context},
         form=form,
         sm_count=device.sm_count,
         key_s=key_s,

@@ -142,9 +142,6 @@ class VllmSource:
             loaded_s=loaded_s,
         )
 
-    def forwards(self, swept: SweepResult) -> SweepResult:
-        return swept
-
     def additions(self, swept: SweepResult) -> Additions:
         subject = self._subject
         if subject.device.kind == "cuda":

@@ -88,8 +88,8 @@ def calibrate(
         control = SweepControl(
             limit_s=limit_s,
             on_progress=listener.progress,
-            more=lambda swept: grid.more(source.forwards(swept)),
-            again=lambda swept: grid.again(source.forwards(swept)),
+            more=lambda swept: grid.more(ready.forwards(swept)),
+            again=lambda swept: grid.again(ready.forwards(swept)),
             on_state=lambda reason: listener.say(f"the machine is busy ({reason}): waiting"),
         )
         with open_journal(source.lock, ready.subject, ready.journal, listener.say) as journal:
@@ -102,7 +102,7 @@ def calibrate(
             listener.say(line)
 
         # Write: fit the calibrations, check them on the held-out points, and store the files.
-        forwards = source.forwards(swept)
+        forwards = ready.forwards(swept)
         added = source.additions(swept)
         state = metadata.fields | ready.instruments.guard.summary()
         measurement = Measurement(
