@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from costmodel.calibration.points import Calibration
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import DrafterSection, NodesSection, PlainSection, TokensSection
+from costmodel.profile.schema import DrafterSection, StagesSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, Ints
 
@@ -42,11 +42,7 @@ class CycleCost:
     roofline: Roofline
     buckets: tuple[int, ...] = ()
     preferred_rows: tuple[int, ...] = ()
-    plain: PlainSection | None = None
-    build: NodesSection | None = None
-    accept: NodesSection | None = None
-    accept_sampled: NodesSection | None = None
-    commit: TokensSection | None = None
+    stages: StagesSection = dataclasses.field(default_factory=StagesSection)
     drafter: DrafterSection | None = None
     uncertainty: float = 0.0
 
@@ -68,17 +64,12 @@ class CycleCost:
                     hint=f"Add it with `rooftree calibrate --target {profile.target.name}"
                     " --drafter NAME`",
                 )
-        stages = profile.stages
         return cls(
             verify=profile.verify_calibration(),
             roofline=profile.roofline("paper"),
             buckets=profile.runtime.buckets,
             preferred_rows=profile.preferred_rows,
-            plain=stages.plain,
-            build=stages.build,
-            accept=stages.accept,
-            accept_sampled=stages.accept_sampled,
-            commit=stages.commit,
+            stages=profile.stages,
             drafter=drafter,
             uncertainty=profile.uncertainty,
         )
@@ -122,7 +113,8 @@ class CycleCost:
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Seconds of one plain step; where not measured, of verifying the root alone."""
-        measured = self.plain.seconds(context, batch) if self.plain else None
+        plain = self.stages.plain
+        measured = plain.seconds(context, batch) if plain else None
         return float(self.verify_s(0, context, batch)) if measured is None else measured
 
     def draft_s(self, context: float) -> float:
@@ -137,12 +129,12 @@ class CycleCost:
         """
         counts = np.asarray(nodes, dtype=np.float64)
         total = np.zeros_like(counts)
-        accept = (self.accept_sampled if sampled else None) or self.accept
-        for stage in (self.build, accept):
+        accept = (self.stages.accept_sampled if sampled else None) or self.stages.accept
+        for stage in (self.stages.build, accept):
             if stage is not None:
                 total = total + stage.seconds(counts)
-        if self.commit is not None:
-            total = total + self.commit.seconds(np.minimum(committed, counts + 1))
+        if self.stages.commit is not None:
+            total = total + self.stages.commit.seconds(np.minimum(committed, counts + 1))
         return total
 
     def cycle_s(
@@ -358,7 +350,8 @@ class OnlineEstimator:
         self._expected = [CorrectionLine()]
         self._ratios: list[float] = []
         # `ema` is for a target without a calibration, so measured plain steps are left out too.
-        bare = dataclasses.replace(cost, verify=cost.roofline, plain=None)
+        stages = cost.stages.model_copy(update={"plain": None})
+        bare = dataclasses.replace(cost, verify=cost.roofline, stages=stages)
         self._uncorrected = bare if mode == "ema" else cost
         self._cache: dict[Hashable, Any] = {}
 

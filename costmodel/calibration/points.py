@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import PrivateAttr
 
-from costmodel.errors import InputError
 from costmodel.fields import Count, Section, Statistic
 from costmodel.roofline import Roofline
 from costmodel.statistics import MAD_TO_SIGMA, MEDIAN_EFFICIENCY, Array
@@ -123,7 +122,7 @@ class RooflineCalibration(Section):
     it. Two calibrations are equal where their fields are.
     """
 
-    _roofline: Roofline | None = PrivateAttr(default=None)
+    _roofline: Roofline = PrivateAttr()
 
     def over(self, roofline: Roofline) -> Self:
         """The same coefficients over this roofline."""
@@ -133,9 +132,7 @@ class RooflineCalibration(Section):
 
     @property
     def roofline(self) -> Roofline:
-        """The roofline that the coefficients multiply. Raises InputError where none is set."""
-        if self._roofline is None:
-            raise InputError(f"{type(self).__name__} has no roofline: set one with `over`")
+        """The roofline that the coefficients multiply."""
         return self._roofline
 
     def __eq__(self, other: object) -> bool:
