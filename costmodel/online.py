@@ -22,7 +22,7 @@ from costmodel.profile.schema import DrafterSection, StagesSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, Ints
 
-# Default number of tokens that a cycle commits; the commit cost hardly depends on it.
+# Tokens that a cycle commits; the commit cost hardly depends on their number.
 TYPICAL_COMMITTED = 4.0
 
 
@@ -120,9 +120,7 @@ class CycleCost:
     def draft_s(self, context: float) -> float:
         return float(self.drafter.seconds(context)) if self.drafter else 0.0
 
-    def overhead_s(
-        self, nodes: ArrayLike, committed: float = TYPICAL_COMMITTED, *, sampled: bool = False
-    ) -> Array:
+    def overhead_s(self, nodes: ArrayLike, *, sampled: bool = False) -> Array:
         """Seconds of building, accepting and committing a tree of N nodes.
 
         sampled  whether the target's tokens are drawn, at a temperature above 0
@@ -134,7 +132,7 @@ class CycleCost:
             if stage is not None:
                 total = total + stage.seconds(counts)
         if self.stages.commit is not None:
-            total = total + self.stages.commit.seconds(np.minimum(committed, counts + 1))
+            total = total + self.stages.commit.seconds(np.minimum(TYPICAL_COMMITTED, counts + 1))
         return total
 
     def cycle_s(
