@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -45,8 +46,9 @@ from profiler.calibrate.sections import points_of
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import SweepControl, Task, run_sweep
 from profiler.calibrate.workload import Workload
-from profiler.measure.instruments import instruments, measure
+from profiler.measure.instruments import Instruments, instruments, take_sample
 from profiler.measure.journal import Journal
+from profiler.measure.samples import PointAccumulator, PointSamples
 
 PROFILED_ROUNDS = 30  # or fewer, where drafts are accepted
 
@@ -119,7 +121,7 @@ def forward_row(
     call, tools = workload.call(task), instruments(workload.device)
     for _ in range(3):
         call()
-    samples = measure(call, tools)
+    samples = timed(call, tools)
     moved_bytes = float(
         physical_bytes(
             measured.architecture, rows, context, 1, measured.element_bytes, measured.read_bytes
@@ -132,6 +134,15 @@ def forward_row(
         "share_of_measured_read": moved_bytes / samples.typical_s / measured.peaks.bytes_per_s,
         "rows_per_s": rows / samples.typical_s,
     }  # fmt: skip
+
+
+def timed(call: Callable[[], object], tools: Instruments) -> PointSamples:
+    """The samples of a call until the rule stops."""
+    point = PointAccumulator(tools.rule)
+    while not point.done:
+        seconds, disturbance = take_sample(call, tools)
+        point.add(seconds, ok=not disturbance)
+    return point.samples
 
 
 def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
@@ -236,7 +247,7 @@ def run_launches(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         call = workload.call(Task(kind="verify", size=rows, context=scale.verify_context))
         for _ in range(3):
             call()
-        samples = measure(call, tools)
+        samples = timed(call, tools)
         with torch.profiler.profile() as record:
             call()
             synchronise(target.device)
