@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from costmodel.catalog import resolve_target
 from costmodel.errors import RooftreeError
-from costmodel.imports.profiles import read_times
+from costmodel.imports import read_times
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import from_file
 from costmodel.planning.traffic import read_trace

@@ -111,7 +111,6 @@ def test_a_line_never_predicts_less_than_the_physical_bound():
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"rows": [1, 2], "context": [1, 1], "seconds": [1.0, 2.0]}, "at least 3 points"),
-    ({"seconds": [0.1, 0.1, 0.1]}, "exactly the same time"),
     ({"rows": [4, 4, 4]}, "same roofline time"),
 ])  # fmt: skip
 def test_points_that_cannot_be_fitted(changes, message):

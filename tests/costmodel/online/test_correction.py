@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from costmodel.online.cycle import CycleCost
-from costmodel.online.estimator import AffineCorrection, DriftMonitor, OnlineEstimator
-from costmodel.speculation import AcceptanceCurve, standard_curves
+from costmodel.calibration.choices import AcceptanceCurve, standard_curves
+from costmodel.online import AffineCorrection, CycleCost, DriftMonitor, OnlineEstimator
 from tests.costmodel.conftest import ROOFLINE, altered, shipped
 
 # Matrix products of Qwen3-8B on an H100 in ms, published (docs/method.md, calibrations).

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from costmodel.errors import ProfileError
-from costmodel.online.cycle import CycleCost
-from costmodel.online.estimator import OnlineEstimator
+from costmodel.online import CycleCost, OnlineEstimator
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import StagesSection
 from tests.costmodel.conftest import ROOFLINE, altered
@@ -32,7 +31,6 @@ def test_a_cycle_is_the_sum_of_its_parts(cost, profile):
     # 4 tokens are committed, or 2 where the tree has one node
     commit = np.array([1e-5 + 1e-5 / 3, 2e-5, 2e-5])
     assert cost.overhead_s(nodes) == pytest.approx(build + accept + commit)
-    assert cost.overhead_s(nodes, committed=1) == pytest.approx(build + accept + 1e-5)
     assert cost.cycle_s(nodes, 544) == pytest.approx(verify_s + 2e-4 + build + accept + commit)
     assert cost.cycle_s(7, 544).shape == ()
 

@@ -167,9 +167,7 @@ def test_each_section_as_something_else_or_with_an_unknown_field(path):
     (("calibration", "linear", "slope"), -0.5, "must be greater than or equal to 0 (is -0.5)"),
     (("calibration", "selected"), "best", "must be 'linear', 'physical' or 'stairs'"),
     (("calibration", "linear", "mape_after"), "12%", "is '12%'"),
-    (("calibration", "cross_validated", "linear", "worst"), 0.0, "must ascend"),
     (("regret", "worst"), 1.5, "less than or equal to 1"),
-    (("regret", "worst"), 0.0, "mean must not exceed worst"),
     (("surface", "n"), [0] + [5] * 11, "surface.n[0]: must be greater than or equal to 1"),
     (("surface", "median_s"), [0.0] + [0.1] * 11,
      "surface.median_s[0]: must be greater than or equal to 0.00000001 (is 0.0)"),
@@ -209,9 +207,6 @@ def test_sections_that_must_go_together():
     (TEXT.replace("slope:", "slope").encode(), "not readable as YAML"),
     (TEXT.encode() + b"\x00", "not readable as YAML"),
     (TEXT.encode() + b"\n---\nschema_version: 2\n", "not readable as YAML"),
-    (b"[" * 1_000_000 + b"]" * 1_000_000, "too deep"),
-    (b"- " * 1_000_000 + b"a", "too deep"),
-    (b"a: [" + b"1, " * 1_000_000 + b"1]", "too many"),
     (b"[" * 2_000 + b"]" * 2_000, "is not a profile"),
     (b"a: !!int ''", "not readable as YAML"),
     (b"? [1]\n: 2", "not readable as YAML"),
@@ -219,7 +214,7 @@ def test_sections_that_must_go_together():
     (TEXT.encode() + b"\nschema_version: 2\n", "schema_version stands twice"),
     (b"a: " + b"9" * 5_000, "not readable as YAML"),
     (b"a: !!python/object/apply:os.system ['true']", "not readable as YAML"),
-], ids=range(17))  # fmt: skip
+], ids=range(14))  # fmt: skip
 def test_files_that_are_no_profiles(raw, message):
     assert message in problem_of(raw)
 

@@ -169,9 +169,9 @@ def test_no_profile_replaces_one_of_better_provenance(store, profile, tmp_path, 
         assert store.find(profile.key).profile.provenance.source == ("older" if stays else "newer")
         if stays:
             with pytest.raises(ProfileError, match=f"{older} and this one is {newer}"):
-                ProfileStore.write(second, named)
+                store.put(second, named, replace=True)
         else:
-            ProfileStore.write(second, named)
+            store.put(second, named, replace=True)
         assert (named.read_bytes() == before) == stays
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from costmodel.calibration.choices import standard_curves
 from costmodel.calibration.points import Points
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore
-from costmodel.speculation import standard_curves
 from decoder.drafters.ngram import NgramDrafter
 from profiler.calibrate.files import with_stored_drafters
 from profiler.calibrate.sections import (

@@ -29,7 +29,7 @@ def raising(monkeypatch):
         module = ModuleType("profiler.commands.fail")
         module.command = command
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(cli.COMMANDS, "fail", "Fails.")
+        monkeypatch.setitem(cli.COMMANDS, "fail", ("fail.command", "Fails."))
 
     return install
 
