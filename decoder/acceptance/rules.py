@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -14,26 +13,16 @@ import torch
 from costmodel.errors import InputError
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
-from decoder.acceptance.nodes import (
-    JudgedRows,
-    LogitRows,
-    RandomChoices,
-    RowNumbers,
-    VisitedRows,
-    judge_rows,
-)
+from decoder.acceptance.nodes import JudgedRows, LogitRows, RowNumbers, VisitedRows, judge_rows
 from decoder.acceptance.sampling import (
     RunningEntropy,
     Sampling,
-    TokenDraws,
-    entropy_of,
+    SeededChoices,
     one_of_each,
     row_distributions,
-    target_distribution,
 )
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.base import NO_TOKEN, greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
@@ -56,59 +45,6 @@ class Accepted:
     rows: list[int]
     tokens: list[int]
     bonus: int
-
-
-class SeededChoices:
-    """The random choices of one sequence, with a generator of its own.
-
-    entropy  collects the entropy of every distribution used; None: not needed
-    """
-
-    def __init__(
-        self, sampling: Sampling, device: torch.device, entropy: RunningEntropy | None = None
-    ) -> None:
-        self.sampling = sampling
-        self.generator = torch.Generator(device=device)
-        self.generator.manual_seed(sampling.seed)
-        # `happens` draws on the host, since each answer of a device would be waited for.
-        self._coins = self.generator
-        if device.type != "cpu":
-            self._coins = torch.Generator().manual_seed(sampling.seed)
-        self._entropy = entropy
-        self.draws = TokenDraws(sampling, self.generator, entropy)
-
-    def __call__(self, logits: torch.Tensor) -> int:
-        """The target's own token of a visited row, logits [vocab], in one copy to the host."""
-        if self.sampling.temperature == 0.0 and logits.dtype == torch.float32 and logits.is_cpu:
-            row = logits.numpy()  # whose argmax, the same, takes a tenth of torch's time
-            token = int(row.argmax())
-            return token if isfinite(row[token]) else NO_TOKEN
-        if self.sampling.temperature == 0.0:
-            return int(greedy_tokens(logits))
-        return self.draws.of_row(logits)
-
-    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
-        probabilities = target_distribution(logits, self.sampling)
-        if self._entropy is not None:
-            self._entropy.note(float(entropy_of(probabilities)))
-        return probabilities
-
-    def happens(self, probability: float) -> bool:
-        """True with this probability: always at 1, never at 0."""
-        return float(torch.rand(1, generator=self._coins, dtype=torch.float64)) < probability
-
-    def one_of(self, weights: torch.Tensor) -> int:
-        """An index drawn in proportion to weights [vocab], float64, not negative.
-
-        `NO_TOKEN` for weights that are not numbers.
-        """
-        return int(one_of_each(weights[None], self.uniform()))
-
-    def uniform(self) -> torch.Tensor:
-        """A number [1] in [0, 1), float64, on the generator's device."""
-        where = {"generator": self.generator, "device": self.generator.device}
-        return torch.rand(1, dtype=torch.float64, **where)
 
 
 def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]) -> Accepted:
@@ -139,7 +75,7 @@ def _follow(tree: DraftTree, token_after: Callable[[int], Any]) -> Accepted:
         row = child
 
 
-def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: RandomChoices) -> Accepted:
+def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Accepted:
     """Accept or reject each child in draw order, from the root down.
 
     Child x is accepted with probability min(1, p(x) / q(x)). On rejection, p becomes
@@ -159,7 +95,7 @@ def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: RandomChoice
     return _outcome(tree, path, rows)
 
 
-def traversal(tree: DrawnTree, rows: RowNumbers, choices: RandomChoices) -> Accepted:
+def traversal(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Accepted:
     """Accept or reject whole paths, from the leaves up (traversal verification).
 
     Node c below v carries r(c) = min(1, r(v) p(c) / q(c)), the root r = 1. The first leaf in
@@ -288,7 +224,7 @@ class AcceptanceRule:
         if self.greedy:
             return greedy_tokens(logits).double().expand(2, -1)
         if not isinstance(tree, DrawnTree):
-            return self.pick.draws.of_tree(tree.row_depths(), logits)
+            return self.pick.of_tree(tree.row_depths(), logits)
         return judge_rows(
             tree,
             lambda rows: row_distributions(logits.index_select(0, rows), self._sampling),
@@ -307,7 +243,7 @@ class AcceptanceRule:
         if not isinstance(tree, DrawnTree):
             if ahead is None:
                 return walk(tree, logits, self.pick)
-            return _follow(tree, lambda row: self.pick.draws.visit(ahead, row, logits))
+            return _follow(tree, lambda row: self.pick.visit(ahead, row, logits))
         rows: RowNumbers = VisitedRows(tree, logits, self.pick, whole_paths=self._whole_paths)
         if ahead is not None and NO_TOKEN not in ahead[2]:
             rows = JudgedRows(tree, ahead)

@@ -24,23 +24,12 @@ from decoder.model.attention import (
 from decoder.model.kv_cache import KVCache
 from decoder.model.latents import LatentPlan, follow_latents
 from decoder.model.mixers import follow_states, row_states
-from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
+from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
-
-
-def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
-
-    The largest value is NaN if any is, so it tells. Nothing is copied to the host.
-    """
-    tokens = logits.argmax(-1, keepdim=True)
-    largest = logits.gather(-1, tokens)
-    # NaN - NaN and inf - inf are not 0; the fewest launches that tell.
-    return tokens.masked_fill_(largest - largest != 0, NO_TOKEN).squeeze(-1)
 
 
 class ModelStep:

@@ -13,9 +13,9 @@ import torch
 
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
+from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind, greedy_tokens
 from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket, first_line
-from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
+from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 

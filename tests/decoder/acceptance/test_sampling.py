@@ -5,10 +5,14 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from decoder.acceptance.rules import SeededChoices
-from decoder.acceptance.sampling import BY_ITSELF, Sampling, _beyond_top_p, target_distribution
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.acceptance.sampling import (
+    BY_ITSELF,
+    Sampling,
+    SeededChoices,
+    _beyond_top_p,
+    target_distribution,
+)
+from decoder.model.runtime.base import NO_TOKEN, greedy_tokens
 
 
 def transformers_distribution(logits, sampling):
@@ -69,9 +73,9 @@ def test_draws_are_those_of_multinomial(cut, monkeypatch):
             logits = (2 * logits).round() / 2  # with ties, so that more are kept
         expected = torch.multinomial(target_distribution(logits, sampling), 1, generator=generator)
         assert pick(logits) == int(expected)
-        drawn = whole.draws.of_tree(np.zeros(1, np.int64), logits[None])
+        drawn = whole.of_tree(np.zeros(1, np.int64), logits[None])
         itself += int(drawn[0, 0]) == BY_ITSELF
-        assert whole.draws.visit(drawn.numpy(), 0, logits[None]) == int(expected)
+        assert whole.visit(drawn.numpy(), 0, logits[None]) == int(expected)
     assert 0 < itself < 50
 
 
@@ -84,7 +88,7 @@ def test_logits_that_are_no_numbers_have_no_token(values, options):
     pick = SeededChoices(Sampling(**options), torch.device("cpu"))
     assert pick(torch.tensor(values)) == NO_TOKEN
     if options:
-        drawn = pick.draws.of_tree(np.array([0, 1]), torch.tensor([[1.0, 3.0, 2.0], values]))
+        drawn = pick.of_tree(np.array([0, 1]), torch.tensor([[1.0, 3.0, 2.0], values]))
         assert drawn[0, 0] >= 0 and drawn[0, 1] == NO_TOKEN
     assert greedy_tokens(torch.tensor([values, [1.0, 3.0, 2.0]])).tolist() == [NO_TOKEN, 1]
 

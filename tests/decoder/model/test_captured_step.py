@@ -15,15 +15,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from costmodel.architecture import ModelArchitecture
 from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.nodes import judge_rows
-from decoder.acceptance.sampling import Sampling, TokenDraws, one_of_each, row_distributions
+from decoder.acceptance.sampling import Sampling, SeededChoices, one_of_each, row_distributions
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.dflash.drafter import CapturedBlocks
 from decoder.drafters.eagle3.drafter import CapturedLevels
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
+from decoder.model.runtime.base import greedy_tokens
 from decoder.model.runtime.capture import BudgetedCapture
-from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
+from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import TablePlan, fuse
 from decoder.model.runtime.trial import triton_installed
 from decoder.model.structure import Structure, read_structure
@@ -198,7 +199,9 @@ def test_sampled_tokens_of_a_tree_ask_the_host_for_nothing(cut):
     with pretended_device():
         logits = torch.empty(256, 151936, dtype=torch.bfloat16, device=DEVICE)
         sampling, tree = Sampling(temperature=0.7, **cut), random_tree(256, 0)
-        assert TokenDraws(sampling, None, None).of_tree(tree.row_depths(), logits).is_cuda
+        choices = SeededChoices(sampling, torch.device("cpu"))
+        choices.generator = None  # of the pretended device
+        assert choices.of_tree(tree.row_depths(), logits).is_cuda
         q, sources = torch.empty(16, 151936, device=DEVICE), np.minimum(tree.row_depths(), 15)
         drawn = DrawnTree(tree.tokens, tree.parents, tree.depths, tree.scores, q, sources)
         judged = judge_rows(
