@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 from costmodel.errors import InputError, reason_of
 from costmodel.plugins import load_entry_point, load_plugins
@@ -27,11 +27,10 @@ DRAFTERS = "rooftree.drafters"
 POLICIES = "rooftree.policies"
 REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", re.ASCII)
 
-T = TypeVar("T")
 Factory = Callable[..., object]
 
 
-def make_extension(name: str, group: str, kind: type[T], **available: object) -> T | None:
+def make_extension(name: str, group: str, kind: type[Any], **available: object) -> Any:
     """The object of a name; None unless it is `package:Class` or of an entry point in the group.
 
     available  keyword arguments; a class or function is called with those that it names
@@ -68,7 +67,7 @@ def checkpoint_formats() -> dict[str, Any]:
     return {name: one for name, one in load_plugins(DRAFTERS) if hasattr(one, "recognises")}
 
 
-def build(factory: Factory, kind: type[T], name: str, available: dict[str, object]) -> T:
+def build(factory: Factory, kind: type[Any], name: str, available: dict[str, object]) -> Any:
     """The object that a class or function makes.
 
     Raises InputError where the call fails or gives another type than `kind`.

@@ -313,16 +313,10 @@ class RankExpectation:
     def lattice(self, confidences: Array, width: int) -> Lattice:
         """Candidates [depth, width] from which a policy chooses a shape; token j is the j-th draw.
 
+        Its probability is the expected acceptance given the parent's, and does not rise along a
+        row, so that draws are chosen in their order.
+
         confidences  [depth] the largest probability of q at each position
-        """
-        draws = np.arange(width, dtype=np.int64)
-        expected = self.of(confidences, width)
-        return Lattice(np.broadcast_to(draws, expected.shape), expected)
-
-    def of(self, confidences: Array, width: int) -> Array:
-        """Expected acceptance of each draw given its parent's, [len(confidences), width].
-
-        It does not rise along a row, so that draws are chosen in their order.
         """
         sure = np.clip(np.nan_to_num(confidences), 0.0, 1.0)[:, None]
         draws = np.arange(1, width + 1)
@@ -334,7 +328,7 @@ class RankExpectation:
         before = np.cumprod(1.0 - hazards, axis=1)
         before = np.concatenate((np.ones((len(sure), 1)), before[:, :-1]), axis=1)
         expected: Array = np.minimum.accumulate(hazards * before, axis=1)
-        return expected
+        return Lattice(np.broadcast_to(draws - 1, expected.shape), expected)
 
     def usual_confidences(self, depth: int) -> Array:
         """[depth] the mean confidence of past rounds, for a q that is not known beforehand."""

@@ -176,8 +176,7 @@ class JudgedRows:
 
     def entropies(self) -> list[float]:
         """Of the distributions that were needed, in order."""
-        needed: list[float] = self._entropies[self._visited].tolist()
-        return needed
+        return self._entropies[self._visited].tolist()
 
 
 RowNumbers = VisitedRows | JudgedRows

@@ -53,10 +53,8 @@ def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]
     At each visited row the target draws its token (argmax at T = 0). If a child carries the
     token, the walk descends to it; otherwise the token is the bonus token. This is exact at
     any temperature, since every emitted token is the target's own draw and the tree does not
-    depend on it. No exact rule accepts more of a deterministic tree. Only visited rows are
-    processed.
-
-    logits  [rows, vocab] of the verification forward
+    depend on it. No exact rule accepts more of a deterministic tree. Only visited rows of the
+    logits [rows, vocab] are processed.
     """
     return _follow(tree, lambda row: pick(logits[row]))
 
@@ -160,7 +158,8 @@ class AcceptanceRule:
     sequence alone, so a seed gives the same text again if the policy chooses the same shapes.
 
     The round calls `wants_drawn` before drafting. If it is true, the policy chooses the shape
-    from `expected(...)` instead of the candidates, and `drawn` gives the shape its tokens.
+    from `expected(...)` instead of the candidates, or from the `expectation` alone where q is not
+    known yet, and `drawn` gives the shape its tokens.
     """
 
     def __init__(self, name: RuleName, sampling: Sampling, device: torch.device) -> None:
@@ -170,7 +169,7 @@ class AcceptanceRule:
         self._entropy = RunningEntropy() if name == "auto" else None
         self._sampling = sampling
         self._whole_paths = name != "recursive"
-        self._expectation = RankExpectation()
+        self.expectation = RankExpectation()
         self.pick = SeededChoices(sampling, device, self._entropy)
 
     @property
@@ -191,17 +190,10 @@ class AcceptanceRule:
         return self.name != "walk"
 
     def expected(self, candidates: Lattice) -> Lattice:
-        """The policy's candidates for the shape of a drawn tree.
-
-        Token j is the j-th draw, and its probability the expected acceptance.
-        """
+        """The policy's candidates for the shape of a drawn tree, see `RankExpectation.lattice`."""
         if candidates.tokens.size == 0:
             return candidates
-        return self._expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
-
-    def expected_by_depth(self, depth: int, width: int) -> Lattice:
-        """The same for a drafter that draws level by level, so that its q is not known yet."""
-        return self._expectation.lattice(self._expectation.usual_confidences(depth), width)
+        return self.expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
 
     def drawn(self, shape: DraftTree, candidates: Lattice) -> DraftTree:
         """The tree of this shape with tokens drawn from `candidates.whole`.
@@ -252,7 +244,7 @@ class AcceptanceRule:
         if self._entropy is not None and isinstance(rows, JudgedRows):
             for entropy in rows.entropies():
                 self._entropy.note(entropy)
-        self._expectation.observe(tree, outcome.rows, rows.confidence)
+        self.expectation.observe(tree, outcome.rows, rows.confidence)
         return outcome
 
 

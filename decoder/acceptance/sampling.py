@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 
@@ -41,14 +42,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        kinds = {"temperature": Real, "top_p": Real, "top_k": Integral, "seed": Integral}
-        for name, kind in kinds.items():  # torch takes no integers of other libraries
-            value, exact = getattr(self, name), None
-            if isinstance(value, kind) and not isinstance(value, bool):
-                with suppress(OverflowError):
-                    exact = float(value) if kind is Real else int(value)
+        for name in ("temperature", "top_p", "top_k", "seed"):
+            value: Any = getattr(self, name)
+            exact, number = None, name in ("temperature", "top_p")
+            if isinstance(value, Real if number else Integral) and not isinstance(value, bool):
+                with suppress(OverflowError):  # torch takes no integers of other libraries
+                    exact = float(value) if number else int(value)
             if exact is None:
-                noun = "number" if kind is Real else "whole number"
+                noun = "number" if number else "whole number"
                 raise InputError(f"{name} must be a {noun}, got {shown(value)}")
             object.__setattr__(self, name, exact)
         if not 0.0 <= self.temperature < float("inf"):

@@ -25,7 +25,7 @@ class EnsembleDrafter(Drafter):
     """Drafts one tree from the candidates of two drafters.
 
     first   best one that gives trees, as `NgramDrafter`
-    second  one of marginals, pairs or trees; the first two also apply behind the first one's paths
+    second  any; marginals also apply behind the first one's paths
 
     What is learnt of both is shared by all sessions, and so is each drafter's own learning.
     """

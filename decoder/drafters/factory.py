@@ -80,8 +80,7 @@ def load_published(name: str, target: Target) -> Drafter | None:
     # Other packages first: a config.json may have all fields of a kind here and some more.
     for extension in checkpoint_formats().values():
         if extension.recognises(published):
-            drafter: Drafter = extension.from_pretrained(name, target)
-            return drafter
+            return extension.from_pretrained(name, target)
     if is_eagle1(published):
         raise _eagle1(name)
     for kind in KINDS:
@@ -132,7 +131,7 @@ def load_drafter(name: str, target: Target) -> Drafter:
     if name in NAMED:
         return NAMED[name]()
     if name != DEMO and folder_of(name) is None:
-        extension = make_extension(name, DRAFTERS, Drafter, target=target)
+        extension: Drafter | None = make_extension(name, DRAFTERS, Drafter, target=target)
         if extension is not None:
             return extension
     name = shipped(name)

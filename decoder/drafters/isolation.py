@@ -157,4 +157,4 @@ def read_only(array: Ints) -> Ints:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and value >= 0
+    return isinstance(value, Integral) and int(value) >= 0

@@ -35,13 +35,11 @@ def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft
     """The joint draft of two drafters' sound candidates.
 
     A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do the
-    pairs of either one. The second one's pairs go on behind the first one's paths.
+    pairs of either one.
     """
-    marginals, (tokens, edges) = second.marginals(), second.pairs()
+    marginals = second.marginals()
     other = NO_CANDIDATES if len(marginals.tokens) else second.as_tree(nodes)
     trie, given = _merge(_arrays(first.as_tree(nodes)), _arrays(other))
-    if len(tokens):
-        trie, given = _graft(trie, given, tokens, edges, nodes)
     places = np.array(marginals.tokens, dtype=np.int64, order="C")
     shares = np.array(marginals.probabilities, dtype=np.float64, order="C")
     return JointDraft(trie, given, places, shares, shares.sum(axis=1))
@@ -76,67 +74,6 @@ def _merge(first, second):  # type: ignore[no-untyped-def]
             given[row, drafter] = min(given[row, drafter] + probabilities[node], 1.0)
             rows[node + 1] = row
     return trie[:size], given[:size]
-
-
-@jit
-def _graft(trie, given, tokens, edges, most):  # type: ignore[no-untyped-def]
-    """The trie with the second drafter's pairs behind paths of the first one that its tree lacks.
-
-    Behind such a path it gives its probability to each child there is, and to its two best ones;
-    behind those, to the best one at every step. `most` rows are added at most.
-    """
-    old, size, gamma = len(trie), len(trie), len(tokens)
-    grown = np.full((old + most, 3), -1, np.int64)
-    shares = np.zeros((old + most, 2), np.float64)
-    left = np.empty(tokens.shape[1], np.float64)
-    for row in range(old):
-        for column in range(3):
-            grown[row, column] = trie[row, column]
-        shares[row, 0], shares[row, 1] = given[row, 0], given[row, 1]
-    depths = np.zeros(old + most, np.int64)
-    row = 0
-    while row < size:
-        depth, drafted, child = depths[row], False, grown[row, CHILD]
-        while child >= 0:
-            depths[child] = depth + 1
-            drafted |= shares[child, 1] > 0.0
-            child = grown[child, SIBLING]
-        behind = -1
-        if 0 < depth < gamma and not drafted and (row >= old or shares[row, 0] > 0.0):
-            behind = _place(tokens[depth - 1], grown[row, TOKEN])
-        if behind >= 0:
-            for place in range(len(left)):
-                left[place] = edges[depth - 1, behind, place]
-            child = grown[row, CHILD]
-            while child >= 0:
-                place = _place(tokens[depth], grown[child, TOKEN])
-                if place >= 0:
-                    shares[child, 1] = max(left[place], 0.0)
-                child = grown[child, SIBLING]
-            for _ in range(2 if row < old else 1):
-                place = 0
-                for other in range(1, len(left)):
-                    place = other if left[other] > left[place] else place
-                new = child_of(grown, row, tokens[depth, place]) < 0
-                if left[place] > 0.0 and new and size < old + most:
-                    grown[size, TOKEN], grown[size, SIBLING] = (
-                        tokens[depth, place],
-                        grown[row, CHILD],
-                    )
-                    grown[row, CHILD], depths[size], shares[size, 1] = size, depth + 1, left[place]
-                    size += 1
-                left[place] = -1.0
-        row += 1
-    return grown[:size], shares[:size]
-
-
-@jit_inner
-def _place(tokens, token):  # type: ignore[no-untyped-def]
-    """The first place of a token among some, or -1."""
-    for place in range(len(tokens)):
-        if tokens[place] == token:
-            return place
-    return -1
 
 
 @jit_inner

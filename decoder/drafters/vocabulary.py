@@ -52,7 +52,7 @@ class DraftHead:
             weight = target.head_rows(tokens)
         self._product = None if weight is None else join([linear_of(weight)])
         self.tokens = None if weight is None else tokens
-        self._ids = None if self.tokens is None else to_device(self.tokens, target.device)
+        self.device_ids = None if self.tokens is None else to_device(self.tokens, target.device)
 
     @property
     def size(self) -> int:
@@ -65,10 +65,6 @@ class DraftHead:
     def ids(self, places: Ints) -> Ints:
         """The target's token ids for column numbers of the logits."""
         return places if self.tokens is None else self.tokens[places]
-
-    def ids_on_device(self, places: torch.Tensor) -> torch.Tensor:
-        """The same for column numbers int64 [...] on the device."""
-        return places if self._ids is None else self._ids[places]
 
     def whole(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Probabilities [rows, vocab] of [rows, size]; zero for tokens without a row."""

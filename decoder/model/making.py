@@ -147,7 +147,7 @@ def runtime_kind(
         return "graphs" if capturable else "eager"
     if choice in ("auto", "packed"):
         return "packed" if device.type == "cpu" and packable else "eager"
-    return choice
+    return "graphs" if choice == "graphs" else "eager"
 
 
 def experts_capturable(step: ModelStep) -> bool:

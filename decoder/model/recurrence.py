@@ -154,7 +154,9 @@ class RuleRows:
             )
         output = (query * from_state) @ state
         output += _scores(query, keys, between) @ _behind(before, "update", update)
-        return self._finished(output, rows), KeptRows(*parts, update, total)
+        key, value, beta, decay = parts
+        kept = KeptRows(key, value, beta, decay, update, total)
+        return self._finished(output, rows), kept
 
     def _finished(self, output: torch.Tensor, rows: slice) -> torch.Tensor:
         """[rows, heads, values] of [heads, rows, values]."""

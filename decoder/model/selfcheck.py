@@ -115,47 +115,38 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
     structure = read_structure(step.model)
     if step.positions < TOKENS:
         raise UnsupportedModelError(f"it sees {step.positions} tokens, too few to try it")
-    with _small_windows(step, structure) as smaller, _few_chosen(step):
+    # Windows that the check's text passes, and fewer keys for indexers to choose than it has.
+    changes, model = [], step.model
+    if structure.window is not None:
+        configs = {id(c): c for c in (model.config, model.config.get_text_config())}
+        changes = [
+            (config, name, min(getattr(config, name), WINDOW))
+            for config in configs.values()
+            for name in WINDOWS
+            if isinstance(getattr(config, name, None), int)
+        ]
+    changes += [(m, "index_topk", WINDOW) for m in model.modules() if hasattr(m, "index_topk")]
+    with _changed(changes):
+        smaller = structure
+        if structure.window is not None:
+            smaller = read_structure(model)
+            if smaller.window is None or smaller.window > PROMPT_ROWS:
+                raise UnsupportedModelError("its window cannot be made smaller to try it")
+            step.masks = read_masks(model)
         return _compared(step, structure, smaller)
 
 
 @contextmanager
-def _small_windows(step: ModelStep, structure: Structure) -> Iterator[Structure]:
-    """The structure with windows that the check's text passes; the step has their masks."""
-    if structure.window is None:
-        yield structure
-        return
-    configs = {id(c): c for c in (step.model.config, step.model.config.get_text_config())}
-    before = [
-        (config, name, getattr(config, name))
-        for config in configs.values()
-        for name in WINDOWS
-        if isinstance(getattr(config, name, None), int)
-    ]
+def _changed(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of objects have these values inside."""
+    before = [(one, name, getattr(one, name)) for one, name, _ in changes]
     try:
-        for config, name, window in before:
-            setattr(config, name, min(window, WINDOW))
-        smaller = read_structure(step.model)
-        if smaller.window is None or smaller.window > PROMPT_ROWS:
-            raise UnsupportedModelError("its window cannot be made smaller to try it")
-        step.masks = read_masks(step.model)
-        yield smaller
-    finally:
-        for config, name, window in before:
-            setattr(config, name, window)
-
-
-@contextmanager
-def _few_chosen(step: ModelStep) -> Iterator[None]:
-    """Indexers choose fewer keys than the check's text has."""
-    before = {m: m.index_topk for m in step.model.modules() if hasattr(m, "index_topk")}
-    try:
-        for module in before:
-            module.index_topk = WINDOW
+        for one, name, value in changes:
+            setattr(one, name, value)
         yield
     finally:
-        for module, keys in before.items():
-            module.index_topk = keys
+        for one, name, value in before:
+            setattr(one, name, value)
 
 
 def _compared(step: ModelStep, structure: Structure, smaller: Structure) -> tuple[Structure, bool]:
@@ -194,8 +185,7 @@ def _own_logits(step: ModelStep, ids: torch.Tensor) -> torch.Tensor:
     """Logits [tokens, vocab] by transformers' own attention."""
     with attention_of(step.model, "eager"):
         output = step.model(input_ids=ids[None].to(step.device), use_cache=False)
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    return output.logits[0]
 
 
 def _tree_hidden(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from decoder.model.recurrence import KeptRows, stepped
 
 # `conv` with channels and columns, `delta` or `ssm` with heads, keys and values.
 StateShape = tuple[str | int, ...]
-Kept = torch.Tensor | KeptRows | None
+Kept = Any  # columns, a rule's `KeptRows`, or None
 
 
 class PendingStates:

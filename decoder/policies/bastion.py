@@ -68,10 +68,7 @@ def _factors(predicted, realised, prior, upward):  # type: ignore[no-untyped-def
 
 @jit
 def _count(parents, scores, path, factors, counts, fading):  # type: ignore[no-untyped-def]
-    """Add predicted and realised acceptance below each row of the path, root first.
-
-    counts  predicted and realised acceptance so far, which fade first
-    """
+    """Add what is predicted and realised below the rows of the path to counts that fade first."""
     predicted, realised = counts
     for depth in range(len(predicted)):
         predicted[depth] *= fading
@@ -111,7 +108,6 @@ class DecodingSpeed:
         return max(self._committed / self._plain_steps, 1.0)
 
     def observe(self, committed: int, plain_steps: float) -> None:
-        """A round's tokens, and its time in plain steps."""
         self._committed = self._committed * self.FADING + committed
         self._plain_steps = self._plain_steps * self.FADING + plain_steps
 
@@ -132,14 +128,11 @@ class DraftGate:
     FREE_SHARE = 0.005  # a draft below this share of a plain step is always made
 
     def __init__(self) -> None:
-        self._rounds = 0.0
-        self._gain = 0.0
-        self._squares = 0.0
+        self._sums = np.zeros(3)  # of rounds, gains and squared gains
         self._wait = self.FIRST_WAIT
         self._plain_left = 0
 
     def open(self) -> bool:
-        """Whether this round drafts."""
         drafting = self._plain_left == 0
         self._plain_left = max(self._plain_left - 1, 0)
         return drafting
@@ -149,23 +142,15 @@ class DraftGate:
         if draft_steps < self.FREE_SHARE:
             return
         gain = committed - plain_steps
-        self._fade(self.FADING)
-        self._rounds += 1.0
-        self._gain += gain
-        self._squares += gain**2
-        mean = self._gain / self._rounds
-        error = math.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
-        if self._rounds > self.ENOUGH and mean + error < 0.0:
+        self._sums = self._sums * self.FADING + (1.0, gain, gain**2)
+        rounds, mean, square = self._sums / (1.0, self._sums[0], self._sums[0])
+        error = math.sqrt(max(square - mean**2, 0.0) / rounds)
+        if rounds > self.ENOUGH and mean + error < 0.0:
             self._plain_left = self._wait
             self._wait = min(2 * self._wait, self.LONGEST_WAIT)
-            self._fade(0.5)
-        elif self._rounds > 2 * self.ENOUGH and mean > 0.0:
+            self._sums *= 0.5
+        elif rounds > 2 * self.ENOUGH and mean > 0.0:
             self._wait = self.FIRST_WAIT
-
-    def _fade(self, share: float) -> None:
-        self._rounds *= share
-        self._gain *= share
-        self._squares *= share
 
 
 LEAST_WANTED = 32  # candidates
@@ -310,7 +295,9 @@ def parse_policy(text: str, cost: base.FindCost, max_nodes: int) -> base.Policy:
     match = FIXED.fullmatch(text)
     if match is not None:
         return base.Fixed(int(match[1]))
-    policy = make_extension(text, POLICIES, base.Policy, cost=cost, max_nodes=max_nodes)
+    policy: base.Policy | None = make_extension(
+        text, POLICIES, base.Policy, cost=cost, max_nodes=max_nodes
+    )
     if policy is None:  # the entry point is that of a format
         raise InputError(f"'{text}' is not a policy")
     return policy

@@ -73,13 +73,6 @@ class DraftTree:
         return int(hits[0]) + 1 if len(hits) else -1
 
 
-def committed_by_size(scores: Array) -> Array:
-    """[N + 1] A(n) = 1 + the sum of the first n path scores [N] (BASTION eq. 3, root included)."""
-    committed = np.ones(len(scores) + 1)
-    committed[1:] += scores.cumsum()
-    return committed
-
-
 EMPTY = DraftTree(
     np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64)
 )
@@ -123,10 +116,6 @@ class Candidates(ABC):
     def marginals(self) -> Lattice:
         """A `Lattice`, whose candidates follow any path; an empty one of other kinds."""
         return Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
-
-    def pairs(self) -> tuple[Ints, Array]:
-        """A `PairLattice`'s tokens and its edges, which follow any path; none of other kinds."""
-        return np.zeros((0, 0), np.int64), np.zeros((0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)

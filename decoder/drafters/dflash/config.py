@@ -15,8 +15,10 @@ from costmodel.errors import InputError
 from decoder.drafters.blocks import DraftShape, hash_of
 from decoder.drafters.checkpoint import MOST_BLOCK, MOST_LAYERS, Fields, architectures, read_shape
 
-USUAL = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-USUAL += ("num_hidden_layers", "vocab_size", "rms_norm_eps")
+USUAL = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "num_hidden_layers", "vocab_size", "rms_norm_eps",
+)  # fmt: skip
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, which the published class reads
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -64,7 +64,7 @@ class ModelStep:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype  # type: ignore[no-any-return]
+        return self.model.dtype
 
     @property
     def has_layers(self) -> bool:
@@ -108,8 +108,7 @@ class ModelStep:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The model's logits [..., vocab] of hidden states [..., hidden] after the final norm."""
         if self.plain_head:
-            plain: torch.Tensor = self.head(hidden)
-            return plain
+            return self.head(hidden)
         rows = hidden.reshape(1, -1, hidden.shape[-1])
         with _returning(self._base, _HiddenStates(rows)):
             ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
@@ -126,13 +125,11 @@ class ModelStep:
 
     def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows [tokens, hidden] of the LM head's weight, copied."""
-        rows: torch.Tensor = self.head.weight.detach()[tokens]
-        return rows
+        return self.head.weight.detach()[tokens]
 
     def head_weight(self) -> torch.Tensor:
         """The LM head's weight [vocab, hidden]."""
-        weight: torch.Tensor = self.head.weight.detach()
-        return weight
+        return self.head.weight.detach()
 
     @contextmanager
     def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
@@ -159,6 +156,10 @@ class EagerRuntime:
 
     Attention uses row tables and Triton kernels on CUDA, as in graphs. Elsewhere PyTorch
     operations attend one sequence after another.
+
+    capture   the recorder of device work, shared with drafters; None without one
+    buckets   row counts that forwards are padded to; empty without padding
+    warnings  messages about forwards that did not run as configured
     """
 
     kind: RuntimeKind = "eager"
@@ -184,7 +185,10 @@ class EagerRuntime:
     def forward(
         self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
     ) -> ForwardOutputs:
-        """See `Runtime.forward`; `last_only` computes the logits of the last row alone."""
+        """One forward over the blocks, each behind its sequence's committed and pending rows.
+
+        The target then counts their rows as pending. `last_only`: logits of the last row alone.
+        """
         hidden, features = self.hidden(cache, blocks)
         return ForwardOutputs(self._step.logits(hidden[-1:] if last_only else hidden), features)
 
@@ -199,14 +203,13 @@ class EagerRuntime:
             tokens, positions, plan = self._with_segments(cache, blocks)
         return self._step.run(tokens, positions, plan)
 
+    # Nothing is captured, so that nothing is refused, prepared or forgotten.
     def refusal(self, cache: KVCache, rows: int) -> str:
-        return ""  # nothing is captured, and so nothing refused
+        return ""
 
-    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
-        """Does nothing: no work is captured."""
+    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None: ...
 
-    def forget(self) -> None:
-        """Does nothing: no work is captured."""
+    def forget(self) -> None: ...
 
     def _with_tables(
         self, cache: KVCache, blocks: Sequence[RowBlock]

@@ -97,9 +97,9 @@ class TablePlan:
             place = (self.text.sequence, slice(None), slice(self.text.keys))
             return text_attention(query, keys[place], values[place], scale)
         kernels = kernels_for(query)
-        fits = kernels is not None and query.shape[-1] <= kernels.WIDEST
-        attend = kernels.table_attention if fits else reference_table_attention
-        return attend(query, keys, values, self.tables, scale)
+        if kernels is None or query.shape[-1] > kernels.WIDEST:
+            return reference_table_attention(query, keys, values, self.tables, scale)
+        return kernels.table_attention(query, keys, values, self.tables, scale)
 
 
 def flash_usable(query: torch.Tensor) -> bool:
@@ -174,10 +174,7 @@ def add_and_normalise(
         rows = add_product(rows, inputs, linear)
         return rows, norm(rows)
     # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
-    summed: tuple[torch.Tensor, torch.Tensor] = kernels.add_rms_norm(
-        rows, linear(inputs), norm.weight, norm.variance_epsilon
-    )
-    return summed
+    return kernels.add_rms_norm(rows, linear(inputs), norm.weight, norm.variance_epsilon)
 
 
 def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
@@ -204,7 +201,7 @@ def fuse(model: nn.Module) -> int:
                 if not isinstance(layer.__dict__.get("forward"), FusedForward):
                     layer.forward = FusedForward(layer)
                 fused += 1
-    last = getattr(base_of(model), "norm", None)
+    last: Any = getattr(base_of(model), "norm", None)
     if fused and type(last) in NORMS:
         last.forward = LastNorm(last)
     return fused
@@ -227,8 +224,7 @@ class LastNorm:
         """The norm of [..., hidden]."""
         norm, kernels = self._norm, kernels_for(hidden_states)
         if kernels is None:
-            plain: torch.Tensor = type(norm).forward(norm, hidden_states)
-            return plain
+            return type(norm).forward(norm, hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
         return normed.view(hidden_states.shape)
@@ -258,10 +254,9 @@ class FusedForward:
         """
         layer, plan = self._layer, current_plan()
         if plan is None:
-            unfused: torch.Tensor = type(layer).forward(
+            return type(layer).forward(
                 layer, hidden_states, position_embeddings=position_embeddings, **rest
             )
-            return unfused
         rows = hidden_states[0]
         normed = normalise(layer.input_layernorm, rows)
         qkv = nn.functional.linear(normed, self._qkv_weight, self._qkv_bias)

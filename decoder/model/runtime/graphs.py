@@ -88,6 +88,7 @@ class GraphRuntime:
         return ForwardOutputs(step.logits[:rows], features, step.chosen)
 
     def refusal(self, cache: KVCache, rows: int) -> str:
+        """The reason why a forward of so many rows runs uncaptured; empty where it does not."""
         padded, refused = bucket(rows), self._refused.get(cache, {})
         return next((why for shape, why in refused.items() if shape.rows == padded), "")
 
@@ -105,6 +106,7 @@ class GraphRuntime:
                 self._captured_step(cache, [_chain_block(*share) for share in enumerate(shares)])
 
     def forget(self) -> None:
+        """Drop captured work, because the model or its captured layers have changed."""
         self._captured.clear()
         self._refused.clear()
         self._outputs.clear()

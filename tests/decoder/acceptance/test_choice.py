@@ -112,7 +112,7 @@ def test_an_accelerator_accepts_what_visited_rows_would(name, cut, monkeypatch):
         told += not alone
     assert told >= 30
     for kind in ("_trials", "_accepted", "_confidence"):
-        first, second = (getattr(rule._expectation, kind) for rule in rules)
+        first, second = (getattr(rule.expectation, kind) for rule in rules)
         np.testing.assert_allclose(first, second, rtol=1e-6)
 
 

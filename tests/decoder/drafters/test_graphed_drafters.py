@@ -120,8 +120,8 @@ class TestTheSameCandidates:
             assert_same(found, expected)
             for session in sessions:
                 session.observe(tokens[at + 1 : at + 9].tolist(), features[at : at + 8])
-            place = getattr(sessions[1], "_forward", getattr(sessions[1], "_text", None))._place
-            places.add(place.cache.capacity)
+            text = getattr(sessions[1], "_forward", None) or sessions[1]._text
+            places.add(text.cache.capacity)
         if case != "autoregressive":
             assert places == {1024, 2048}
 

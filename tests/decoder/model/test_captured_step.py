@@ -17,8 +17,9 @@ from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.nodes import judge_rows
 from decoder.acceptance.sampling import Sampling, SeededChoices, one_of_each, row_distributions
 from decoder.drafters.blocks import Rotary
-from decoder.drafters.dflash.drafter import CapturedBlocks
-from decoder.drafters.eagle3.drafter import CapturedLevels
+from decoder.drafters.caches import TableRows
+from decoder.drafters.dflash.drafter import BlockForwards
+from decoder.drafters.eagle3.drafter import LevelForwards
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
@@ -180,16 +181,18 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
             return torch.empty(*sizes, dtype=dtype, device=DEVICE)
 
         if kind == "dflash":
-            captured, layers = CapturedBlocks(drafter, capture), 5
+            captured, layers = BlockForwards(drafter, capture), 5
             cache = empty(layers, 2, 1, 8, 2048, 128)
             features = len(drafter.feature_layers) * 4096
-            assert captured._take_in(tables, cache, empty(16, features)) == ()
-            made_of = captured._block(tables, cache)
+            rows = TableRows(tables, cache, 4)
+            assert captured._stored(rows, empty(16, features)) == ()
+            made_of = captured._outputs(rows)
         else:
-            captured, layers = CapturedLevels(drafter, capture), 2
+            captured, layers = LevelForwards(drafter, capture), 2
             cache = empty(1, 2, 1, 8, 2048, 128)
-            captured._extend(tables, cache, empty(16, 4096))
-            made_of = captured._level(tables, cache, empty(16, dtype=torch.int64))
+            rows = TableRows(tables, cache, 4)
+            captured._extend(rows, empty(16, 4096))
+            made_of = captured._level(rows, empty(16, dtype=torch.int64))
         assert all(one.device.type == "cuda" for one in made_of)
     assert sum(one.kernel.__name__ == "_attend_part" for one in launched) == layers
 
