@@ -15,8 +15,7 @@ import torch
 from costmodel.statistics import Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.drafters.blocks import hash_of
-from decoder.drafters.joint import JointDraft, join_drafts
-from decoder.drafters.mixture import best_paths, learn, new_statistics
+from decoder.drafters.mixture import JointDraft, best_paths, join_drafts, learn, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice
 

@@ -10,7 +10,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.device import to_device
-from decoder.model.states import StateCache, StateShape
+from decoder.model.recurrence import StateCache, StateShape
 
 # KV heads, widths of keys and values, the layer they are of; no width of values that are its keys
 LayerStore = tuple[int, int, int, int]

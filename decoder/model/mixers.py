@@ -23,8 +23,15 @@ from transformers.activations import ACT2FN
 from costmodel.errors import InputError
 from decoder.model.attention import CausalVisible, ForwardPlan, RowBlock, current_plan
 from decoder.model.kv_cache import KVCache
-from decoder.model.recurrence import Ancestors, RuleRows, convolved, gated_delta, state_space
-from decoder.model.states import StateCache, StateShape
+from decoder.model.recurrence import (
+    Ancestors,
+    RuleRows,
+    StateCache,
+    StateShape,
+    convolved,
+    gated_delta,
+    state_space,
+)
 
 FUNCTIONS = {
     "causal_conv1d_fn": "conv",

@@ -30,7 +30,7 @@ from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attent
 from decoder.model.kv_cache import KVCache
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.trial import triton_version
+from decoder.model.runtime.fused import triton_version
 from decoder.model.structure import (
     MaskFunction,
     Structure,

@@ -12,8 +12,7 @@ import numpy as np
 
 from costmodel.statistics import Array, Bools, Ints
 from decoder.jit import jit, jit_inner
-from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, checked_arrays
-from decoder.tree.heap import sift_down, sift_up
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, checked_arrays, sift_down, sift_up
 
 NO_EDGE = -1.0  # the probability of a candidate that may not follow
 

@@ -13,8 +13,7 @@ from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
-from decoder.drafters.joint import join_drafts
-from decoder.drafters.mixture import best_paths, new_statistics
+from decoder.drafters.mixture import best_paths, join_drafts, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first

@@ -26,8 +26,7 @@ from decoder.model.loading import LoadedModel
 from decoder.model.runtime.base import greedy_tokens
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.fused import TablePlan, fuse
-from decoder.model.runtime.trial import triton_installed
+from decoder.model.runtime.fused import TablePlan, fuse, triton_installed
 from decoder.model.structure import Structure, read_structure
 from decoder.model.target import Target
 from decoder.tree.draft_tree import EMPTY
