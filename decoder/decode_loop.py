@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from costmodel.online.estimator import OnlineEstimator
 from decoder.acceptance.nodes import LogitRows
-from decoder.acceptance.rules import AcceptanceRule, accept_together
+from decoder.acceptance.rules import AcceptanceRule, RuleName, accept_together
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.isolation import IsolatedDrafter, IsolatedSession
@@ -30,12 +30,14 @@ FillShape = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """The parts of a decoder that its rounds work with.
+    """The parts of a decoder that its texts are generated with.
 
-    cost         corrected by the time of every verification; None if no cost model is in use
-    timer        of the verification forwards, for `cost`
-    synchronise  end every stage by waiting for the device, so that its time is its own
-    observers    called with every sequence's part of every round
+    cost          corrected by the time of every verification; None if no cost model is in use
+    timer         of the verification forwards, for `cost`
+    profile_line  one line: where the cost model came from
+    text_numbers  the numbers of its texts, one for each that begins
+    synchronise   end every stage by waiting for the device, so that its time is its own
+    observers     called with every sequence's part of every round
     """
 
     target: Target
@@ -43,6 +45,9 @@ class LoopParts:
     policy: Policy
     cost: OnlineEstimator | None
     timer: ForwardTimer
+    acceptance: RuleName
+    profile_line: str
+    text_numbers: Iterator[int]
     synchronise: bool = False
     observers: tuple[Callable[[Round], None], ...] = ()
 
@@ -51,33 +56,23 @@ class TextSequence:
     """One text in progress.
 
     number   of the text among those of its decoder
-    place    its sequence in the target's cache
     session  its drafting, from the prefill on
     """
 
     session: IsolatedSession
 
-    def __init__(
-        self,
-        request: TextRequest,
-        stats: Statistics,
-        rule: AcceptanceRule,
-        *,
-        number: int,
-        place: int,
-    ) -> None:
-        self.number = number
-        self.place = place
+    def __init__(self, parts: LoopParts, request: TextRequest, place: int = 0) -> None:
+        """place: its sequence in the target's cache"""
+        self.number, self.place = next(parts.text_numbers), place
         self.token_ids: list[int] = []
-        self.stats = stats
-        self.rule = rule
+        prompt = len(request.prompt)
+        self.stats = Statistics(parts.policy.name, parts.profile_line, prompt)
+        self.rule = AcceptanceRule(parts.acceptance, request.sampling, parts.target.device)
         self.sampling = request.sampling
         self._request = request
-        prompt = len(request.prompt)
         self._tokens = np.empty(prompt + request.max_new_tokens + 1, dtype=np.int64)
         self._tokens[:prompt] = request.prompt
         self._length = prompt
-        stats.prompt_tokens = prompt
 
     @property
     def context(self) -> NDArray[np.int64]:

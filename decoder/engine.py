@@ -33,7 +33,7 @@ from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.isolation import IsolatedDrafter
-from decoder.generation import DecodeRun, GenerationParts, run_together
+from decoder.generation import DecodeRun, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.model.making import Quantization, make_target, quantised, runtime_kind
 from decoder.model.runtime.base import RuntimeChoice
@@ -262,26 +262,23 @@ class TreeDecoder:
             ) from error
 
     @property
-    def parts(self) -> GenerationParts:
+    def parts(self) -> LoopParts:
         """The parts of this decoder as they stand, for texts that begin now."""
         cost = None if self.cost_source is None else self.cost_source.cost
         observers = [] if self.on_round is None else [self.on_round]
         if self.trace is not None:
             observers.append(partial(self.trace.write, cost=cost))
-        loop = LoopParts(
+        return LoopParts(
             target=self.target,
             drafter=self._isolated,
             policy=self.policy,
             cost=cost,
             timer=self.timer,
-            synchronise=self.stage_times,
-            observers=tuple(observers),
-        )
-        return GenerationParts(
-            loop=loop,
             acceptance=self._acceptance or self._rule(self.policy.acceptance),
             profile_line=self.profile_line,
             text_numbers=self._text_numbers,
+            synchronise=self.stage_times,
+            observers=tuple(observers),
         )
 
     def check(self, ids: Sequence[int], max_new_tokens: int) -> None:

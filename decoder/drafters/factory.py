@@ -15,7 +15,7 @@ from costmodel.plugins import plugin_names
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
-from decoder.drafters.dflash.config import DFlashConfig, is_jetspec
+from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle1, is_eagle3, joined_features
@@ -63,8 +63,7 @@ def _eagle1(name: str) -> InputError:
 
 # In this order: a config of EAGLE-3 may be called a causal language model's.
 KINDS = (
-    Kind("a JetSpec drafter", is_jetspec, DFlashDrafter.from_pretrained),
-    Kind(DFlashConfig.LABEL, DFlashConfig.recognises, DFlashDrafter.from_pretrained),
+    Kind("a DFlash or JetSpec drafter", DFlashConfig.recognises, DFlashDrafter.from_pretrained),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, _causal_lm),
 )

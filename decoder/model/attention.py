@@ -11,7 +11,7 @@ O(block x context), and O(rows x context) only for small inputs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from transformers import AttentionInterface
 from costmodel.errors import InputError
 from costmodel.statistics import Bools, Ints
 from decoder.model.kv_cache import KVCache
-from decoder.tree.draft_tree import ancestor_bits, pack_bits, visibility
+from decoder.tree.draft_tree import pack_bits, visibility
 
 ATTENTION_NAME = "rooftree_split"
 BLOCK_SCORES = 1 << 20  # scores held at once by `blocked_attention`, to fit a CPU's cache
@@ -62,9 +62,6 @@ class TreeVisible(Visible):
 
     def dense(self) -> Bools:
         return visibility(self.parents)
-
-    def bits(self, words: int) -> NDArray[np.int32]:
-        return ancestor_bits(self.parents, words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +130,9 @@ class Segment:
                sees the key, -inf elsewhere), repeated for the `group` query heads of a KV
                head; None for one row
     blocked    True to use `blocked_attention`
+    spans      of a text that is longer than some layer's window: for each layer, the first slot
+               that it reads and the additive mask [1, 1, group * rows, keys] from there on, or
+               None where it sees everything
     """
 
     rows: slice
@@ -142,6 +142,7 @@ class Segment:
     read: LayerViews
     tail_mask: torch.Tensor | None
     blocked: bool
+    spans: Sequence[tuple[int, torch.Tensor] | None] | None = None
 
     @cached_property
     def written(self) -> LayerViews:
@@ -159,7 +160,12 @@ class Segment:
         self, layer: int, query: torch.Tensor, scale: float, extras: Extras | None = None
     ) -> torch.Tensor:
         """Attention of stored rows: queries and result [1, heads, rows, head_dim]."""
-        return attend(query, *self.read[layer], self.tail_mask, scale, self.blocked, extras)
+        span = None if self.spans is None else self.spans[layer]
+        (key, value), mask = self.read[layer], self.tail_mask
+        if span is not None:
+            first, mask = span
+            key, value = (part[:, :, first : first + mask.shape[3]] for part in (key, value))
+        return attend(query, key, value, mask, scale, self.blocked, extras)
 
 
 class AttentionPlan(Protocol):

@@ -305,25 +305,15 @@ class StateCache:
             for kind, *sizes in shapes
         ]
         self._states = [list(self._zeros) for _ in range(sequences)]
-        self._pending = [PendingStates(len(shapes)) for _ in range(sequences)]
+        self.pending = [PendingStates(len(shapes)) for _ in range(sequences)]
 
     def state(self, number: int, sequence: int) -> torch.Tensor:
         """A state behind the sequence's committed tokens: [channels, columns] or [heads, ...]."""
         return self._states[sequence][number]
 
-    def pending(self, sequence: int) -> PendingStates:
-        return self._pending[sequence]
-
-    def pending_rows(self) -> list[PendingStates]:
-        """The pending rows of all sequences; `keep` makes them pending again, to time a commit."""
-        return list(self._pending)
-
-    def keep(self, pending: Sequence[PendingStates]) -> None:
-        self._pending = list(pending)
-
     def drop(self, sequence: int) -> None:
         """Forget the pending rows."""
-        self._pending[sequence] = PendingStates(len(self.shapes))
+        self.pending[sequence] = PendingStates(len(self.shapes))
 
     def clear(self, sequence: int) -> None:
         """Begin an empty text."""
@@ -332,17 +322,17 @@ class StateCache:
 
     def copy_from(self, other: StateCache, source: int, sequence: int) -> None:
         self._states[sequence] = list(other._states[source])
-        pending, copied = other._pending[source], PendingStates(len(self.shapes))
+        pending, copied = other.pending[source], PendingStates(len(self.shapes))
         copied.rows = pending.rows
         copied.kept, copied.behind = list(pending.kept), list(pending.behind)
-        self._pending[sequence] = copied
+        self.pending[sequence] = copied
 
     def commit(self, rows: Sequence[int], sequence: int) -> None:
         """Step along these pending rows, which are a path from the first.
 
         They are forgotten at the next forward.
         """
-        pending = self._pending[sequence]
+        pending = self.pending[sequence]
         if not pending.rows:
             return
         whole = list(rows) == list(range(pending.rows))

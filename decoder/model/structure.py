@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from costmodel.errors import InputError
 from costmodel.hf_config import positions_of, text_fields
 from decoder.configs import base_of, text_of
-from decoder.model.attention import Extras, Segment, attend, attention_of, tail_mask
+from decoder.model.attention import Segment, attention_of, tail_mask
 from decoder.model.kv_cache import CacheShape
 from decoder.model.latents import TRACE_NAME, has_indexer, keeps_latents
 from decoder.model.mixers import StateNotes
@@ -334,35 +334,13 @@ def _seen(mask: MaskFunction, positions: int) -> int:
     return positions if bool(visible.all()) else int((~visible).int().argmax())
 
 
-@dataclass(frozen=True)
-class MaskedSegment(Segment):
-    """The rows of a sequence that is longer than some layer's window.
-
-    spans  for each layer, the first slot that it reads and the additive mask
-           [1, 1, group * rows, keys] from there on; None where it sees everything
-    """
-
-    spans: Sequence[tuple[int, torch.Tensor] | None]
-
-    def attend(
-        self, layer: int, query: torch.Tensor, scale: float, extras: Extras | None = None
-    ) -> torch.Tensor:
-        span = self.spans[layer]
-        if span is None:
-            return super().attend(layer, query, scale, extras)
-        first, mask = span
-        end = first + mask.shape[3]
-        key, value = (part[:, :, first:end] for part in self.read[layer])
-        return attend(query, key, value, mask, scale, self.blocked, extras)
-
-
 def mask_segment(
     segment: Segment,
     masks: Sequence[MaskFunction | None],
     positions: torch.Tensor,
     visible: torch.Tensor | None,
     group: int,
-) -> MaskedSegment:
+) -> Segment:
     """The segment with masks by position, for a text that is longer than a window.
 
     masks      each layer's own mask function; None where it sees everything
@@ -382,5 +360,4 @@ def mask_segment(
             first = int((~seen.any(0)).cumprod(0).sum())
             seen = torch.cat((seen[:, first:], mask(0, 0, rows, behind) & visible), 1)
             spans[mask] = first, tail_mask(seen, group, seen.shape[1], cache.dtype)
-    fields = {name: getattr(segment, name) for name in Segment.__dataclass_fields__}
-    return MaskedSegment(**fields, spans=[spans[mask] for mask in masks])
+    return replace(segment, spans=[spans[mask] for mask in masks])

@@ -404,18 +404,8 @@ def visibility(parents):  # type: ignore[no-untyped-def]
     return visible
 
 
-def ancestor_bits(parents: Ints, words: int) -> NDArray[np.int32]:
-    """The visibility of a tree as a bit mask [N + 1, words]: row j is bit j % 32 of word j // 32.
-
-    Raises InputError if the words cannot hold N + 1 rows.
-    """
-    if words * WORD <= len(parents):
-        raise InputError(f"{words} words of {WORD} bits cannot hold {len(parents) + 1} rows")
-    return _ancestor_bits(parents, words).view(np.int32)
-
-
 def pack_bits(visible: Bools, words: int) -> NDArray[np.int32]:
-    """A visibility [rows, keys] as a bit mask [rows, words], with bits as in `ancestor_bits`.
+    """A visibility [rows, keys] as a bit mask [rows, words]: key j is bit j % 32 of word j // 32.
 
     Raises InputError if the words cannot hold the keys.
     """
@@ -425,16 +415,3 @@ def pack_bits(visible: Bools, words: int) -> NDArray[np.int32]:
     padded = np.zeros((rows, words * WORD), dtype=np.bool_)
     padded[:, :keys] = visible
     return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
-
-
-@jit
-def _ancestor_bits(parents, words):  # type: ignore[no-untyped-def]
-    rows = len(parents) + 1
-    bits = np.zeros((rows, words), np.uint32)
-    bits[0, 0] = np.uint32(1)
-    for row in range(1, rows):
-        above = parents[row - 1]
-        for word in range(above // 32 + 1):
-            bits[row, word] = bits[above, word]
-        bits[row, row // 32] |= np.uint32(1) << np.uint32(row % 32)
-    return bits

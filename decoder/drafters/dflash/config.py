@@ -159,12 +159,6 @@ class DFlashConfig:
         return hash_of({"drafter": self.name, **self.shape.costs(), **self.costs(), **block})
 
 
-def is_jetspec(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a JetSpec drafter: DFlash, trained with a causal block."""
-    inner = published.get(INNER)
-    return isinstance(inner, Mapping) and inner.get("causal_head") is True
-
-
 def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
     """The values of `DFlashConfig` but its name; `shifted` holds where the config does not say."""
     count = fields.whole("num_hidden_layers", most=MOST_LAYERS)

@@ -28,9 +28,8 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, Mi
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
-from decoder.configs import base_of
+from decoder.configs import base_of, first_reason
 from decoder.model.attention import AttentionPlan, current_plan
-from decoder.model.runtime.capture import first_line
 from decoder.model.runtime.tables import LayerCache, RowTables
 from decoder.tree.draft_tree import WORD
 
@@ -62,7 +61,7 @@ def kernels_refused(device: torch.device) -> str:
     try:
         kernels.swiglu(torch.zeros(1, 2, device=device))
     except Exception as error:  # no C compiler or Python.h: Triton's errors have no common class
-        return f"Triton does not start ({first_line(error)})"
+        return f"Triton does not start ({first_reason(error)})"
     return ""
 
 

@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from decoder.configs import first_reason
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind, greedy_tokens
-from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket, first_line
+from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
@@ -123,9 +124,9 @@ class GraphRuntime:
             try:
                 captured[shape] = self._record(cache, blocks, shape)
             except RuntimeError as error:  # out of memory, or of the budget
-                refused[shape] = first_line(error)
+                refused[shape] = first_reason(error)
                 message = "cannot capture a forward of %d rows, running it eagerly: %s"
-                logging.getLogger(__name__).warning(message, rows, first_line(error))
+                logging.getLogger(__name__).warning(message, rows, first_reason(error))
         return captured.get(shape)
 
     def _record(
