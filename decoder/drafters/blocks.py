@@ -108,12 +108,14 @@ def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
 class Span:
     """The cached rows that the rows of one forward see: slots first..end, under a mask.
 
-    mask  additive, over the last of these slots (`decoder.model.attention.attend`), or None
+    mask   additive, over the last of these slots (`decoder.model.attention.attend`), or None
+    slots  int64 [keys], 0 or more: slots that are gathered in place of first..end
     """
 
     first: int
     end: int
     mask: torch.Tensor | None
+    slots: torch.Tensor | None = None
 
 
 class RowCache(Protocol):

@@ -7,7 +7,6 @@ target's do. Padding rows write to a slot that is never read, and their results 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from weakref import WeakKeyDictionary, finalize
 
@@ -145,16 +144,6 @@ CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
 ALL_ROWS = Span(0, 0, None)  # the whole prefix, and of the rows behind it what their block says
 
 
-@dataclass(frozen=True, slots=True)
-class Window(Span):
-    """A span of some slots of a sequence, which are gathered.
-
-    slots  int64 [keys], 0 or more; the mask is over all of these
-    """
-
-    slots: torch.Tensor
-
-
 class PlacedRows(RowCache):
     """The rows of a block in a forward that is not captured."""
 
@@ -228,7 +217,7 @@ class TableRows(RowCache):
         cache.values[cache.owners, :, cache.slots] = value.transpose(0, 1)
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
-        if not isinstance(seen, Window):
+        if seen is ALL_ROWS:
             return self._plan.attend_stored(layer, query.transpose(0, 1), scale).transpose(0, 1)
         cache = self._plan.layer(layer)
         owner = cache.owners[:1]
@@ -248,7 +237,7 @@ class TableRows(RowCache):
         if causal:
             visible &= ahead <= 0
         mask = tail_mask(visible, self._group, visible.shape[1], self._plan.data.dtype)
-        return Window(0, 0, mask, slots.clamp_min(0))
+        return Span(0, 0, mask, slots.clamp_min(0))
 
 
 DraftRows = PlacedRows | TableRows

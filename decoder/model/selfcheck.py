@@ -26,6 +26,7 @@ import transformers
 from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
+from decoder.configs import BROKEN_FILES
 from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.quantization import rounds_inputs
@@ -53,15 +54,6 @@ ROUNDED_BOUND = 0.2
 LARGE_LOGIT = 300.0  # a cap or a scale shows there
 NOTES = 3  # a number of what a structure says
 IGNORED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
-FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ImportError,
-    AssertionError,
-)
 
 _one_at_a_time = Lock()  # a check makes the windows in a model's config smaller for its time
 _checked: dict[str, Structure] = {}
@@ -84,7 +76,7 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
                 raise failed_device(error, step.device) from error
             except UnsupportedModelError as error:
                 raise _refused(name, step, error.problem) from error
-            except FAILURES as error:
+            except BROKEN_FILES as error:
                 reason = "its attention does not go through transformers' interface"
                 if getattr(step.model, "_supports_attention_backend", True):
                     why = reason_of(error)

@@ -26,7 +26,7 @@ from decoder.model.latents import LatentPlan, follow_latents
 from decoder.model.mixers import follow_states, row_states
 from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
-from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
+from decoder.model.runtime.fused import TablePlan, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
@@ -196,35 +196,17 @@ class EagerRuntime:
         self, cache: KVCache, blocks: Sequence[RowBlock]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [rows, hidden] after the final norm, and features, of all blocks."""
-        usable = kernels_usable(self._step.device) and self._plain
-        if usable and not self.hides(cache, blocks):
-            tokens, positions, plan = self._with_tables(cache, blocks)
-        else:
-            tokens, positions, plan = self._with_segments(cache, blocks)
-        return self._step.run(tokens, positions, plan)
-
-    # Nothing is captured, so that nothing is refused, prepared or forgotten.
-    def refusal(self, cache: KVCache, rows: int) -> str:
-        return ""
-
-    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def _with_tables(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
-        rows = sum(block.rows for block in blocks)
-        words = needed_words(cache, blocks)
-        tables = RowTables(rows, cache.sequences, words, self._step.device)
-        tables.fill(cache, blocks)
-        plan = TablePlan(cache.data, tables, _text_piece(cache, blocks))
-        return tables.tokens, tables.positions, plan
-
-    def _with_segments(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
         device, first = self._step.device, 0
+        if self._plain and kernels_usable(device) and not self.hides(cache, blocks):
+            rows, words = sum(block.rows for block in blocks), needed_words(cache, blocks)
+            tables = RowTables(rows, cache.sequences, words, device)
+            tables.fill(cache, blocks)
+            text, one = None, blocks[0]  # a piece of text, neither a tree nor several sequences
+            causal = isinstance(one.visible, CausalVisible) and not cache.pending[one.sequence]
+            if len(blocks) == 1 and causal:
+                text = one.sequence, cache.end(one.sequence) + one.rows
+            plan = TablePlan(cache.data, tables, text)
+            return self._step.run(tables.tokens, tables.positions, plan)
         segments, tokens, positions = [], [], []
         for block in blocks:
             visible = None
@@ -244,7 +226,15 @@ class EagerRuntime:
         plan = ForwardPlan(tuple(segments), states)
         if self._latent_layers is not None:
             plan = LatentPlan(tuple(segments), states, layers=self._latent_layers)
-        return _join(tokens), _join(positions), plan
+        return self._step.run(_join(tokens), _join(positions), plan)
+
+    # Nothing is captured, so that nothing is refused, prepared or forgotten.
+    def refusal(self, cache: KVCache, rows: int) -> str:
+        return ""
+
+    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None: ...
+
+    def forget(self) -> None: ...
 
 
 class _HiddenStates:
@@ -271,15 +261,6 @@ def _returning(module: torch.nn.Module, output: _HiddenStates) -> Iterator[None]
         del module.forward
         if before is not None:
             module.forward = before
-
-
-def _text_piece(cache: KVCache, blocks: Sequence[RowBlock]) -> TextPiece | None:
-    """The piece of text that the rows are; None for a tree, and for several sequences."""
-    block = blocks[0]
-    plain = isinstance(block.visible, CausalVisible) and not cache.pending[block.sequence]
-    if len(blocks) > 1 or not plain:
-        return None
-    return TextPiece(block.sequence, cache.end(block.sequence) + block.rows)
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:

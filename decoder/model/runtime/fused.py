@@ -81,27 +81,17 @@ def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Rows that continue one sequence's text, each seeing all before it.
-
-    keys  of the sequence, these rows' included
-    """
-
-    sequence: int
-    keys: int
-
-
-@dataclass(frozen=True, slots=True)
 class TablePlan:
     """Attention of the rows in some tables over a cache's tensor.
 
     data  [layers, 2, sequences, kv_heads, slots, head_dim]
-    text  where the rows are a piece of text, for which PyTorch's kernel is faster
+    text  where the rows continue one sequence's text, for which PyTorch's kernel is faster: the
+          sequence, and the number of its keys, these rows' included
     """
 
     data: torch.Tensor
     tables: RowTables
-    text: TextPiece | None = None
+    text: tuple[int, int] | None = None
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -124,7 +114,7 @@ class TablePlan:
         """
         keys, values = self.data[layer]
         if self.text is not None and flash_usable(query):
-            place = (self.text.sequence, slice(None), slice(self.text.keys))
+            place = (self.text[0], slice(None), slice(self.text[1]))
             return text_attention(query, keys[place], values[place], scale)
         kernels = kernels_for(query)
         if kernels is None or query.shape[-1] > kernels.WIDEST:
