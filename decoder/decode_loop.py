@@ -283,7 +283,7 @@ def _draft(
     if drawn and parts.drafter.drafter.draws == "levels":
         expected = rule.expectation.lattice(rule.expectation.usual_confidences(depth), width)
         return expected, lambda shape: session.draw(
-            context, shape, temperature, rule.pick.generator
+            context, shape, temperature, rule.choices.generator
         )
     request = DraftRequest(
         depth=depth, width=width, growth=parts.policy.growth, temperature=temperature, whole=drawn

@@ -22,7 +22,8 @@ from decoder.acceptance.sampling import (
     row_distributions,
 )
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN, greedy_tokens
+from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
@@ -170,7 +171,7 @@ class AcceptanceRule:
         self._sampling = sampling
         self._whole_paths = name != "recursive"
         self.expectation = RankExpectation()
-        self.pick = SeededChoices(sampling, device, self._entropy)
+        self.choices = SeededChoices(sampling, device, self._entropy)
 
     @property
     def name(self) -> str:
@@ -184,6 +185,10 @@ class AcceptanceRule:
     def greedy(self) -> bool:
         """Whether the target's token is always the argmax of its row."""
         return self._sampling.temperature == 0.0
+
+    def pick(self, logits: torch.Tensor) -> int:
+        """The target's own token of a visited row, logits [vocab]."""
+        return int(greedy_tokens(logits)) if self.greedy else self.choices(logits)
 
     def wants_drawn(self) -> bool:
         """Whether this round's tree is to be drawn from q; called before drafting."""
@@ -206,7 +211,7 @@ class AcceptanceRule:
         if cut.any():
             lowest = to_device(cut, whole.device).to(whole.dtype)
             whole = torch.where(whole >= lowest[:, None], whole, 0.0)
-        return draw_from_lattice(shape, whole, self.pick.generator)
+        return draw_from_lattice(shape, whole, self.choices.generator)
 
     def ahead(self, tree: DraftTree, logits: torch.Tensor) -> torch.Tensor:
         """What `accept` needs of all rows, float64 [numbers, rows] on their device; no wait.
@@ -216,11 +221,11 @@ class AcceptanceRule:
         if self.greedy:
             return greedy_tokens(logits).double().expand(2, -1)
         if not isinstance(tree, DrawnTree):
-            return self.pick.of_tree(tree.row_depths(), logits)
+            return self.choices.of_tree(tree.row_depths(), logits)
         return judge_rows(
             tree,
             lambda rows: row_distributions(logits.index_select(0, rows), self._sampling),
-            partial(one_of_each, uniform=self.pick.uniform()),
+            partial(one_of_each, uniform=self.choices.uniform()),
             device=logits.device,
             whole_paths=self._whole_paths,
         )
@@ -235,12 +240,12 @@ class AcceptanceRule:
         if not isinstance(tree, DrawnTree):
             if ahead is None:
                 return walk(tree, logits, self.pick)
-            return _follow(tree, lambda row: self.pick.visit(ahead, row, logits))
-        rows: RowNumbers = VisitedRows(tree, logits, self.pick, whole_paths=self._whole_paths)
+            return _follow(tree, lambda row: self.choices.visit(ahead, row, logits))
+        rows: RowNumbers = VisitedRows(tree, logits, self.choices, whole_paths=self._whole_paths)
         if ahead is not None and NO_TOKEN not in ahead[2]:
             rows = JudgedRows(tree, ahead)
         rule = traversal if self._whole_paths else recursive_rejection
-        outcome = rule(tree, rows, self.pick)
+        outcome = rule(tree, rows, self.choices)
         if self._entropy is not None and isinstance(rows, JudgedRows):
             for entropy in rows.entropies():
                 self._entropy.note(entropy)

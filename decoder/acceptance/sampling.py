@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -13,7 +14,7 @@ import torch
 from costmodel.errors import InputError, shown
 from costmodel.statistics import Array, Ints
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN, greedy_tokens
+from decoder.model.runtime.base import NO_TOKEN
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37
@@ -47,7 +48,7 @@ class Sampling:
             exact, number = None, name in ("temperature", "top_p")
             if isinstance(value, Real if number else Integral) and not isinstance(value, bool):
                 with suppress(OverflowError):  # torch takes no integers of other libraries
-                    exact = float(value) if number else int(value)
+                    exact = float(value) if number else operator.index(value)
             if exact is None:
                 noun = "number" if number else "whole number"
                 raise InputError(f"{name} must be a {noun}, got {shown(value)}")
@@ -154,12 +155,10 @@ class SeededChoices:
         self._noise: torch.Tensor | None = None  # made and not yet taken [draws, vocab]
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The target's own token of a visited row, logits [vocab], in one copy to the host.
+        """The target's own token at T > 0 of a visited row, logits [vocab], in one copy.
 
         `NO_TOKEN` for logits that are not numbers.
         """
-        if self._sampling.temperature == 0.0:
-            return int(greedy_tokens(logits))
         probabilities = target_distribution(logits, self._sampling)
         noise = self._noises(1, probabilities)[0]
         values = [(probabilities / noise).argmax().double(), probabilities.sum().double()]

@@ -16,7 +16,7 @@ from decoder.acceptance.rules import AcceptanceRule, accept_together
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.base import Drafter
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.base import greedy_tokens
+from decoder.model.runtime.eager import greedy_tokens
 from decoder.model.target import Step, Target
 from decoder.nvml import free_gpu_bytes
 from decoder.profiling.probe import steady_draft

@@ -1,4 +1,4 @@
-"""The kinds of runtimes, the outputs of their forwards, and the greedy tokens of logits."""
+"""The kinds of runtimes, and the outputs of their forwards."""
 
 from __future__ import annotations
 
@@ -14,20 +14,6 @@ RuntimeChoice = Literal["auto", "eager", "packed", "graphs"]
 
 
 NO_TOKEN = -1  # in place of a token where the logits are not numbers (NaN, infinite)
-
-
-def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
-
-    The largest value is NaN if any is, so it tells. No device is waited for.
-    """
-    if logits.is_cpu and logits.dtype == torch.float32:  # NumPy takes a tenth of torch's time
-        tokens = torch.from_numpy(logits.numpy().argmax(-1, keepdims=True))
-    else:
-        tokens = logits.argmax(-1, keepdim=True)
-    largest = logits.gather(-1, tokens)
-    # NaN - NaN and inf - inf are not 0; the fewest launches that tell.
-    return tokens.masked_fill_(largest - largest != 0, NO_TOKEN).squeeze(-1)
 
 
 class ChosenTokens:

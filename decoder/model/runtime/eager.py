@@ -24,12 +24,26 @@ from decoder.model.attention import (
 from decoder.model.kv_cache import KVCache
 from decoder.model.latents import LatentPlan, follow_latents
 from decoder.model.mixers import follow_states, row_states
-from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
+from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
+
+
+def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
+
+    The largest value is NaN if any is, so it tells. No device is waited for.
+    """
+    if logits.is_cpu and logits.dtype == torch.float32:  # NumPy takes a tenth of torch's time
+        tokens = torch.from_numpy(logits.numpy().argmax(-1, keepdims=True))
+    else:
+        tokens = logits.argmax(-1, keepdim=True)
+    largest = logits.gather(-1, tokens)
+    # NaN - NaN and inf - inf are not 0; the fewest launches that tell.
+    return tokens.masked_fill_(largest - largest != 0, NO_TOKEN).squeeze(-1)
 
 
 class ModelStep:
@@ -198,15 +212,15 @@ class EagerRuntime:
         """Hidden states [rows, hidden] after the final norm, and features, of all blocks."""
         device, first = self._step.device, 0
         if self._plain and kernels_usable(device) and not self.hides(cache, blocks):
-            rows, words = sum(block.rows for block in blocks), needed_words(cache, blocks)
-            tables = RowTables(rows, cache.sequences, words, device)
+            count, words = sum(block.rows for block in blocks), needed_words(cache, blocks)
+            tables = RowTables(count, cache.sequences, words, device)
             tables.fill(cache, blocks)
             text, one = None, blocks[0]  # a piece of text, neither a tree nor several sequences
             causal = isinstance(one.visible, CausalVisible) and not cache.pending[one.sequence]
             if len(blocks) == 1 and causal:
                 text = one.sequence, cache.end(one.sequence) + one.rows
-            plan = TablePlan(cache.data, tables, text)
-            return self._step.run(tables.tokens, tables.positions, plan)
+            of_tables = TablePlan(cache.data, tables, text)
+            return self._step.run(tables.tokens, tables.positions, of_tables)
         segments, tokens, positions = [], [], []
         for block in blocks:
             visible = None

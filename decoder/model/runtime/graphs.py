@@ -14,9 +14,9 @@ import torch
 from decoder.configs import first_reason
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind, greedy_tokens
+from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket
-from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 

@@ -23,9 +23,8 @@ from decoder.drafters.eagle3.drafter import LevelForwards
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import greedy_tokens
 from decoder.model.runtime.capture import BudgetedCapture
-from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan, fuse, triton_installed
 from decoder.model.structure import Structure, read_structure
 from decoder.model.target import Target

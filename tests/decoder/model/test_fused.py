@@ -7,7 +7,8 @@ import torch
 
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from decoder.model.runtime.base import NO_TOKEN, greedy_tokens
+from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import greedy_tokens
 from decoder.model.runtime.fused import fuse, unfuse
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import weights_note
