@@ -64,10 +64,14 @@ class LayerWeights(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Numbers of each row, flat and as [rows, width]; pairs of bfloat16 ones are words there."""
+    """Numbers of each row, flat and as a table; pairs of bfloat16 ones are words there.
+
+    width  of a row, without padding
+    """
 
     flat: Numbers | Bits
     table: Numbers | NDArray[np.int32]
+    width: int
 
 
 class Forward(NamedTuple):
@@ -122,13 +126,13 @@ def _norm_rows(  # type: ignore[no-untyped-def]
     after        the bias of the product that is added to the rows next
     """
     flat, (rows, size), width = state.flat, state.table.shape, weights.shape[1]
-    layer = number // 2 % len(bias)
+    layer, stride = number // 2 % len(bias), len(out) // rows
     work = np.empty(width, np.float32)
     for r in parts_of(claims, phase, rows, 1):
         factor = _factor(flat, r * size, width, eps)
         for i in range(width):
             work[i] = at(flat, r * size + i) * factor * weights[number, i]
-        keep(work, 0, out, r * width, width)
+        keep(work, 0, out, r * stride, width)
         for i in range(len(captured)):
             if 2 * captured[i] == number:
                 place = (r * len(captured) + i) * width
@@ -218,14 +222,14 @@ def _attend_rows(  # type: ignore[no-untyped-def]
 @jit_inner
 def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
     """silu(gate) * up of every row."""
-    flat, (rows, size) = gate_up.flat, gate_up.table.shape
-    width = len(out) // rows
+    flat, (rows, size), width = gate_up.flat, gate_up.table.shape, out.width
+    stride = len(out.flat) // rows
     work = np.empty(width, np.float32)
     for r in parts_of(claims, phase, rows, 1):
         for i in range(width):
             gate = at(flat, r * size + i)
             work[i] = gate / (np.float32(1) + exponential(-gate)) * at(flat, r * size + width + i)
-        keep(work, 0, out, r * width, width)
+        keep(work, 0, out.flat, r * stride, width)
 
 
 @jit
@@ -264,5 +268,5 @@ def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
             f.rows, out, norms, number, eps, captured, features, gate_up, g.bias, d.bias, p, claims
         )
         multiply(g.blocks[layer], g.scales[layer], normed, gate_up, p + 1, claims, count)
-        _gate_rows(f.gate_up, f.gated.flat, p + 2, claims)
+        _gate_rows(f.gate_up, f.gated, p + 2, claims)
         multiply(d.blocks[layer], d.scales[layer], gated, table, p + 3, claims, count)

@@ -141,16 +141,18 @@ class PackedLayers:
     def _inputs(
         self, rows: int, width: int, pairs: bool | None = None
     ) -> tuple[Rows, torch.Tensor]:
-        """Memory for inputs of products, and the same as a tensor."""
-        if not (self._pairs if pairs is None else pairs):
-            kept = torch.empty(rows, width)
-            return _rows(kept), kept
-        kept = torch.empty(rows, width, dtype=torch.bfloat16)
-        return Rows(kept.view(-1).view(torch.uint16).numpy(), kept.view(torch.int32).numpy()), kept
+        """Memory for inputs of products, which may take pairs, and the same as a tensor."""
+        paired = self._pairs if pairs is None else pairs
+        kind = torch.bfloat16 if paired else torch.float32
+        kept = torch.zeros(rows, width + width % 2, dtype=kind)
+        flat, table = kept.view(-1), kept
+        if paired:
+            flat, table = flat.view(torch.uint16), table.view(torch.int32)
+        return Rows(flat.numpy(), table.numpy(), width), kept[:, :width]
 
 
 def _rows(numbers: torch.Tensor) -> Rows:
-    return Rows(numbers.view(-1).numpy(), numbers.numpy())
+    return Rows(numbers.view(-1).numpy(), numbers.numpy(), numbers.shape[1])
 
 
 def row_places(cache: RowStore, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
