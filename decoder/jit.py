@@ -50,9 +50,12 @@ def jit(function: F) -> F:
 
 
 def jit_inner(function: F, *, fastmath: frozenset[str] = frozenset()) -> F:
-    """`jit` for a function that compiled ones call alone, in whose cached code it is."""
+    """`jit` for a function that compiled ones call alone, in whose cached code it is.
+
+    It divides by 0 without an error: a check would keep loops from being widened.
+    """
     options = {"nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
-    return cast(F, numba.njit(fastmath=set(fastmath), **options)(function))
+    return cast(F, numba.njit(fastmath=set(fastmath), error_model="numpy", **options)(function))
 
 
 def jit_sums(function: F) -> F:

@@ -35,7 +35,7 @@ from decoder.drafters.caches import (
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
+from decoder.drafters.vocabulary import DraftHead, likeliest, softmax
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
 from decoder.model.runtime.tables import RowTables
@@ -47,12 +47,14 @@ class BlockScores(Protocol):
     """The step from a block's hidden states to the candidates of its positions."""
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
         """What the candidates are made of, on the device; captured with the block's pass.
 
         hidden       [rows, hidden] of the rows that predict depths 1, 2, ...; where it is
                      captured, of padding rows after them
+        logits       [rows, head] of the same rows
         bonus        int64 [1]
         temperature  of the drafter's softmax, float32 []
         """
@@ -71,17 +73,18 @@ class Marginals(BlockScores):
     """The softmax of each position's logits."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
-        self._drafter, self._head = drafter, drafter.head
+        self._head = drafter.head
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
-        return (self._drafter.logits(hidden),)
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
+        return (logits,)
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Lattice:
-        probabilities = softmax(outputs[0][: request.depth], request.temperature)
-        places, best = most_probable(probabilities, request.width)
-        whole = self._head.whole(probabilities) if request.whole else None
+        logits, temperature = outputs[0][: request.depth], request.temperature
+        places, best = likeliest(logits, temperature, request.width)
+        whole = self._head.whole(softmax(logits, temperature)) if request.whole else None
         return Lattice(self._head.ids(places), best, whole)
 
 
@@ -148,9 +151,9 @@ class DFlashDrafter(Drafter):
         """The step after the block's pass."""
         return Marginals(self)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, head] of hidden states [rows, hidden], scaled and capped."""
-        config, logits = self.model.config, self.head.logits(hidden)
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, head] as the head gives them, scaled and capped."""
+        config = self.model.config
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
         softcap = config.softcap
@@ -273,13 +276,17 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
 
 
 class EagerDFlash:
-    """The passes run eagerly, over one cache for each text: its context, and blocks after it."""
+    """The passes run eagerly, over one cache for each text: its context, and blocks after it.
+
+    Where layers are compiled, a block's call stores the context that was taken in before it.
+    """
 
     def __init__(self, drafter: DFlashDrafter) -> None:
+        self._drafter = drafter
         self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
-        self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
-        self._first_row, self._embed = config.first_row, drafter.embed
+        config, target = drafter.model.config, drafter.target
         self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
+        self._context = torch.empty(0, config.shape.hidden)  # taken in, but not yet stored
 
     @property
     def length(self) -> int:
@@ -288,23 +295,52 @@ class EagerDFlash:
 
     def cut(self, tokens: int) -> None:
         """Forget the context after its first `tokens` tokens."""
+        self._store()
         self._cache.length = min(self._cache.length, tokens)
 
     def take_in(self, features: torch.Tensor) -> None:
         """Append the target's features [tokens, ids * hidden] to the context."""
+        self._store()
         self._cache.make_room(len(features))
-        self._passes.store_context(features, self._rope(len(features)), self._cache)
+        if self._passes.compiled is None:
+            self._passes.store_context(features, self._rope(len(features)), self._cache)
+        else:
+            self._context = self._passes.context(features)
         self._cache.length += len(features)
+
+    def _store(self) -> None:
+        if len(self._context):
+            self._compiled(self._context[:0], (0, 0))
+
+    def _compiled(
+        self, block: torch.Tensor, headed: tuple[int, int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states and logits of an embedded block, in one call that stores the context."""
+        compiled, head, rows = self._passes.compiled, self._drafter.head.tiled, len(block)
+        places, every = np.arange(rows), np.ones((rows, rows), np.bool_)
+        seen = RowBlock(0, places, places, DenseVisible(every))
+        hidden, _, logits = compiled.run(
+            block, self._cache, [seen], context=self._context, head=head, headed=headed
+        )
+        self._context = self._context[:0]
+        return hidden, logits
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
         """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
         passes, cache, ids = self._passes, self._cache, to_device(tokens, self._target.device)
         cache.make_room(len(tokens))
-        embedded = self._embed(ids)
-        spans = {kind: passes.span(cache, embedded, *kind) for kind in passes.config.kinds}
-        hidden = passes.block(embedded, self._rope(len(tokens)), cache, spans)
-        predicting = hidden[self._first_row : self._first_row + depth]
-        return self._scores.outputs(predicting, ids[:1], torch.tensor(temperature))
+        drafter, embedded = self._drafter, passes.embedded(self._drafter.embed(ids))
+        first = passes.config.first_row
+        if passes.compiled is not None:
+            hidden, logits = self._compiled(embedded, (first, first + depth))
+        else:
+            spans = {kind: passes.span(cache, embedded, *kind) for kind in passes.config.kinds}
+            hidden = passes.block(embedded, self._rope(len(tokens)), cache, spans)
+        predicting = hidden[first : first + depth]
+        if passes.compiled is None or drafter.head.tiled is None:
+            logits = drafter.head.logits(predicting)
+        given = predicting, drafter.scaled(logits), ids[:1], torch.tensor(temperature)
+        return drafter.scores.outputs(*given)
 
     def _rope(self, rows: int) -> Rope:
         start = self._cache.length
@@ -321,8 +357,8 @@ class CapturedBlocks:
 
     def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture) -> None:
         self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
-        self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
-        self._embed, self.capture = drafter.embed, capture
+        config, target = drafter.model.config, drafter.target
+        self._drafter, self.capture = drafter, capture
         self._temperature, self._filled = torch.ones((), device=target.device), 1.0
         shape = config.shape
         cache_shape = DraftCacheShape(
@@ -357,10 +393,11 @@ class CapturedBlocks:
             else cache.window(window, causal, config.shape.group, dtype)
             for window, causal in set(config.kinds)
         }
-        embedded = self._embed(tables.tokens)
-        hidden = self._passes.block(embedded, self._rotary(tables.positions, dtype), cache, spans)
-        predicting = hidden[config.first_row :]
-        return self._scores.outputs(predicting, tables.tokens[:1], self._temperature)
+        drafter, rope = self._drafter, self._rotary(tables.positions, dtype)
+        embedded = self._passes.embedded(drafter.embed(tables.tokens))
+        predicting = self._passes.block(embedded, rope, cache, spans)[config.first_row :]
+        logits = drafter.scaled(drafter.head.logits(predicting))
+        return drafter.scores.outputs(predicting, logits, tables.tokens[:1], self._temperature)
 
 
 class GraphedDFlash(PlacedText):

@@ -39,7 +39,6 @@ from decoder.drafters.blocks import (
 from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
 from decoder.drafters.dflash.config import DFlashConfig, Kind
 from decoder.drafters.vocabulary import read_tokens, write_tokens
-from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.runtime.linear import join, packing_refused, plain_state
 from decoder.model.runtime.packed import PackedLayers
 from decoder.model.runtime.row_attention import LANES
@@ -234,13 +233,22 @@ class DFlashPasses:
             norms = [layer.self_attn.k_norm.weight for layer in model.layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
+    def context(self, features: torch.Tensor) -> torch.Tensor:
+        """The normed rows [tokens, hidden] of which layers make keys and values."""
+        rows: torch.Tensor = self.model.hidden_norm(self._project(features))
+        return rows
+
+    def embedded(self, block: torch.Tensor) -> torch.Tensor:
+        """The input of the first layer, of embeddings [block, hidden]."""
+        scale = self.config.embedding_scale
+        return block if scale == 1.0 else block * scale
+
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
         """Write the target's features [tokens, ids * hidden] after every layer's context.
 
         The context's length stays as it is.
         """
-        model, shape = self.model, self.config.shape
-        context = model.hidden_norm(self._project(features))
+        shape, context = self.config.shape, self.context(features)
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
         heads = projected.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
         keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]
@@ -251,19 +259,11 @@ class DFlashPasses:
     def block(
         self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
     ) -> torch.Tensor:
-        """Hidden states [block, hidden] for the target's head, of embeddings [block, hidden].
+        """Hidden states [block, hidden] for the target's head, of `embedded` rows.
 
         Row 0 is the bonus token, the others are masks; the cache's context stays the same.
-        `spans` says what rows see in layers of each kind. Without masks all layers are one
-        compiled call, as a target's.
+        `spans` says what rows see in layers of each kind.
         """
-        if self.config.embedding_scale != 1.0:
-            block = block * self.config.embedding_scale
-        plain = isinstance(cache, DraftCache) and all(one.mask is None for one in spans.values())
-        if plain and self.compiled is not None:
-            places, every = np.arange(len(block)), np.ones((len(block), len(block)), np.bool_)
-            rows = RowBlock(0, places, places, DenseVisible(every))
-            return self.compiled.run(block, cache, [rows])[0]
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
             block = layer(block, rope, cache, number, spans[kind])
         normed: torch.Tensor = self.model.norm(block)
@@ -295,7 +295,8 @@ def _compiled_layers(model: DFlashModel) -> PackedLayers | None:
     """The layers as compiled ones; None where device, dtype or the kind of layer forbid it."""
     weight, shape = model.fc.weight, model.config.shape
     refused = packing_refused(weight.device, weight.dtype) or shape.head_dim % LANES
-    if refused or model.joined_type is not JoinedLayer:
+    masked = any(window is not None or causal for window, causal in model.config.kinds)
+    if refused or masked or model.joined_type is not JoinedLayer:
         return None
     rotary = Rotary(shape, weight.device).module
     parts = SimpleNamespace(layers=model.layers, norm=model.norm, rotary_emb=rotary)

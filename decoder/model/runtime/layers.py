@@ -25,7 +25,7 @@ from decoder.model.runtime.row_attention import (
 )
 from decoder.model.runtime.tiles import multiply
 
-PHASES = 9  # of a layer
+PHASES = 9  # of a layer; the last norm and the head have two more
 
 Numbers = NDArray[np.float32]
 Bits = NDArray[np.uint16]  # bfloat16 numbers, which NumPy does not have
@@ -77,14 +77,20 @@ class Rows(NamedTuple):
 class Forward(NamedTuple):
     """The rows of a forward and what is computed of them.
 
+    Behind them may come rows of a context, of which every layer stores a key and a value, made of
+    the same normed row. They are counted where it says [all].
+
     rows       [rows, hidden], hidden padded to whole units; embeddings at first
+    normed, qkv, queries  [all]
     normed, queries, mixed, gated  in bfloat16 where the CPU multiplies in it
-    factors    cosines and sines [2, rows, head_dim / 2]
+    factors    cosines and sines [2, all, head_dim / 2]
     cache, shape  [layers, 2, sequences, kv_heads, slots, head_dim], flat
-    owners, slots, positions  [rows]: a row's sequence, and the slot and position of its key
+    owners, slots, positions  [all]: a row's sequence, and the slot and position of its key
     leading    [rows]: slots that a row sees from the first on
     first, seen  [rows + 1], [...]: row r sees the slots seen[first[r]:first[r + 1]] too, in order
     captured   numbers of the states that are features, flat [rows, captured * hidden]
+    head       the LM head as of one layer, perhaps empty
+    headed     first and last of the rows that have logits, padded to whole units
     """
 
     rows: Rows
@@ -105,6 +111,9 @@ class Forward(NamedTuple):
     seen: NDArray[np.int64]
     captured: NDArray[np.int64]
     features: Numbers
+    head: Matrix
+    headed: tuple[int, int]
+    logits: Numbers
 
 
 @jit_sums
@@ -126,19 +135,22 @@ def _norm_rows(  # type: ignore[no-untyped-def]
     after        the bias of the product that is added to the rows next
     """
     flat, (rows, size), width = state.flat, state.table.shape, weights.shape[1]
-    layer, stride = number // 2 % len(bias), len(out) // rows
+    layer, stride = number // 2 % len(bias), len(out.flat) // len(out.table)
     work = np.empty(width, np.float32)
-    for r in parts_of(claims, phase, rows, 1):
+    for r in parts_of(claims, phase, max(rows, len(start)), 1):
+        if r < len(start):
+            for i in range(bias.shape[1]):
+                start[r, i] = bias[layer, i]
+        if r >= rows:
+            continue
         factor = _factor(flat, r * size, width, eps)
         for i in range(width):
             work[i] = at(flat, r * size + i) * factor * weights[number, i]
-        keep(work, 0, out, r * stride, width)
+        keep(work, 0, out.flat, r * stride, width)
         for i in range(len(captured)):
             if 2 * captured[i] == number:
                 place = (r * len(captured) + i) * width
                 keep(flat, r * size, features, place, width)
-        for i in range(bias.shape[1]):
-            start[r, i] = bias[layer, i]
         for i in range(size):
             state.table[r, i] += after[layer, i]
 
@@ -188,7 +200,7 @@ def _attend_rows(  # type: ignore[no-untyped-def]
     _, _, sequences, kv_heads, slots, width = shape
     one, none, group = np.int64(1), np.int64(0), len(queries) // len(owners) // kv_heads // width
     scores, mixed, totals = scratch
-    keys, rows = len(scores) // group, len(owners)
+    keys, rows = len(scores) // group, len(leading)
     parts = rows * kv_heads
     for part in parts_of(claims, phase, parts, max(parts // (8 * count), 1)):
         kv, r = part // rows, part % rows
@@ -223,7 +235,7 @@ def _attend_rows(  # type: ignore[no-untyped-def]
 def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
     """silu(gate) * up of every row."""
     flat, (rows, size), width = gate_up.flat, gate_up.table.shape, out.width
-    stride = len(out.flat) // rows
+    stride = len(out.flat) // max(rows, 1)
     work = np.empty(width, np.float32)
     for r in parts_of(claims, phase, rows, 1):
         for i in range(width):
@@ -234,7 +246,7 @@ def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
 
 @jit
 def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
-    """Compute all layers, and the last norm into f.normed; `claims` of PHASES a layer and one."""
+    """Compute all layers, the last norm into f.normed, and logits, by PHASES a layer and two."""
     layers, kv_heads, slots, width = f.shape[0], f.shape[3], f.shape[4], f.shape[5]
     group = len(f.queries) // len(f.owners) // kv_heads // width
     scores, mixed = (
@@ -243,13 +255,15 @@ def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
     )
     scratch = scores, mixed, np.empty(group, np.float32)
     q, o, g, d, norms, eps = w.qkv, w.output, w.gate_up, w.down, w.norms, w.eps
-    table, normed, qkv, gate_up = f.rows.table, f.normed.table, f.qkv.table, f.gate_up.table
-    attended, gated, out = f.mixed.table, f.gated.table, f.normed.flat
+    table, qkv, gate_up = f.rows.table, f.qkv.table, f.gate_up.table
+    normed, attended, gated = f.normed.table, f.mixed.table, f.gated.table
+    own, headed = normed[: len(table)], normed[f.headed[0] : f.headed[1]]
     captured, features, cache, shape = f.captured, f.features, f.cache, f.shape
     for layer in range(layers + 1):
         p, number = layer * PHASES, 2 * layer
+        start, bias = (qkv, q.bias) if layer < layers else (f.logits, f.head.bias)
         _norm_rows(
-            f.rows, out, norms, number, eps, captured, features, qkv, q.bias, o.bias, p, claims
+            f.rows, f.normed, norms, number, eps, captured, features, start, bias, o.bias, p, claims
         )
         if layer == layers:
             break
@@ -264,9 +278,12 @@ def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
         )  # fmt: skip
         multiply(o.blocks[layer], o.scales[layer], attended, table, p + 4, claims, count)
         number, p = number + 1, p + 5
+        start, bias = gate_up, g.bias
         _norm_rows(
-            f.rows, out, norms, number, eps, captured, features, gate_up, g.bias, d.bias, p, claims
+            f.rows, f.normed, norms, number, eps, captured, features, start, bias, d.bias, p, claims
         )
-        multiply(g.blocks[layer], g.scales[layer], normed, gate_up, p + 1, claims, count)
+        multiply(g.blocks[layer], g.scales[layer], own, gate_up, p + 1, claims, count)
         _gate_rows(f.gate_up, f.gated, p + 2, claims)
         multiply(d.blocks[layer], d.scales[layer], gated, table, p + 3, claims, count)
+    head, p = f.head, layers * PHASES + 1
+    multiply(head.blocks[0], head.scales[0], headed, f.logits, p, claims, count)

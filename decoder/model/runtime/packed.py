@@ -27,7 +27,7 @@ from decoder.jit import run_shared
 from decoder.model.attention import CausalVisible, RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime import tiles
-from decoder.model.runtime.base import RuntimeKind
+from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.model.runtime.layers import PHASES, Forward, LayerWeights, Matrix, Rows, run_layers
@@ -92,6 +92,7 @@ class PackedLayers:
             np.float32(last.eps if isinstance(last, nn.RMSNorm) else last.variance_epsilon),
             np.float32(attentions[0].scaling),
         )
+        self._no_head = Matrix(*(part[:1, :0] for part in self._weights.output))
 
     def _stacked(self, groups: Sequence[Sequence[nn.Linear]]) -> Matrix:
         """The joined weights of all layers side by side, of which each layer's are a view."""
@@ -109,21 +110,40 @@ class PackedLayers:
 
     def run(
         self, embedded: torch.Tensor, cache: RowStore, blocks: Sequence[RowBlock],
-        captured: Sequence[int] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-        """Hidden states after the final norm, and features, of embedded rows [rows, hidden]."""
+        captured: Sequence[int] = (), *, context: torch.Tensor | None = None,
+        head: TiledLinear | None = None, headed: tuple[int, int] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+        """Hidden states behind the last norm, features, and logits, of rows [rows, hidden].
+
+        context  normed rows [tokens, hidden], of which keys and values alone are stored: in the
+                 cache's last slots before `end`
+        head     gives the logits, float32; None for none
+        headed   first and last of the rows with logits; None for all
+        """
         w, (rows, hidden) = self._weights, embedded.shape
-        places = row_places(cache, blocks)
+        given = 0 if context is None else len(context)
+        *places, leading, few, seen = row_places(cache, blocks)
+        if given:
+            stored = np.arange(given) + cache.end(0) - given
+            more = 0 * stored, stored, stored
+            places = [np.append(*both) for both in zip(places, more, strict=True)]
         data = cache.data.view(torch.uint16) if self._dtype == torch.bfloat16 else cache.data
         state = torch.zeros(rows, len(w.output.blocks[0]) * tiles.LANES)
         state[:, :hidden] = embedded
         features = torch.empty(rows, len(captured) * hidden)
-        normed, kept = self._inputs(rows, hidden)
+        normed, kept = self._inputs(rows + given, hidden)
+        if context is not None:
+            kept[rows:] = context
+        first, last = headed or (0, rows)
+        matrix = self._no_head
+        if head is not None:
+            matrix = Matrix(*(part[None].numpy() for part in (head.blocks, head.scales, head.bias)))
+        logits = torch.empty(last - first, matrix.bias.shape[1])
         forward = Forward(
             _rows(state),
             normed,
-            _rows(torch.empty(rows, len(w.qkv.blocks[0]) * tiles.LANES)),
-            self._inputs(rows, self._heads, self._paired_heads)[0].flat,
+            _rows(torch.empty(rows + given, len(w.qkv.blocks[0]) * tiles.LANES)),
+            self._inputs(rows + given, self._heads, self._paired_heads)[0].flat,
             self._inputs(rows, self._heads)[0],
             _rows(torch.empty(rows, len(w.gate_up.blocks[0]) * tiles.LANES)),
             self._inputs(rows, self._ffn)[0],
@@ -131,12 +151,19 @@ class PackedLayers:
             data.view(-1).numpy(),
             tuple(data.shape),
             *places,
+            leading,
+            few,
+            seen,
             np.array(captured, np.int64),
             features.view(-1).numpy(),
+            matrix,
+            (first, last),
+            logits.numpy(),
         )
-        phases = PHASES * len(w.windows) + 1
+        phases = PHASES * len(w.windows) + 2
         run_shared(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
-        return kept, features.to(self._dtype) if captured else None
+        found = features.to(self._dtype) if captured else None
+        return kept[:rows], found, logits if head is None else logits[:, : head.outputs]
 
     def _inputs(
         self, rows: int, width: int, pairs: bool | None = None
@@ -265,15 +292,26 @@ class PackedStep(ModelStep):
                 self.model.packed_weights = PackedModel(step, int8=int8)
         self._packed: PackedModel = self.model.packed_weights
 
+    @property
+    def whole(self) -> bool:
+        """Whether layers and head are one call."""
+        return self._packed.layers is not None and self._packed.head is not None and self.plain_head
+
     def run_rows(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """See `EagerRuntime.hidden`; None for a model whose modules compute."""
-        layers = self._packed.layers
+        self, cache: KVCache, blocks: Sequence[RowBlock], *, headed: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor] | None:
+        """See `PackedLayers.run`; None for a model whose modules compute.
+
+        headed  so many of the last rows have logits
+        """
+        layers, head = self._packed.layers, self._packed.head if headed else None
         if layers is None:
             return None
         tokens = torch.from_numpy(np.concatenate([block.tokens for block in blocks]))
-        return layers.run(self.embedding(tokens), cache, blocks, self.captured)
+        some = len(tokens) - headed, len(tokens)
+        return layers.run(
+            self.embedding(tokens), cache, blocks, self.captured, head=head, headed=some
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self._packed.head
@@ -296,10 +334,20 @@ class PackedRuntime(EagerRuntime):
     kind: RuntimeKind = "packed"
     _step: PackedStep
 
+    def forward(
+        self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
+    ) -> ForwardOutputs:
+        headed = 1 if last_only else sum(block.rows for block in blocks)
+        done = self._step.run_rows(cache, blocks, headed=headed) if self._step.whole else None
+        if done is None:
+            return super().forward(cache, blocks, last_only=last_only)
+        return ForwardOutputs(done[2], done[1])
+
     def hidden(
         self, cache: KVCache, blocks: Sequence[RowBlock]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self._step.run_rows(cache, blocks) or super().hidden(cache, blocks)
+        done = self._step.run_rows(cache, blocks)
+        return super().hidden(cache, blocks) if done is None else done[:2]
 
 
 def packed_of(model: nn.Module) -> PackedModel | None:

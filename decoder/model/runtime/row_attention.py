@@ -253,7 +253,7 @@ def _total(numbers, first, count):  # type: ignore[no-untyped-def]
 
 
 @jit_sums
-def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
+def largest_of(numbers, first, count):  # type: ignore[no-untyped-def]
     largest = np.float32(-np.inf)
     for i in range(count):
         largest = max(largest, at(numbers, first + i))
@@ -263,7 +263,7 @@ def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
 @jit_inner
 def softmax(scores, first, count):  # type: ignore[no-untyped-def]
     """Exponentials of scores less the largest, in place; returns their sum."""
-    largest = _largest(scores, first, count)
+    largest = largest_of(scores, first, count)
     for i in range(count):
         put(scores, first + i, exponential(at(scores, first + i) - largest))
     return _total(scores, first, count)
