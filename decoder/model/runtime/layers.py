@@ -136,8 +136,8 @@ def _norm_rows(  # type: ignore[no-untyped-def]
     """
     flat, (rows, size), width = state.flat, state.table.shape, weights.shape[1]
     layer, stride = number // 2 % len(bias), len(out.flat) // len(out.table)
-    work = np.empty(width, np.float32)
-    for r in parts_of(claims, phase, max(rows, len(start)), 1):
+    work, parts = np.empty(width, np.float32), max(rows, len(start))
+    for r in parts_of(claims, phase, parts, parts):
         if r < len(start):
             for i in range(bias.shape[1]):
                 start[r, i] = bias[layer, i]
@@ -166,7 +166,7 @@ def _rotate_rows(  # type: ignore[no-untyped-def]
     half, all_queries = width // 2, len(queries) // rows
     heads = all_queries // width
     work, turned = np.empty(width, np.float32), np.empty(width, np.float32)
-    for r in parts_of(claims, phase, rows, 1):
+    for r in parts_of(claims, phase, rows, rows):
         key = ((2 * layer * sequences + owners[r]) * kv_heads * slots + places[r]) * width
         value = key + sequences * kv_heads * slots * width
         for h in range(heads + kv_heads):
@@ -202,7 +202,7 @@ def _attend_rows(  # type: ignore[no-untyped-def]
     scores, mixed, totals = scratch
     keys, rows = len(scores) // group, len(leading)
     parts = rows * kv_heads
-    for part in parts_of(claims, phase, parts, max(parts // (8 * count), 1)):
+    for part in parts_of(claims, phase, parts, 4 * count):
         kv, r = part // rows, part % rows
         hidden = max(positions[r] - window + 1, 0) if window else 0
         begin = min(hidden, leading[r])
@@ -237,7 +237,7 @@ def _gate_rows(gate_up, out, phase, claims):  # type: ignore[no-untyped-def]
     flat, (rows, size), width = gate_up.flat, gate_up.table.shape, out.width
     stride = len(out.flat) // max(rows, 1)
     work = np.empty(width, np.float32)
-    for r in parts_of(claims, phase, rows, 1):
+    for r in parts_of(claims, phase, rows, rows):
         for i in range(width):
             gate = at(flat, r * size + i)
             work[i] = gate / (np.float32(1) + exponential(-gate)) * at(flat, r * size + width + i)

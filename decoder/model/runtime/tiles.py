@@ -25,7 +25,7 @@ LANES = 16  # outputs of a block
 UNIT = 3  # blocks that one thread takes at once
 WIDE = this_cpu().instruction_set.startswith("avx512")  # 32 registers of a block's sums, or 8
 MOST_ROWS = 8 if WIDE else 6  # of a tile: its sums stay in registers
-CLAIMS = 8  # of each thread in a product
+SHARES = 4  # of each thread in what is left of a product
 WORTH = 1 << 18  # weights times rows from which threads are worth their start
 
 
@@ -253,7 +253,7 @@ def multiply(blocks, scales, inputs, out, phase, claims, count):  # type: ignore
     """`add_product` as a phase of `count` threads' work."""
     units, rows = len(blocks) // UNIT, len(inputs)
     groups = (rows + MOST_ROWS - 1) // MOST_ROWS
-    for unit in parts_of(claims, phase, units, max(units // (CLAIMS * count), 1)):
+    for unit in parts_of(claims, phase, units, SHARES * count):
         row = 0
         for left in range(groups, 0, -1):
             some = (rows - row + left - 1) // left
