@@ -23,13 +23,14 @@ from decoder.acceptance.drawn import LevelDistributions
 from decoder.acceptance.sampling import COLDEST, cooled
 from decoder.device import to_device
 from decoder.drafters.checkpoint import TOKENS as FILE
-from decoder.model.loading import LoadedModel
 from decoder.jit import jit
+from decoder.model.loading import LoadedModel
 from decoder.model.runtime.linear import TiledLinear, join
 from decoder.model.runtime.row_attention import at, largest_of
 from decoder.model.runtime.row_attention import softmax as exponentials
 from decoder.model.target import Target
 from decoder.tree.growth import Children, Frontier
+
 LEAST = 1e-37  # of exponentials that count: the smallest float32 stands for 0
 
 

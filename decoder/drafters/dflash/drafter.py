@@ -286,7 +286,7 @@ class EagerDFlash:
         self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
         config, target = drafter.model.config, drafter.target
         self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
-        self._context = torch.empty(0, config.shape.hidden)  # taken in, but not yet stored
+        self._waiting = torch.empty(0, 0)  # features that were taken in, but are not stored yet
 
     @property
     def length(self) -> int:
@@ -305,24 +305,25 @@ class EagerDFlash:
         if self._passes.compiled is None:
             self._passes.store_context(features, self._rope(len(features)), self._cache)
         else:
-            self._context = self._passes.context(features)
+            self._waiting = features
         self._cache.length += len(features)
 
     def _store(self) -> None:
-        if len(self._context):
-            self._compiled(self._context[:0], (0, 0))
+        if len(self._waiting):
+            self._compiled(torch.empty(0, self._passes.config.shape.hidden), (0, 0))
 
     def _compiled(
         self, block: torch.Tensor, headed: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states and logits of an embedded block, in one call that stores the context."""
-        compiled, head, rows = self._passes.compiled, self._drafter.head.tiled, len(block)
+        compiled, tiled, rows = self._passes.compiled, self._drafter.head.tiled, len(block)
         places, every = np.arange(rows), np.ones((rows, rows), np.bool_)
         seen = RowBlock(0, places, places, DenseVisible(every))
+        head = None if tiled is None else (tiled, *headed)
         hidden, _, logits = compiled.run(
-            block, self._cache, [seen], context=self._context, head=head, headed=headed
+            block, self._cache, [seen], context=self._waiting, head=head
         )
-        self._context = self._context[:0]
+        self._waiting = self._waiting[:0]
         return hidden, logits
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:

@@ -233,11 +233,6 @@ class DFlashPasses:
             norms = [layer.self_attn.k_norm.weight for layer in model.layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
-    def context(self, features: torch.Tensor) -> torch.Tensor:
-        """The normed rows [tokens, hidden] of which layers make keys and values."""
-        rows: torch.Tensor = self.model.hidden_norm(self._project(features))
-        return rows
-
     def embedded(self, block: torch.Tensor) -> torch.Tensor:
         """The input of the first layer, of embeddings [block, hidden]."""
         scale = self.config.embedding_scale
@@ -248,7 +243,7 @@ class DFlashPasses:
 
         The context's length stays as it is.
         """
-        shape, context = self.config.shape, self.context(features)
+        shape, context = self.config.shape, self.model.hidden_norm(self._project(features))
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
         heads = projected.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
         keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]
@@ -300,7 +295,7 @@ def _compiled_layers(model: DFlashModel) -> PackedLayers | None:
         return None
     rotary = Rotary(shape, weight.device).module
     parts = SimpleNamespace(layers=model.layers, norm=model.norm, rotary_emb=rotary)
-    return PackedLayers(parts, int8=False)
+    return PackedLayers(parts, int8=False, entry=(model.fc, model.hidden_norm))
 
 
 def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:

@@ -35,6 +35,7 @@ from decoder.model.runtime.linear import TiledLinear
 from decoder.model.runtime.row_attention import LANES, PAIRED
 from decoder.model.structure import bypassed_linears
 
+NONE = torch.empty(0, 2)
 MOST_POSITIONS = 2048  # of the first table of rotary factors; it doubles
 
 
@@ -69,7 +70,10 @@ class RowStore(Protocol):
 class PackedLayers:
     """All layers of a model like those of `FUSIBLE`, and its final norm."""
 
-    def __init__(self, base: Any, *, int8: bool) -> None:
+    def __init__(
+        self, base: Any, *, int8: bool, entry: tuple[nn.Linear, nn.Module] | None = None
+    ) -> None:
+        """entry: the product and the norm that make a context's rows of features"""
         layers, last = list(base.layers), base.norm
         attentions, ffns = [one.self_attn for one in layers], [one.mlp for one in layers]
         self._dtype = last.weight.dtype
@@ -77,29 +81,37 @@ class PackedLayers:
         self._paired_heads = self._pairs and attentions[0].head_dim % PAIRED == 0
         self._stored = torch.int8 if int8 else None
         self._rope = RopeFactors(base.rotary_emb)
-        self._heads, self._ffn = attentions[0].q_proj.out_features, ffns[0].gate_proj.out_features
+        self._queries = attentions[0].q_proj.out_features
         pairs = [(one.input_layernorm, one.post_attention_layernorm) for one in layers]
-        norms = [norm.weight.detach().float() for norm in (*chain(*pairs), last)]
-        heads = self._heads // attentions[0].head_dim
+        all_norms = (*chain(*pairs), last, *(entry or ())[1:])
+        norms = [norm.weight.detach().float() for norm in all_norms]
+        heads, output = (
+            self._queries // attentions[0].head_dim,
+            [[one.o_proj] for one in attentions],
+        )
+        outputs = self._stacked(output)
+        self._none = Matrix(*(part[:1, :0] for part in outputs))
         self._weights = LayerWeights(
+            self._none if entry is None else self._stacked([[entry[0]]]),
             self._stacked([[one.q_proj, one.k_proj, one.v_proj] for one in attentions]),
-            self._stacked([[one.o_proj] for one in attentions]),
+            outputs,
             self._stacked([[one.gate_proj, one.up_proj] for one in ffns]),
             self._stacked([[one.down_proj] for one in ffns]),
             torch.stack(norms).numpy(),
             torch.stack([_head_norms(one, heads) for one in attentions]).numpy(),
             np.array([_window(one) for one in attentions]),
+            heads,
+            ffns[0].gate_proj.out_features,
             np.float32(last.eps if isinstance(last, nn.RMSNorm) else last.variance_epsilon),
             np.float32(attentions[0].scaling),
         )
-        self._no_head = Matrix(*(part[:1, :0] for part in self._weights.output))
 
     def _stacked(self, groups: Sequence[Sequence[nn.Linear]]) -> Matrix:
         """The joined weights of all layers side by side, of which each layer's are a view."""
         exact = all(tiles.is_bfloat16(one.weight) for group in groups for one in group)
         stored = self._stored or (torch.bfloat16 if exact else self._dtype)
         joined = [TiledLinear(groups[0], stored)]
-        blocks = joined[0].blocks.new_empty(len(groups), *joined[0].blocks.shape)
+        blocks = tiles.room(len(groups), *joined[0].blocks.shape, like=joined[0].blocks)
         for i in range(len(groups)):
             joined += [TiledLinear(groups[i], stored)] if i else []
             blocks[i] = joined[i].blocks
@@ -110,43 +122,41 @@ class PackedLayers:
 
     def run(
         self, embedded: torch.Tensor, cache: RowStore, blocks: Sequence[RowBlock],
-        captured: Sequence[int] = (), *, context: torch.Tensor | None = None,
-        head: TiledLinear | None = None, headed: tuple[int, int] | None = None,
+        captured: Sequence[int] = (), *, context: torch.Tensor = NONE,
+        head: tuple[TiledLinear, int, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
         """Hidden states behind the last norm, features, and logits, of rows [rows, hidden].
 
-        context  normed rows [tokens, hidden], of which keys and values alone are stored: in the
-                 cache's last slots before `end`
-        head     gives the logits, float32; None for none
-        headed   first and last of the rows with logits; None for all
+        context  features [tokens, width] for the entry, of which keys and values alone are
+                 stored: in the cache's last slots before `end`
+        head     the product of logits, float32, with the first and last of the rows that have some
         """
-        w, (rows, hidden) = self._weights, embedded.shape
-        given = 0 if context is None else len(context)
+        w, (rows, hidden), given = self._weights, embedded.shape, len(context)
         *places, leading, few, seen = row_places(cache, blocks)
         if given:
             stored = np.arange(given) + cache.end(0) - given
             more = 0 * stored, stored, stored
             places = [np.append(*both) for both in zip(places, more, strict=True)]
         data = cache.data.view(torch.uint16) if self._dtype == torch.bfloat16 else cache.data
-        state = torch.zeros(rows, len(w.output.blocks[0]) * tiles.LANES)
-        state[:, :hidden] = embedded
-        features = torch.empty(rows, len(captured) * hidden)
-        normed, kept = self._inputs(rows + given, hidden)
-        if context is not None:
-            kept[rows:] = context
-        first, last = headed or (0, rows)
-        matrix = self._no_head
+        state = np.zeros((rows + given, w.output.bias.shape[1]), np.float32)
+        torch.from_numpy(state)[:rows, :hidden] = embedded
+        matrix, first, last = self._none, 0, 0
         if head is not None:
-            matrix = Matrix(*(part[None].numpy() for part in (head.blocks, head.scales, head.bias)))
-        logits = torch.empty(last - first, matrix.bias.shape[1])
+            matrix, first, last = _alone(head[0]), *head[1:]
+        logits = np.empty((last - first, matrix.bias.shape[1]), np.float32)
+        features = np.empty((rows, len(captured) * hidden), np.float32)
+        inputs, taken = self._inputs(*context.shape)
+        taken[:] = context
+        normed, kept = self._inputs(rows + given, hidden)
         forward = Forward(
-            _rows(state),
+            inputs,
+            state,
             normed,
-            _rows(torch.empty(rows + given, len(w.qkv.blocks[0]) * tiles.LANES)),
-            self._inputs(rows + given, self._heads, self._paired_heads)[0].flat,
-            self._inputs(rows, self._heads)[0],
-            _rows(torch.empty(rows, len(w.gate_up.blocks[0]) * tiles.LANES)),
-            self._inputs(rows, self._ffn)[0],
+            np.empty((rows + given, w.qkv.bias.shape[1]), np.float32),
+            self._inputs(rows + given, self._queries, self._paired_heads)[0],
+            self._inputs(rows, self._queries)[0],
+            np.empty((rows, w.gate_up.bias.shape[1]), np.float32),
+            self._inputs(rows, w.ffn)[0],
             self._rope(places[2]),
             data.view(-1).numpy(),
             tuple(data.shape),
@@ -155,31 +165,29 @@ class PackedLayers:
             few,
             seen,
             np.array(captured, np.int64),
-            features.view(-1).numpy(),
+            features.reshape(-1),
             matrix,
             (first, last),
-            logits.numpy(),
+            logits,
         )
-        phases = PHASES * len(w.windows) + 2
+        phases = PHASES * len(w.windows) + 3
         run_shared(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
-        found = features.to(self._dtype) if captured else None
-        return kept[:rows], found, logits if head is None else logits[:, : head.outputs]
+        found = torch.from_numpy(features).to(self._dtype) if captured else None
+        return kept[:rows], found, torch.from_numpy(logits)[:, : head[0].outputs if head else 0]
 
     def _inputs(
         self, rows: int, width: int, pairs: bool | None = None
     ) -> tuple[Rows, torch.Tensor]:
-        """Memory for inputs of products, which may take pairs, and the same as a tensor."""
+        """Memory for inputs of products, which may take pairs, and its numbers."""
         paired = self._pairs if pairs is None else pairs
         kind = torch.bfloat16 if paired else torch.float32
-        kept = torch.zeros(rows, width + width % 2, dtype=kind)
-        flat, table = kept.view(-1), kept
-        if paired:
-            flat, table = flat.view(torch.uint16), table.view(torch.int32)
-        return Rows(flat.numpy(), table.numpy(), width), kept[:, :width]
+        numbers = torch.zeros(rows, width + width % 2, dtype=kind)
+        return (numbers.view(torch.int32) if paired else numbers).numpy(), numbers[:, :width]
 
 
-def _rows(numbers: torch.Tensor) -> Rows:
-    return Rows(numbers.view(-1).numpy(), numbers.numpy(), numbers.shape[1])
+def _alone(joined: TiledLinear) -> Matrix:
+    parts = joined.blocks, joined.scales, joined.bias
+    return Matrix(*(part[None].numpy() for part in parts))
 
 
 def row_places(cache: RowStore, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
@@ -304,14 +312,12 @@ class PackedStep(ModelStep):
 
         headed  so many of the last rows have logits
         """
-        layers, head = self._packed.layers, self._packed.head if headed else None
+        layers, head = self._packed.layers, self._packed.head
         if layers is None:
             return None
         tokens = torch.from_numpy(np.concatenate([block.tokens for block in blocks]))
-        some = len(tokens) - headed, len(tokens)
-        return layers.run(
-            self.embedding(tokens), cache, blocks, self.captured, head=head, headed=some
-        )
+        end = (head, len(tokens) - headed, len(tokens)) if head and headed else None
+        return layers.run(self.embedding(tokens), cache, blocks, self.captured, head=end)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self._packed.head
