@@ -33,7 +33,7 @@ from decoder.drafters.caches import (
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
+from decoder.drafters.vocabulary import DraftHead, likeliest, softmax
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.kv_cache import CacheShape
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
@@ -46,12 +46,14 @@ class BlockScores(ABC):
 
     @abstractmethod
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
         """What the candidates are made of, on the device; captured with the block's pass.
 
         hidden       [rows, hidden] of the rows that predict depths 1, 2, ...; where it is
                      captured, of padding rows after them
+        logits       [rows, head] of the same rows
         bonus        int64 [1]
         temperature  of the drafter's softmax, float32 []
         """
@@ -71,17 +73,18 @@ class Marginals(BlockScores):
     """The softmax of each position's logits."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
-        self._drafter, self._head = drafter, drafter.head
+        self._head = drafter.head
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
-        return (self._drafter.logits(hidden),)
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
+        return (logits,)
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Lattice:
-        probabilities = softmax(outputs[0][: request.depth], request.temperature)
-        places, best = most_probable(probabilities, request.width)
-        whole = self._head.whole(probabilities) if request.whole else None
+        logits, temperature = outputs[0][: request.depth], request.temperature
+        places, best = likeliest(logits, temperature, request.width)
+        whole = self._head.whole(softmax(logits, temperature)) if request.whole else None
         return Lattice(self._head.ids(places), best, whole)
 
 
@@ -148,9 +151,9 @@ class DFlashDrafter(Drafter):
         """The step after the block's pass."""
         return Marginals(self)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, head] of hidden states [rows, hidden], scaled and capped."""
-        config, logits = self.model.config, self.head.logits(hidden)
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, head] as the head gives them, scaled and capped."""
+        config = self.model.config
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
         softcap = config.softcap
@@ -186,7 +189,7 @@ class DFlashSession(DraftSession):
         """features: of the prompt, [tokens, layers * hidden]"""
         config = drafter.model.config
         self._forwards, self._scores = drafter.forwards(), drafter.scores
-        self._text = PlacedText(self._forwards.caches)
+        self._text = BlockText(self._forwards.caches)
         self._first_row = config.first_row
         self._waiting = WaitingFeatures("a DFlash drafter")
         self._mask = config.mask_token_id
@@ -229,8 +232,8 @@ class DFlashSession(DraftSession):
         self._take_in()
         check_observed(self._text.length, len(context))
         self._block[0] = context[-1]
-        outputs = self._forwards.draft(self._text, self._block, temperature)
-        return outputs, min(depth, len(self._block) - self._first_row)
+        depth = min(depth, len(self._block) - self._first_row)
+        return self._forwards.draft(self._text, self._block, depth, temperature), depth
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
@@ -240,6 +243,7 @@ class DFlashSession(DraftSession):
 
     def rewind(self, tokens: int) -> None:
         """Forget the features after the first tokens."""
+        self._forwards.flush(self._text)
         self._text.cut(tokens)
         self._waiting.clear()
 
@@ -247,7 +251,7 @@ class DFlashSession(DraftSession):
     def _take_in(self) -> None:
         features = self._waiting.take()
         if features is not None:
-            self._forwards.store(self._text, features)
+            self._forwards.take_in(self._text, features)
 
 
 def check_fit(config: DFlashConfig, target: Target) -> None:
@@ -271,11 +275,18 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
     refuse_misfit(problems, target)
 
 
+class BlockText(PlacedText):
+    """One text, and features of its last committed rows that are not stored yet."""
+
+    waiting: torch.Tensor | None = None
+
+
 class BlockForwards:
     """The passes of a drafter over all its texts.
 
     The block's pass goes from token ids to what `BlockScores.outputs` gives; what depends on
-    each round's depth and width is outside of it, for it may be captured.
+    each round's depth and width is outside of it where it is captured. Where layers are compiled,
+    a block's call stores the context that was taken in before it.
     """
 
     def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture | None) -> None:
@@ -285,30 +296,69 @@ class BlockForwards:
         shape, group = config.shape, config.shape.group
         sizes = CacheShape(layers=config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self.caches = SharedCaches(sizes, target.dtype, target.device, target)
-        self._take_in = RowForwards("taking in features", self._stored, group, capture)
+        self._compiled = drafter.passes.compiled if capture is None else None
+        self._store = RowForwards("taking in features", self._stored, group, capture)
         self._block = RowForwards("the draft of a block", self._outputs, group, capture)
 
-    def store(self, text: PlacedText, features: torch.Tensor) -> None:
+    def take_in(self, text: BlockText, features: torch.Tensor) -> None:
         """Append the target's features [tokens, ids * hidden] to the text's context."""
         rows = len(features)
+        self.flush(text)
         text.make_room(rows)
-        tokens = np.zeros(rows, np.int64)  # which are unused
-        block = RowBlock(text.sequence, tokens, np.arange(rows), None)
-        self._take_in(text.cache, block, features)
+        if self._compiled is not None:
+            text.waiting = features
+        else:
+            tokens = np.zeros(rows, np.int64)  # which are unused
+            self._store(
+                text.cache, RowBlock(text.sequence, tokens, np.arange(rows), None), features
+            )
         text.cache.lengths[text.sequence] += rows
 
-    def draft(self, text: PlacedText, tokens: NDArray[np.int64], temperature: float) -> Tensors:
-        """What `BlockScores.outputs` gives for a block int64 [block] behind the text."""
+    def flush(self, text: BlockText) -> None:
+        """Store the features that wait."""
+        if text.waiting is not None:
+            nothing = torch.empty(0, self._drafter.model.config.shape.hidden)
+            self._call(text, np.zeros(0, np.int64), nothing, (0, 0))
+
+    def draft(
+        self, text: BlockText, tokens: NDArray[np.int64], depth: int, temperature: float
+    ) -> Tensors:
+        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
         if temperature != self._filled:  # captured blocks read the tensor
             self._temperature.fill_(temperature)
             self._filled = temperature
+        drafter, rows = self._drafter, len(tokens)
+        text.make_room(rows)
+        first, kinds = drafter.model.config.first_row, drafter.model.config.kinds
+        if self._compiled is not None:
+            ids = torch.from_numpy(tokens)
+            embedded = drafter.passes.embedded(drafter.embed(ids))
+            hidden, logits = self._call(text, tokens, embedded, (first, first + depth))
+            return self._scored(hidden[first : first + depth], logits, ids)
         # The mask among the block itself is the same in all layers without a window.
-        rows, kinds = len(tokens), self._drafter.model.config.kinds
         causal = any(causal for window, causal in kinds if window is None)
         mask = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
-        text.make_room(rows)
         block = RowBlock(text.sequence, tokens, np.arange(rows), DenseVisible(mask))
         return self._block(text.cache, block)
+
+    @torch.inference_mode()
+    def _call(
+        self,
+        text: BlockText,
+        tokens: NDArray[np.int64],
+        embedded: torch.Tensor,
+        headed: tuple[int, int],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states and logits of an embedded block, in one call that stores the context."""
+        assert self._compiled is not None
+        rows, tiled = len(tokens), self._drafter.head.tiled
+        every = DenseVisible(np.ones((rows, rows), np.bool_))
+        block = RowBlock(text.sequence, tokens, np.arange(rows), every)
+        context = {} if text.waiting is None else {"context": text.waiting}
+        head = None if tiled is None else (tiled, *headed)
+        hidden, _, logits = self._compiled.run(embedded, text.cache, [block], head=head, **context)
+        text.waiting = None
+        return hidden, None if tiled is None else logits
 
     def _stored(self, rows: DraftRows, features: torch.Tensor) -> Tensors:
         drafter = self._drafter
@@ -317,7 +367,15 @@ class BlockForwards:
         return ()
 
     def _outputs(self, rows: DraftRows) -> Tensors:
+        drafter, passes = self._drafter, self._drafter.passes
+        hidden = passes.block(passes.embedded(drafter.embed(rows.tokens)), rows, drafter.rotary)
+        return self._scored(hidden[drafter.model.config.first_row :], None, rows.tokens)
+
+    def _scored(
+        self, predicting: torch.Tensor, logits: torch.Tensor | None, tokens: torch.Tensor
+    ) -> Tensors:
         drafter = self._drafter
-        hidden = drafter.passes.block(drafter.embed(rows.tokens), rows, drafter.rotary)
-        predicting = hidden[drafter.model.config.first_row :]
-        return drafter.scores.outputs(predicting, rows.tokens[:1], self._temperature)
+        if logits is None:
+            logits = drafter.head.logits(predicting)
+        given = predicting, drafter.scaled(logits), tokens[:1], self._temperature
+        return drafter.scores.outputs(*given)

@@ -34,7 +34,7 @@ from decoder.drafters.blocks import (
     Span,
     rotate,
 )
-from decoder.drafters.caches import ALL_ROWS, DraftRows, PlacedRows
+from decoder.drafters.caches import DraftRows
 from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.vocabulary import read_tokens, write_tokens
@@ -233,13 +233,17 @@ class DFlashPasses:
             norms = [layer.self_attn.k_norm.weight for layer in layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
+    def embedded(self, block: torch.Tensor) -> torch.Tensor:
+        """The input of the first layer, of embeddings [block, hidden]."""
+        scale = self.config.embedding_scale
+        return block if scale == 1.0 else block * scale
+
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
         """Write the target's features [tokens, ids * hidden] after every layer's context.
 
         The context's length stays as it is.
         """
-        model, shape = self.model, self.config.shape
-        context = model.hidden_norm(self._project(features))
+        shape, context = self.config.shape, self.model.hidden_norm(self._project(features))
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
         heads = projected.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
         keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]
@@ -248,17 +252,11 @@ class DFlashPasses:
             cache.write(number, cache.length, key, value)
 
     def block(self, block: torch.Tensor, rows: DraftRows, rotary: Rotary) -> torch.Tensor:
-        """Hidden states [block, hidden] for the target's head, of embeddings [block, hidden].
+        """Hidden states [block, hidden] for the target's head, of `embedded` rows.
 
         Row 0 is the bonus token, the others are masks; the cache's context stays the same.
-        Without windows all layers are one compiled call, as a target's.
         """
-        if self.config.embedding_scale != 1.0:
-            block = block * self.config.embedding_scale
         spans = {kind: rows.span(*kind) for kind in set(self.config.kinds)}
-        plain = all(one is ALL_ROWS for one in spans.values())
-        if plain and self.compiled is not None and isinstance(rows, PlacedRows):
-            return self.compiled.run(block, rows.cache, [rows.block])[0]
         rope = rows.rope(rotary, block.dtype)
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
             block = layer(block, rope, rows, number, spans[kind])
@@ -269,11 +267,12 @@ def _compiled_layers(model: DFlashModel) -> PackedLayers | None:
     """The layers as compiled ones; None where device, dtype or the kind of layer forbid it."""
     weight, shape = model.fc.weight, model.config.shape
     refused = packing_refused(weight.device, weight.dtype) or shape.head_dim % LANES
-    if refused or model.joined_type is not JoinedLayer:
+    masked = any(window is not None or causal for window, causal in model.config.kinds)
+    if refused or masked or model.joined_type is not JoinedLayer:
         return None
     rotary = Rotary(shape, weight.device).module
     parts = SimpleNamespace(layers=model.layers, norm=model.norm, rotary_emb=rotary)
-    return PackedLayers(parts, int8=False)
+    return PackedLayers(parts, int8=False, entry=(model.fc, model.hidden_norm))
 
 
 def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:

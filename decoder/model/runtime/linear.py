@@ -74,6 +74,7 @@ class TiledLinear:
             self.scales = tiles.padded(scales)
         self.blocks = tiles.pack(weight.to(stored))
         self.bias = tiles.padded(torch.zeros(len(weight)) if bias is None else bias.float())
+        self.outputs = len(weight)
         self.weight_bytes = (
             stored.itemsize + self.scales.itemsize * len(self.scales[:1]) / weight.shape[1]
         )

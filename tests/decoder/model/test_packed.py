@@ -175,6 +175,17 @@ def test_packed_forwards_give_what_eager_ones_give(family, biased, dtype):
     assert_same_outputs(packed, eager, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("published", [False, True])
+def test_widths_may_be_odd(published, dtype):
+    """Products take pairs of bfloat16 numbers."""
+    sizes = {"hidden_size": 37, "intermediate_size": 51}
+    models = [random_model("qwen3", dtype=dtype, **sizes) for _ in range(2)]
+    models = [as_published(model) if published else model for model in models]
+    packed, eager = target_of(models[0]), target_of(models[1], "eager")
+    assert_same_outputs(packed, eager, dtype)
+
+
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_packed_model_decodes_as_transformers(family):
     wanted = greedy(random_model(family, dtype=torch.float32), PROMPT, 12)
