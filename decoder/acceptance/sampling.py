@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -46,9 +45,10 @@ class Sampling:
         for name in ("temperature", "top_p", "top_k", "seed"):
             value: Any = getattr(self, name)
             exact, number = None, name in ("temperature", "top_p")
-            if isinstance(value, Real if number else Integral) and not isinstance(value, bool):
+            kind, made = (Real, float) if number else (Integral, int)
+            if isinstance(value, kind) and not isinstance(value, bool):
                 with suppress(OverflowError):  # torch takes no integers of other libraries
-                    exact = float(value) if number else operator.index(value)
+                    exact = made(getattr(self, name))
             if exact is None:
                 noun = "number" if number else "whole number"
                 raise InputError(f"{name} must be a {noun}, got {shown(value)}")

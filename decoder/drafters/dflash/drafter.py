@@ -278,7 +278,7 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
 class BlockText(PlacedText):
     """One text, and features of its last committed rows that are not stored yet."""
 
-    waiting: torch.Tensor | None = None
+    waiting = torch.empty(0, 0)
 
 
 class BlockForwards:
@@ -316,7 +316,7 @@ class BlockForwards:
 
     def flush(self, text: BlockText) -> None:
         """Store the features that wait."""
-        if text.waiting is not None:
+        if len(text.waiting):
             nothing = torch.empty(0, self._drafter.model.config.shape.hidden)
             self._call(text, np.zeros(0, np.int64), nothing, (0, 0))
 
@@ -354,10 +354,11 @@ class BlockForwards:
         rows, tiled = len(tokens), self._drafter.head.tiled
         every = DenseVisible(np.ones((rows, rows), np.bool_))
         block = RowBlock(text.sequence, tokens, np.arange(rows), every)
-        context = {} if text.waiting is None else {"context": text.waiting}
         head = None if tiled is None else (tiled, *headed)
-        hidden, _, logits = self._compiled.run(embedded, text.cache, [block], head=head, **context)
-        text.waiting = None
+        hidden, _, logits = self._compiled.run(
+            embedded, text.cache, [block], context=text.waiting, head=head
+        )
+        text.waiting = text.waiting[:0]
         return hidden, None if tiled is None else logits
 
     def _stored(self, rows: DraftRows, features: torch.Tensor) -> Tensors:

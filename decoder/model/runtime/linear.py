@@ -6,6 +6,7 @@ A packed weight is reordered once for our own products (`tiles`) and replaces th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,7 +142,8 @@ class JoinedPart:
 def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
     """Let the layers compute by `joined`, and give up their weights but for shape and dtype."""
     first = 0
-    for linear in linears:
+    parts: Sequence[Any] = linears
+    for linear in parts:
         linear.forward = JoinedPart(joined, slice(first, first + linear.out_features))
         linear.weight = nn.Parameter(linear.weight.detach().to("meta"), requires_grad=False)
         first += linear.out_features
@@ -160,7 +162,8 @@ def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
 
 def pack_layers(module: nn.Module) -> None:
     """Pack every linear layer of a module that can be, each for itself."""
-    for layer in module.modules():
+    layers: list[Any] = list(module.modules())
+    for layer in layers:
         plain = type(layer) is nn.Linear and "forward" not in layer.__dict__
         if plain and packing_refused(layer.weight.device, layer.weight.dtype) is None:
             TiledLinear([layer])

@@ -79,7 +79,7 @@ class PackedLayers:
             self._queries // attentions[0].head_dim,
             [[one.o_proj] for one in attentions],
         )
-        outputs = self._stacked(output)
+        outputs: Any = self._stacked(output)
         self._none = Matrix(*(part[:1, :0] for part in outputs))
         self._weights = LayerWeights(
             self._none if entry is None else self._stacked([[entry[0]]]),
@@ -128,6 +128,7 @@ class PackedLayers:
             stored = np.arange(given) + cache.end(sequence) - given
             more = np.full(given, sequence), stored, stored
             places = [np.append(*both) for both in zip(places, more, strict=True)]
+        owners, slots, positions = places
         data = cache.data.view(torch.uint16) if self._dtype == torch.bfloat16 else cache.data
         state = np.zeros((rows + given, w.output.bias.shape[1]), np.float32)
         torch.from_numpy(state)[:rows, :hidden] = embedded
@@ -148,10 +149,12 @@ class PackedLayers:
             self._inputs(rows, self._queries)[0],
             np.empty((rows, w.gate_up.bias.shape[1]), np.float32),
             self._inputs(rows, w.ffn)[0],
-            self._rope(places[2]),
+            self._rope(positions),
             data.view(-1).numpy(),
             tuple(data.shape),
-            *places,
+            owners,
+            slots,
+            positions,
             leading,
             few,
             seen,
@@ -219,15 +222,16 @@ def _compiling(dtype: torch.dtype, width: int, weight: float, int8: bool) -> Thr
 
     @torch.inference_mode()
     def run() -> None:
-        sizes = {"hidden_size": width, "head_dim": width, "intermediate_size": width}
+        sizes: Any = {"hidden_size": width, "head_dim": width, "intermediate_size": width}
         config = LlamaConfig(num_attention_heads=1, num_hidden_layers=1, vocab_size=8, **sizes)
         with torch.device("meta"):  # no random numbers are drawn
-            model = LlamaModel(config).to(dtype)
+            model: Any = LlamaModel(config)
+            model = model.to(dtype)
         tiny = model.to_empty(device="cpu")
         for tensor in (*tiny.parameters(), *tiny.buffers()):
             tensor.fill_(weight)
         data, place = torch.zeros(1, 2, 1, 1, 1, width, dtype=dtype), np.zeros(1, np.int64)
-        store = SimpleNamespace(data=data, lengths=[0], end=lambda _: 0)
+        store: Any = SimpleNamespace(data=data, lengths=[0], end=lambda _: 0)
         row = RowBlock(0, place, place, None)
         PackedLayers(tiny, int8=int8).run(data[0, 0, 0, 0], store, [row])
 
