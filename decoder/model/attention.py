@@ -289,7 +289,7 @@ def attend(  # noqa: PLR0913 - the parts of an attention
     if sinks is None:
         return merged
     # A sink takes its share of the merged result.
-    share = torch.sigmoid(lse.view(batch, heads, rows, 1) - sinks.to(lse.dtype).view(-1, 1, 1))
+    share = torch.sigmoid(lse.reshape(batch, heads, rows, 1) - sinks.to(lse.dtype).view(-1, 1, 1))
     return (merged * share).to(merged.dtype)
 
 
