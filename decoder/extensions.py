@@ -103,28 +103,18 @@ def is_installed(extension: object, group: str) -> bool:
 
 
 def _module(name: str, module: str) -> Any:
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)  # behind all others, so that it hides none
     try:
-        try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise
-            if (folder := os.getcwd()) not in sys.path:
-                sys.path.append(folder)  # behind all others, so that it hides none
-            return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(name, error) from error
-        raise InputError(
-            f"'{name}': there is no module '{error.name}'",
-            hint="Install it, or run in the folder that it lies in.",
-        ) from error
+        return importlib.import_module(module)
     except Exception as error:
-        raise _failed(name, error) from error
-
-
-def _failed(name: str, error: Exception) -> InputError:
-    return InputError(f"'{name}': importing it fails: {reason_of(error)}")
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise InputError(
+                f"'{name}': there is no module '{missing}'",
+                hint="Install it, or run in the folder that it lies in.",
+            ) from error
+        raise InputError(f"'{name}': importing it fails: {reason_of(error)}") from error
 
 
 def _top(module: str) -> str:
