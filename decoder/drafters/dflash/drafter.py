@@ -33,7 +33,7 @@ from decoder.drafters.caches import (
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.vocabulary import DraftHead, likeliest, softmax
+from decoder.drafters.vocabulary import DraftHead, likeliest, most_probable, softmax
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.kv_cache import CacheShape
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
@@ -83,9 +83,12 @@ class Marginals(BlockScores):
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Lattice:
         logits, temperature = outputs[0][: request.depth], request.temperature
-        places, best = likeliest(logits, temperature, request.width)
-        whole = self._head.whole(softmax(logits, temperature)) if request.whole else None
-        return Lattice(self._head.ids(places), best, whole)
+        if not request.whole:
+            places, best = likeliest(logits, temperature, request.width)
+            return Lattice(self._head.ids(places), best)
+        probabilities = softmax(logits, temperature)
+        places, best = most_probable(probabilities, request.width)
+        return Lattice(self._head.ids(places), best, self._head.whole(probabilities))
 
 
 class DFlashDrafter(Drafter):
