@@ -45,7 +45,9 @@ class DepthBias:
 
     def factors(self) -> Array:
         """[depths] factors for the probabilities of each depth."""
-        self._factors = _factors(self._predicted, self._realised, self.PRIOR, self.UPWARD_PRIOR)
+        predicted, realised = self._predicted, self._realised
+        pseudo = np.where(realised > predicted, self.UPWARD_PRIOR, self.PRIOR)
+        self._factors = (realised + pseudo) / (predicted + pseudo)
         return self._factors
 
     def observe(self, tree: DraftTree, accepted_rows: list[int]) -> None:
@@ -55,15 +57,6 @@ class DepthBias:
         # The tree's scores include the factors; predictions are counted without them.
         counts = self._predicted, self._realised
         _count(tree.parents, tree.scores, path, self._factors, counts, fading)
-
-
-@jit
-def _factors(predicted, realised, prior, upward):  # type: ignore[no-untyped-def]
-    factors = np.empty_like(predicted)
-    for depth in range(len(factors)):
-        pseudo = upward if realised[depth] > predicted[depth] else prior
-        factors[depth] = (realised[depth] + pseudo) / (predicted[depth] + pseudo)
-    return factors
 
 
 @jit
@@ -185,8 +178,6 @@ class Bastion(base.Policy):
         # Predicted time of the present round and of its drafts, in plain steps of the same batch.
         self._round_steps = 1.0
         self._draft_steps = 0.0
-        # Compiled before the first round.
-        _best_index(np.zeros(0), np.zeros(1, np.int64), np.ones(1), 1.0, 0.0, 0.0)
 
     def wanted_nodes(self) -> int:
         """A multiple of the largest recent tree; candidates far beyond it only cost time."""
@@ -238,40 +229,17 @@ class Bastion(base.Policy):
         cycle_s = self.cost.cycle_s(sizes / batch, context, batch)
         draft_s = self.cost.draft_s(context)
         plain_s = self.cost.plain_s(context, batch)
+        tokens = batch + np.concatenate((np.zeros(1), scores.cumsum()))[sizes]
         speed = self._speed.tokens_per_step()
-        rate = 0.0 if speed is None else speed * batch / plain_s
-        best = _best_index(scores, sizes, cycle_s, float(batch), draft_s, rate)
+        if speed is None:  # the highest speed of this round; its draft is spent already
+            rate = float((tokens / (cycle_s - draft_s)).max())
+        else:
+            rate = speed * batch / plain_s
+        best = int(np.argmax(tokens - rate * cycle_s))
         drafts_s = draft_s * batch  # one after the other
         self._round_steps = (float(cycle_s[best]) - draft_s + drafts_s) / plain_s
         self._draft_steps = drafts_s / plain_s
         return int(sizes[best])
-
-
-@jit
-def _best_index(scores, sizes, cycle_s, plain_tokens, draft_s, rate):  # type: ignore[no-untyped-def]
-    """The index of the size whose tokens are worth most beyond the time of its cycle.
-
-    plain_tokens  tokens of a plain step
-    draft_s       seconds of the draft, which are spent already
-    rate          tokens that a second is worth. It is 0 before the first round; the highest speed
-                  of this round takes its place then
-    """
-    tokens = np.empty(len(sizes))
-    total, node = plain_tokens, 0
-    for index in range(len(sizes)):
-        while node < sizes[index]:
-            total += scores[node]
-            node += 1
-        tokens[index] = total
-    if rate == 0.0:
-        for index in range(len(sizes)):
-            rate = max(rate, tokens[index] / (cycle_s[index] - draft_s))
-    best = 0
-    for index in range(1, len(sizes)):
-        more, longer_s = tokens[index] - tokens[best], cycle_s[index] - cycle_s[best]
-        if more > rate * longer_s:
-            best = index
-    return best
 
 
 def parse_policy(text: str, cost: base.FindCost, max_nodes: int) -> base.Policy:

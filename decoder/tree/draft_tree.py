@@ -196,11 +196,7 @@ class CandidateTree(Candidates):
         mask = _sound(self.tokens, self.probabilities, vocab)
         if mask is None:
             return self
-        sound_rows = np.ones(len(mask) + 1, dtype=np.bool_)  # the root is sound
-        for node, parent in enumerate(self.parents):
-            sound_rows[node + 1] = mask[node] and sound_rows[parent]
-        rows = np.cumsum(sound_rows) - 1
-        nodes = sound_rows[1:]
+        nodes, rows = rooted(self.parents, mask)
         chances = np.minimum(self.probabilities[nodes], 1.0)
         return CandidateTree(self.tokens[nodes], rows[self.parents[nodes]], chances)
 
@@ -215,7 +211,13 @@ class CandidateTree(Candidates):
         return DraftTree(self.tokens[order], parents, depths[order], scores[order])
 
     def greedy(self, depth: int) -> tuple[Ints, Array]:
-        picked = _greedy_path(self.parents, self.probabilities, depth)
+        picked: list[int] = []
+        while len(picked) < depth:
+            row = picked[-1] + 1 if picked else 0
+            below = np.flatnonzero(self.parents == row)
+            if not len(below):
+                break
+            picked.append(int(below[self.probabilities[below].argmax()]))
         return self.tokens[picked], np.cumprod(self.probabilities[picked])
 
     def as_tree(self, nodes: int) -> CandidateTree:
@@ -241,6 +243,14 @@ def chain(candidates: Candidates, depth: int) -> DraftTree:
     tokens, scores = candidates.greedy(depth)
     rows = np.arange(len(tokens), dtype=np.int64)
     return DraftTree(tokens.astype(np.int64), rows, rows + 1, scores)
+
+
+def rooted(parents: Ints, mask: Bools) -> tuple[Ints, Ints]:
+    """The nodes whose whole path is in the mask [N], and the row of each old row among theirs."""
+    kept = np.ones(len(mask) + 1, dtype=np.bool_)  # with the root
+    for node, parent in enumerate(parents):
+        kept[node + 1] = mask[node] and kept[parent]
+    return np.flatnonzero(kept[1:]), np.cumsum(kept) - 1
 
 
 def checked_arrays(tokens: Any, probabilities: Any, axes: int) -> tuple[Ints, Array]:
@@ -284,22 +294,6 @@ def _path_scores(parents, probabilities, factors):  # type: ignore[no-untyped-de
         depths[node] = depth
         scores[node] = above * min(probabilities[node] * factor, 1.0)
     return scores, depths
-
-
-@jit
-def _greedy_path(parents, probabilities, depth):  # type: ignore[no-untyped-def]
-    picked = np.empty(depth, np.int64)
-    row = 0
-    for length in range(depth):
-        best = -1
-        for node in range(len(parents)):
-            if parents[node] == row and (best < 0 or probabilities[node] > probabilities[best]):
-                best = node
-        if best < 0:
-            return picked[:length]
-        picked[length] = best
-        row = best + 1
-    return picked
 
 
 @jit_inner
