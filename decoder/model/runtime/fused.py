@@ -186,12 +186,12 @@ def normalise(norm: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def add_and_normalise(
-    rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear, norm: Any
+    rows: torch.Tensor, inputs: torch.Tensor, linear: PlainLinear, norm: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rows + linear(inputs), and its RMSNorm: each [rows, hidden]."""
     kernels = kernels_for(rows)
     if kernels is None:
-        rows = add_product(rows, inputs, linear)
+        rows = linear.added_to(rows, inputs)
         return rows, norm(rows)
     # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
     return kernels.add_rms_norm(rows, linear(inputs), norm.weight, norm.variance_epsilon)
@@ -257,8 +257,9 @@ class FusedForward:
         self._layer = layer
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._qkv_weight, self._qkv_bias = join_linears(projections)
-        self._gate_up_weight, self._gate_up_bias = join_linears((mlp.gate_proj, mlp.up_proj))
+        self._qkv, self._output = PlainLinear(projections), PlainLinear([attention.o_proj])
+        self._gate_up = PlainLinear((mlp.gate_proj, mlp.up_proj))
+        self._down = PlainLinear([mlp.down_proj])
         self._sizes = [projection.out_features for projection in projections]
 
     def __call__(
@@ -279,13 +280,11 @@ class FusedForward:
             )
         rows = hidden_states[0]
         normed = normalise(layer.input_layernorm, rows)
-        qkv = nn.functional.linear(normed, self._qkv_weight, self._qkv_bias)
-        attended = self._attend(qkv, position_embeddings, plan)
-        rows, normed = add_and_normalise(
-            rows, attended, layer.self_attn.o_proj, layer.post_attention_layernorm
-        )
-        gate_up = nn.functional.linear(normed, self._gate_up_weight, self._gate_up_bias)
-        return add_product_(rows, gated(layer.mlp.act_fn, gate_up), layer.mlp.down_proj)[None]
+        attended = self._attend(self._qkv(normed), position_embeddings, plan)
+        norm = layer.post_attention_layernorm
+        rows, normed = add_and_normalise(rows, attended, self._output, norm)
+        active = gated(layer.mlp.act_fn, self._gate_up(normed))
+        return self._down.added_to(rows, active, overwrite=True)[None]
 
     def _attend(
         self,
@@ -315,31 +314,54 @@ class FusedForward:
         return attended[0].flatten(1)
 
 
-def join_linears(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The modules' weights and biases, each joined by rows; theirs become views of the joined."""
-    weight = torch.cat([linear.weight for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    sizes = [linear.out_features for linear in linears]
-    for linear, part in zip(linears, weight.split(sizes), strict=True):
-        linear.weight = nn.Parameter(part, requires_grad=False)
-    if bias is not None:
-        for linear, part in zip(linears, bias.split(sizes), strict=True):
-            linear.bias = nn.Parameter(part, requires_grad=False)
-    return weight, bias
+def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights and the biases of layers, each joined by rows."""
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
 
 
-def add_product(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-    """rows + linear(inputs) as one product: [rows, hidden]."""
-    if linear.bias is not None:
-        return rows + linear(inputs)
-    return torch.addmm(rows, inputs, linear.weight.t())
+class PlainLinear:
+    """Layers with a joined weight, of which the modules' weights are views.
 
+    weight_bytes  that a product reads of one weight, scales included
+    """
 
-def add_product_(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-    """`add_product` in place, for `rows` that are not used afterwards."""
-    if linear.bias is not None:
-        return rows.add_(linear(inputs))
-    return rows.addmm_(inputs, linear.weight.t())
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._weight, self._bias = joined_weights(linears)
+        self.weight_bytes = self._weight.itemsize
+        sizes = [linear.out_features for linear in linears]
+        for linear, part in zip(linears, self._weight.split(sizes), strict=True):
+            linear.weight = nn.Parameter(part, requires_grad=False)
+        if self._bias is not None:
+            for linear, part in zip(linears, self._bias.split(sizes), strict=True):
+                linear.bias = nn.Parameter(part, requires_grad=False)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [..., out] of inputs [..., in], side by side."""
+        return nn.functional.linear(inputs, self._weight, self._bias)
+
+    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs from number `first` on."""
+        bias = None if self._bias is None else self._bias[first:]
+        return nn.functional.linear(inputs, self._weight[first:], bias)
+
+    def added_to(
+        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
+    ) -> torch.Tensor:
+        """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
+        if self._bias is not None:
+            return rows + self(inputs)
+        add = rows.addmm_ if overwrite else rows.addmm
+        return add(inputs, self._weight.t())
+
+    def weight(self) -> torch.Tensor:
+        """The plain weight [out, in], or a copy."""
+        return self._weight
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows [..., in] of the weight by their numbers [...]."""
+        return self._weight[numbers]
 
 
 def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:

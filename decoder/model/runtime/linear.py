@@ -10,50 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from decoder.cpu import this_cpu
 from decoder.model.runtime import tiles
-from decoder.model.runtime.fused import join_linears
+from decoder.model.runtime.fused import PlainLinear, joined_weights
 
 LARGEST = 127  # of an int8 weight
-
-
-class PlainLinear:
-    """Layers with a joined weight, of which the modules' weights are views.
-
-    weight_bytes  that a product reads of one weight, scales included
-    """
-
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self._weight, self._bias = join_linears(linears)
-        self.weight_bytes = self._weight.itemsize
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs [..., out] of inputs [..., in], side by side."""
-        return functional.linear(inputs, self._weight, self._bias)
-
-    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The outputs from number `first` on."""
-        bias = None if self._bias is None else self._bias[first:]
-        return functional.linear(inputs, self._weight[first:], bias)
-
-    def added_to(
-        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
-    ) -> torch.Tensor:
-        """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
-        if self._bias is not None:
-            return rows + self(inputs)
-        out = rows if overwrite else None
-        return torch.addmm(rows, inputs, self._weight.t(), out=out)
-
-    def weight(self) -> torch.Tensor:
-        """The plain weight [out, in], or a copy."""
-        return self._weight
-
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Rows [..., in] of the weight by their numbers [...]."""
-        return self._weight[numbers]
 
 
 class TiledLinear:
@@ -117,13 +79,6 @@ def rounded_to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = (largest / LARGEST).to(weight.dtype).float()
     steps = (weight.float() / scales[:, None]).round()
     return steps.clamp(-LARGEST, LARGEST).to(torch.int8), scales
-
-
-def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights and the biases of layers, each joined by rows."""
-    weights = [linear.weight.detach() for linear in linears]
-    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
 
 
 JoinedLinear = PlainLinear | TiledLinear
