@@ -224,7 +224,7 @@ def _emit_tile(b: Any, arrays: Any, place: Any, vectors: range, kinds: Any) -> N
     def add(step: Any, sums: list[Any]) -> list[Any]:
         read = []
         for source in sources:
-            if not WIDE:  # wide tiles read slowly enough for the processor's own prefetching
+            if len(vectors) < VECTORS:  # the processor foresees a stream without gaps
                 _prefetch(b, at(source, b.add(step, steps), block_width, number(0)))
             read.append(loaded(b, at(source, step, block_width, number(0)), stored))
         if stored is WORDS and kinds[1] == numba.types.int32:
