@@ -34,9 +34,9 @@ Bits = NDArray[np.uint16]  # bfloat16 numbers, which NumPy does not have
 class Matrix(NamedTuple):
     """A joined weight of all layers.
 
-    blocks  [layers, blocks, steps, LANES], see `tiles`
-    scales  [layers, blocks * LANES] of int8 weights, else [layers, 0]
-    bias    [layers, blocks * LANES]
+    blocks  [layers, blocks, steps, OUTPUTS], see `tiles`
+    scales  [layers, blocks * OUTPUTS] of int8 weights, else [layers, 0]
+    bias    [layers, blocks * OUTPUTS]
     """
 
     blocks: NDArray[np.int32] | Numbers | NDArray[np.int8]

@@ -51,11 +51,11 @@ class TiledLinear:
 
     def numbers(self, inputs: torch.Tensor, first: int = 0) -> torch.Tensor:
         """The outputs from number `first` on as they are summed, in float32."""
-        unit = first // (tiles.UNIT * tiles.LANES) * tiles.UNIT
-        start = unit * tiles.LANES
+        block = first // tiles.OUTPUTS
+        start = block * tiles.OUTPUTS
         rows = inputs.reshape(-1, inputs.shape[-1])
         out = self.bias[start:].repeat(len(rows), 1)
-        tiles.add_product(out, rows, self.blocks[unit:], self.scales[start:])
+        tiles.add_product(out, rows, self.blocks[block:], self.scales[start:])
         return out[:, first - start : self._size[0] - start].view(*inputs.shape[:-1], -1)
 
     def added_to(

@@ -86,7 +86,7 @@ def test_a_rows_product_is_the_same_among_any_others(stored, given, threads, mon
     torch.set_num_threads(threads)
 
     def products(rows):
-        out = torch.ones(rows, blocks.shape[0] * tiles.LANES)
+        out = torch.ones(rows, blocks.shape[0] * tiles.OUTPUTS)
         tiles.add_product(out, inputs[-rows:], blocks, factors)
         return out
 
