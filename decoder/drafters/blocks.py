@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from costmodel.errors import InputError
 
@@ -100,8 +100,7 @@ class Rotary:
 def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
     """Rotated heads [heads, rows, head_dim]; each half holds one of the two coordinates."""
     cosine, sine = rope
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cosine + torch.cat((-second, first), dim=-1) * sine
+    return heads * cosine + rotate_half(heads) * sine
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,35 +26,6 @@ LABELS = ("a DFlash or JetSpec drafter", "an EAGLE-3 drafter", "a causal languag
 CAUSAL_LM = ("ForCausalLM", "LMHeadModel")  # endings of architectures
 
 
-def load_published(name: str, target: Target) -> Drafter | None:
-    """The drafter of a checkpoint folder or hub id; None if its config.json is of no kind.
-
-    Raises InputError if nothing has this name, or if the checkpoint is damaged or belongs to
-    another target.
-    """
-    published = find_config(name)
-    # Other packages first: a config.json may have all fields of a kind here and some more.
-    for extension in checkpoint_formats().values():
-        if extension.recognises(published):
-            return extension.from_pretrained(name, target)
-    dflash, eagle3 = DFlashConfig.recognises(published), is_eagle3(published)
-    named = [str(one) for one in architectures(published)]
-    causal = not dflash and not eagle3 and any(one.endswith(CAUSAL_LM) for one in named)
-    # What calls itself a causal LM may have the tensors of an EAGLE drafter.
-    folder = folder_of(name) if causal else None
-    joined = 0 if folder is None else joined_features(folder)
-    if is_eagle1(published) or joined == 2:  # a hidden state and an embedding
-        raise InputError(
-            f"{name} is a drafter of the first EAGLE, which is not supported",
-            hint="Use an EAGLE-3 drafter of the same target.",
-        )
-    if dflash:
-        return DFlashDrafter.from_pretrained(name, target)
-    if eagle3 or joined:
-        return Eagle3Drafter(target, name)
-    return CausalLMDrafter.from_pretrained(name, target) if causal else None
-
-
 JOINT = "+"  # between two drafters that are combined
 
 # The trained drafter that comes with the package, for the demo model.
@@ -97,18 +68,33 @@ def load_drafter(name: str, target: Target) -> Drafter:
         extension: Drafter | None = make_extension(name, DRAFTERS, Drafter, target=target)
         if extension is not None:
             return extension
-    name = shipped(name)
-    if name == DEMO_NAME and has_demo_model():
+    if name == DEMO:
+        name = str(DEMO_DRAFTER)
+    elif name == DEMO_NAME and has_demo_model():
         name = str(demo_model_folder())
-    drafter = load_published(name, target)
-    if drafter is None:
-        raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
-    return drafter
-
-
-def shipped(name: str) -> str:
-    """The folder of the package's drafter for `demo`; any other name unchanged."""
-    return str(DEMO_DRAFTER) if name == DEMO else name
+    published = find_config(name)
+    # Other packages first: a config.json may have all fields of a kind here and some more.
+    for form in checkpoint_formats().values():
+        if form.recognises(published):
+            return form.from_pretrained(name, target)
+    dflash, eagle3 = DFlashConfig.recognises(published), is_eagle3(published)
+    named = [str(one) for one in architectures(published)]
+    causal = not dflash and not eagle3 and any(one.endswith(CAUSAL_LM) for one in named)
+    # What calls itself a causal LM may have the tensors of an EAGLE drafter.
+    folder = folder_of(name) if causal else None
+    joined = 0 if folder is None else joined_features(folder)
+    if is_eagle1(published) or joined == 2:  # a hidden state and an embedding
+        raise InputError(
+            f"{name} is a drafter of the first EAGLE, which is not supported",
+            hint="Use an EAGLE-3 drafter of the same target.",
+        )
+    if dflash:
+        return DFlashDrafter.from_pretrained(name, target)
+    if eagle3 or joined:
+        return Eagle3Drafter(target, name)
+    if causal:
+        return CausalLMDrafter.from_pretrained(name, target)
+    raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
 
 
 def _hint() -> str:

@@ -218,7 +218,8 @@ class CandidateTree(Candidates):
             if not len(below):
                 break
             picked.append(int(below[self.probabilities[below].argmax()]))
-        return self.tokens[picked], np.cumprod(self.probabilities[picked])
+        scores: Array = self.probabilities[picked].cumprod()
+        return self.tokens[picked], scores
 
     def as_tree(self, nodes: int) -> CandidateTree:
         return self
