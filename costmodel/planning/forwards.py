@@ -216,8 +216,12 @@ class TargetForward:
         added = self._prompt_rows_s(part + rows) - (self._prompt_rows_s(rows) if rows else 0.0)
         return ForwardSeconds(
             products=chunks * max(added, 0.0),
-            attention=self._prompt_square_s * tokens * (tokens + 2 * cached),
+            attention=self.prompt_attention_s(tokens, tokens / 2 + cached),
         )
+
+    def prompt_attention_s(self, tokens: float, keys: float) -> float:
+        """Seconds of a prompt's attention whose tokens attend to so many keys on average."""
+        return 2 * self._prompt_square_s * tokens * keys
 
     def _decode(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         """Seconds of a whole bucket of rows, all-reduces among the products."""
