@@ -45,7 +45,7 @@ class SimulatedServer:
     """Limits of a server: the engine's rules, tokens of cache, sequences at once.
 
     `held_tokens` gives the tokens of the cache that a sequence of so many takes. Cache and
-    sequences are those of each of `ranks`.
+    sequences are those of each of `ranks`. A request reaches the engine `front_s` after it arrives.
     """
 
     rules: EngineRules
@@ -53,6 +53,7 @@ class SimulatedServer:
     max_sequences: int = 256
     held_tokens: Callable[[float], float] = float
     ranks: int = 1
+    front_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -215,7 +216,7 @@ class _Rank:
         self._hits = server.rules.prefix_hits
         # Plain lists: a scalar of a numpy array costs ten times as much to read.
         dealt = slice(number, None, server.ranks)
-        self._arrival_s: list[float] = requests.arrival_s[dealt].tolist()
+        self._arrival_s: list[float] = (requests.arrival_s[dealt] + server.front_s).tolist()
         self._prompt: list[int] = requests.prompt_tokens[dealt].tolist()
         self._output: list[int] = requests.output_tokens[dealt].tolist()
         ends = [

@@ -154,6 +154,7 @@ def _limits(
     return SimulatedServer(
         rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=most,
         held_tokens=server.held_tokens, ranks=server.forward.ranks,
+        front_s=server.overheads.front_s,
     )  # fmt: skip
 
 

@@ -82,6 +82,14 @@ def test_a_chunk_attends_to_the_cache_of_its_own_prompt_alone(hits) -> None:
     assert hits or pairs == [64 * 32, 64 * 32, 32 * 80]
 
 
+def test_requests_reach_the_engine_behind_its_front_end() -> None:
+    behind = dataclasses.replace(server(), front_s=0.5)
+    for found, more_s in ((simulate(made([2, 9], [64, 64], [3, 2]), s, step_s), s.front_s)
+                          for s in (server(), behind)):  # fmt: skip
+        assert list(found.ttft_s) == [2 + more_s, 2 + more_s]
+        assert list(found.tpot_s) == [1.25 + 64.5 / 1024, 1.25 + 64 / 1024]
+
+
 def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     """The third would fit beside the first, but the second is before it."""
     found = simulate(made([0, 0, 0], [60, 60, 10], [5, 5, 5]), server(cache=100), constant)
