@@ -218,4 +218,7 @@ def test_linked_files_exist(page):
 def test_the_tour_has_every_folder():
     tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = {path.parent.as_posix() for path in sources() if path.parts[0] != "tests"}
-    assert sorted(folder for folder in folders if f"- `{folder}/` " not in tour) == []
+    # below a tool's, a paper's or a drafter's folder its own `__init__.py` says what is there
+    below = re.compile(r"integrations/|lab/\w+/")
+    missing = [one for one in folders if not below.match(one) and f"- `{one}/` " not in tour]
+    assert sorted(missing) == []
