@@ -113,6 +113,7 @@ def compose(options: ComposeOptions) -> Profile:
             engine,
             head_dim=table_heads(target),
             experts=bool(target.experts),
+            latent=bool(target.latent_rank),
             weights=options.weights,
             cache=options.cache,
         )
@@ -352,6 +353,8 @@ def _note(forward: ComposedForward, bar: ErrorBar) -> str:
         parts.append(f"utilisation carried beyond the tables: {', '.join(outside)}")
     if forward.estimated:
         parts.append(f"estimated from bytes and FLOPs: {', '.join(forward.estimated)}")
+    if forward.latent is not None:
+        parts.append(f"latent attention: {forward.latent.source}")
     if a.recurrent:
         parts.append(
             "recurrent layers: the chunk rule's kernel, which moves each state twice; of trees up"
