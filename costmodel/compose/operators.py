@@ -393,13 +393,14 @@ class ComposedForward:
     def _unquantised(self) -> tuple[str, ...]:
         """Products of 16-bit weights in a quantised checkpoint.
 
-        Keys and values are absorbed in 16 bits; of latent attention in NVFP4 the output alone has 4
-        (the configs of NVIDIA's DeepSeek-V3.1 and V3.2).
+        The gates of states are narrower than a block. Keys and values are absorbed in 16 bits; of
+        latent attention in NVFP4 the output alone has 4 (NVIDIA's DeepSeek-V3.1 and V3.2).
         """
+        narrow = "router", "state gates"
         if not self.architecture.latent_rank:
-            return ("router",)
+            return narrow
         queries = "query, key and value", "key and value", "query"
-        return ("router", "key", "value", *(queries if self.tables.weights == "nvfp4" else ()))
+        return (*narrow, "key", "value", *(queries if self.tables.weights == "nvfp4" else ()))
 
     def _all_reduce_s(self, rows: Array, devices: int) -> Array:
         if devices == 1 or devices not in self.tables.all_reduce:

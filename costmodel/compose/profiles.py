@@ -113,7 +113,6 @@ def compose(options: ComposeOptions) -> Profile:
             engine,
             head_dim=table_heads(target),
             experts=bool(target.experts),
-            latent=bool(target.latent_rank),
             weights=options.weights,
             cache=options.cache,
         )

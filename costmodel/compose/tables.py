@@ -153,9 +153,8 @@ class OperatorTables:
     experts, devices that share each expert, groups that share the experts), so are those in
     another type (of bfloat16: fp8, else bfloat16) that bound estimates; `recurrent` by one
     device's key heads, value heads, their two dimensions and the width of the convolution;
-    `latent` by the ranks of a cached token, and where an indexer chooses tokens by all heads and
-    their number too;
-    `all_reduce` has (values, seconds) by number of devices. `matmul` is
+    `latent` reads latent attention by the ranks of a cached token and the sizes of a head, and where
+    an indexer chooses tokens by heads and their number; `all_reduce` has (values, seconds) by number of devices. `matmul` is
     of `weights`, the LM head's product, `head`, of bfloat16; None where both are the same.
     """
 
@@ -171,7 +170,7 @@ class OperatorTables:
     experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
     other_experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
     recurrent: Mapping[tuple[int, ...], RecurrentTable] = dataclasses.field(default_factory=dict)
-    latent: Mapping[tuple[int, ...], LatentTable] = dataclasses.field(default_factory=dict)
+    latent: Callable[[], Mapping[tuple[int, ...], LatentTable]] = dict
     all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
     weights: Weights = "bfloat16"
     cache: Cache = "bfloat16"
@@ -217,7 +216,7 @@ class OperatorTables:
         if a.index_layers:
             chosen = a.index_topk if a.index_layers == a.attention_layers else 0
             shape = (*shape, a.heads, chosen)
-        table = self.latent.get(shape)
+        table = self.latent().get(shape)
         heads = a.heads // degree
         return table if table and heads in table.generation and heads in table.context else None
 
@@ -245,8 +244,8 @@ class PublishedTables:
     engines       whose kernels they time
     devices       slugs of the devices that they are of
     is_installed  whether their files are at hand
-    load          the tables of a device and engine; keywords: `head_dim`, `experts`, `latent`,
-                  `weights`, `cache`. Raises InputError or DeviceError
+    load          the tables of a device and engine; keywords: `head_dim`, `experts`, `weights`,
+                  `cache`. Raises InputError or DeviceError
     """
 
     engines: tuple[str, ...] = ()

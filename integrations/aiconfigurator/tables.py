@@ -88,7 +88,6 @@ def load_published(
     *,
     head_dim: int = 128,
     experts: bool = False,
-    latent: bool = False,
     weights: Weights = "bfloat16",
     cache: Cache = "bfloat16",
 ) -> OperatorTables:
@@ -119,7 +118,7 @@ def load_published(
         experts=all_experts(data, device, engine, weights) if experts else {},
         other_experts=all_experts(data, device, engine, other) if experts else {},
         recurrent=_recurrent(data / "linear_attention" / engine),
-        latent=_latent(data, engine, weights, cache) if latent else {},
+        latent=functools.partial(_latent, data, engine, weights, cache),
         all_reduce=curves,
         weights=weights,
         cache=cache,

@@ -33,6 +33,7 @@ class LineSteps:
     """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token; a prompt `row_s` a row."""
 
     architecture: ModelArchitecture
+    engine: str = "trtllm"
     fixed_s: float = 10e-3
     row_s: float = 20e-6
     token_s: float = 1e-8
