@@ -153,9 +153,10 @@ class OperatorTables:
     experts, devices that share each expert, groups that share the experts), so are those in
     another type (of bfloat16: fp8, else bfloat16) that bound estimates; `recurrent` by one
     device's key heads, value heads, their two dimensions and the width of the convolution;
-    `latent` reads latent attention by the ranks of a cached token and the sizes of a head, and where
-    an indexer chooses tokens by heads and their number; `all_reduce` has (values, seconds) by number of devices. `matmul` is
-    of `weights`, the LM head's product, `head`, of bfloat16; None where both are the same.
+    `latent` reads latent attention by the ranks of a cached token and the sizes of a head, and
+    where an indexer chooses tokens by heads and their number; `all_reduce` has (values, seconds)
+    by number of devices. `matmul` is of `weights`, the LM head's product, `head`, of bfloat16; None
+    where both are the same.
     """
 
     device: DeviceSpec
