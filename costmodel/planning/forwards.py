@@ -115,7 +115,7 @@ class TargetForward:
     def __init__(self, profile: Profile, engine: str = "vllm", ranks: int = 1) -> None:
         runtime, surface = profile.runtime, profile.surface
         size = float(runtime.element_bytes)
-        self.profile = profile
+        self.profile, self.engine = profile, engine
         self.architecture: ModelArchitecture = profile.target.architecture
         self.tensor_parallel: int = runtime.tensor_parallel
         self.ranks = ranks

@@ -7,6 +7,8 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from costmodel.catalog import DeviceSpec
 from costmodel.compose.attention import (
     Attention,
     AttentionTable,
+    LatentTable,
     TileForm,
     checked,
     measure_keys,
@@ -64,6 +67,16 @@ _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype"
 UNKNOWN_KERNEL = TileForm(tile_rows=128)
 _BF16 = "bfloat16"
 _PHASES = ("generation", "context")  # of one row, of several
+# Ranks and heads' sizes of the latent attention whose kernels were timed, and of models whose
+# layers were timed with an indexer, which chooses 2,048 tokens.
+_LATENT = (512, 64, 192, 128)
+_CHOOSING = {
+    "deepseek-ai/DeepSeek-V3.2": (512, 64, 192, 128, 128, 2048),
+    "zai-org/GLM-5": (512, 64, 256, 256, 64, 2048),
+    "zai-org/GLM-5-FP8": (512, 64, 256, 256, 64, 2048),
+    "nvidia/GLM-5.2-NVFP4": (512, 64, 256, 256, 64, 2048),
+}
+_LEAP = 4.0
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
 _HOST_TIMED = 3.0  # times another engine's smallest product
@@ -105,6 +118,7 @@ def load_published(
         experts=all_experts(data, device, engine, weights) if experts else {},
         other_experts=all_experts(data, device, engine, other) if experts else {},
         recurrent=_recurrent(data / "linear_attention" / engine),
+        latent=functools.partial(_latent, data, engine, weights, cache),
         all_reduce=curves,
         weights=weights,
         cache=cache,
@@ -303,6 +317,76 @@ def _recurrent(folder: Path) -> dict[tuple[int, ...], RecurrentTable]:
         if plain and several:
             tables[tuple(shape.tolist())] = RecurrentTable(plain=plain, several=several)
     return tables
+
+
+@functools.cache
+def _latent(
+    data: Path, engine: str, weights: Weights, cache: Cache
+) -> dict[tuple[int, ...], LatentTable]:
+    """Latent attention: its kernels, or the whole layer of models whose indexer chooses tokens.
+
+    Kernels and products add up to TensorRT-LLM's whole layers within a tenth. vLLM's whole layers
+    were timed with their host (an H200's at one row: 91 us, TensorRT-LLM's 52), so it takes another
+    engine's kernels, and all take SGLang's layers with an indexer. None takes longer than with a
+    cache of 16 bits, as SGLang's kernel with 8 does on Hopper.
+    """
+    tables: dict[tuple[int, ...], LatentTable] = {}
+    types = [cache, _BF16] if cache == "fp8" else [_BF16]
+    for name in reversed(engines_from(engine)):
+        folder = data / "mla" / name
+        kernels = {kind: _by_heads(folder, f"{kind}_mla_perf", types) for kind in _PHASES}
+        if all(kernels.values()):
+            tables[_LATENT] = LatentTable(**kernels, projects=False, source=f"{name}'s kernels")
+    folder, forms = data / "sparse_attention" / "sglang", ["fp8_block", _BF16]
+    for model, shape in _CHOOSING.items():
+        for form in forms if weights == "fp8_block" else reversed(forms):
+            layers = {
+                kind: _by_heads(
+                    folder, f"dsa_{kind}_module_perf", types,
+                    model=model, gemm_type=form, op_name=f"dsa_{kind}_module",
+                )
+                for kind in _PHASES
+            }  # fmt: skip
+            if shape not in tables and all(layers.values()):
+                tables[shape] = LatentTable(**layers, projects=True, source="SGLang's whole layer")
+    return tables
+
+
+def _by_heads(
+    folder: Path, name: str, caches: list[str], **wanted: str
+) -> dict[int, dict[tuple[int, int], float]]:
+    """{heads: {(batch, tokens): seconds}} of an engine's newest table, the shortest of these rows.
+
+    Without batches that were not captured, whose shortest time leaps.
+    """
+    paths = list(folder.glob(f"*/{name}.parquet"))
+    if not paths:
+        return {}
+    path = max(paths, key=lambda one: version_key(one.parent.name))
+    names = ("num_heads", "batch_size", "isl", "step", "latency", "kv_cache_dtype")
+    table = read_table(path, (*names, *wanted))
+    prompts = "context" in name
+    here = np.isin(table["kv_cache_dtype"].astype(str), caches)
+    here &= table["step"] == 0 if prompts else table["isl"] == 1
+    for column, value in wanted.items():
+        here &= table[column].astype(str) == value
+    tokens = table["isl" if prompts else "step"]
+    heads: dict[int, dict[tuple[int, int], float]] = {}
+    columns = (table["num_heads"], table["batch_size"], tokens, table["latency"])
+    cells = zip(*(column[here].tolist() for column in columns), strict=True)
+    for count, batch, length, milliseconds in sorted(cells, reverse=True):
+        heads.setdefault(count, {})[batch, length] = milliseconds * 1e-3
+    return {count: _captured(rising(cells)) for count, cells in heads.items()}
+
+
+def _captured(cells: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """The cells up to the first batch whose shortest time is over _LEAP times the one's before."""
+    shortest: dict[int, float] = {}
+    for (batch, _), seconds in sorted(cells.items()):
+        shortest.setdefault(batch, seconds)
+    batches = sorted(shortest)
+    leaps = [b for a, b in itertools.pairwise(batches) if shortest[b] > _LEAP * shortest[a]]
+    return {place: s for place, s in cells.items() if place[0] < min(leaps, default=math.inf)}
 
 
 def _shortest(table: Columns, here: NDArray[np.bool_]) -> dict[tuple[int, int], float]:

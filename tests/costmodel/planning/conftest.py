@@ -36,6 +36,7 @@ class LineSteps:
     """
 
     architecture: ModelArchitecture
+    engine: str = "trtllm"
     fixed_s: float = 10e-3
     row_s: float = 20e-6
     token_s: float = 1e-8
