@@ -14,7 +14,7 @@ INTERVAL = 1.606
 # Mean error of times per token against 1,043 published servers, pairs of GPU and model left out
 # (lab/studies/results/capacity_accuracy.json), and of the version whose servers decoded real chats
 # (lab/studies/results/served_rows.json). Both were planned with composed profiles.
-SERVER_ERROR, SERVED_ERROR = 0.104, 0.05
+SERVER_ERROR, SERVED_ERROR = 0.098, 0.05
 # A server whose GPU waits for its host is slower by this much more, which nothing in a plan can
 # tell: a third of the published B200 servers, as their power shows. Of the models that it was
 # chosen on 88 % of the rows are inside, of the others 77 % (served_rows.json). Hybrids start their
