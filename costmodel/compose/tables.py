@@ -212,13 +212,11 @@ class OperatorTables:
 
     def latent_table(self, architecture: ModelArchitecture, degree: int) -> LatentTable | None:
         """The table of this target's latent attention; None where it must be estimated."""
-        a = architecture
-        shape: tuple[int, ...] = (a.latent_rank, a.rope_dim, a.head_dim, a.value_dim)
-        if a.index_layers:
-            chosen = a.index_topk if a.index_layers == a.attention_layers else 0
-            shape = (*shape, a.heads, chosen)
-        table = self.latent().get(shape)
-        heads = a.heads // degree
+        a, heads = architecture, architecture.heads // degree
+        if not a.latent_rank or a.index_layers not in (0, a.attention_layers):
+            return None
+        sizes = (a.latent_rank, a.rope_dim, a.head_dim, a.value_dim)
+        table = self.latent().get((*sizes, a.heads, a.index_topk) if a.index_layers else sizes)
         return table if table and heads in table.generation and heads in table.context else None
 
     def recurrent_table(

@@ -330,69 +330,63 @@ def _latent(
     engine's kernels, and all take SGLang's layers with an indexer. None takes longer than with a
     cache of 16 bits, as SGLang's kernel with 8 does on Hopper.
     """
+    types = {"kv_cache_dtype": [cache, _BF16]}
     tables: dict[tuple[int, ...], LatentTable] = {}
-    types = [cache, _BF16] if cache == "fp8" else [_BF16]
     for name in reversed(engines_from(engine)):
-        folder = data / "mla" / name
-        kernels = {kind: _by_heads(folder, f"{kind}_mla_perf", types) for kind in _PHASES}
+        kernels = {kind: _by_heads(data / "mla" / name, f"{kind}_mla", types) for kind in _PHASES}
         if all(kernels.values()):
             tables[_LATENT] = LatentTable(**kernels, projects=False, source=f"{name}'s kernels")
     folder, forms = data / "sparse_attention" / "sglang", ["fp8_block", _BF16]
-    for model, shape in _CHOOSING.items():
-        for form in forms if weights == "fp8_block" else reversed(forms):
-            layers = {
-                kind: _by_heads(
-                    folder, f"dsa_{kind}_module_perf", types,
-                    model=model, gemm_type=form, op_name=f"dsa_{kind}_module",
-                )
-                for kind in _PHASES
-            }  # fmt: skip
-            if shape not in tables and all(layers.values()):
-                tables[shape] = LatentTable(**layers, projects=True, source="SGLang's whole layer")
+    for form, (model, shape) in itertools.product(
+        forms if weights == "fp8_block" else reversed(forms), _CHOOSING.items()
+    ):
+        layers = {
+            kind: _by_heads(folder, f"dsa_{kind}_module", types | {
+                "model": [model], "gemm_type": [form], "op_name": [f"dsa_{kind}_module"]})
+            for kind in _PHASES
+        }  # fmt: skip
+        if shape not in tables and all(layers.values()):
+            tables[shape] = LatentTable(**layers, projects=True, source="SGLang's whole layer")
     return tables
 
 
 def _by_heads(
-    folder: Path, name: str, caches: list[str], **wanted: str
+    folder: Path, name: str, wanted: dict[str, list[str]]
 ) -> dict[int, dict[tuple[int, int], float]]:
-    """{heads: {(batch, tokens): seconds}} of an engine's newest table, the shortest of these rows.
+    """{heads: {(batch, tokens): seconds}} of the wanted rows in an engine's newest table.
 
-    Without batches that were not captured, whose shortest time leaps.
+    Without the batches whose shortest time leaps, which were not captured.
     """
-    paths = list(folder.glob(f"*/{name}.parquet"))
+    paths = list(folder.glob(f"*/{name}_perf.parquet"))
     if not paths:
         return {}
-    path = max(paths, key=lambda one: version_key(one.parent.name))
+    table = _latent_table(max(paths, key=lambda path: version_key(path.parent.name)))
+    tokens, other, count = ("isl", "step", 0) if "context" in name else ("step", "isl", 1)
+    here = table[other] == count
+    for column, values in wanted.items():
+        here &= np.isin(table[column].astype(str), values)
+    heads = {}
+    for count in np.unique(table["num_heads"][here]).tolist():
+        cells = _shortest(table, here & (table["num_heads"] == count), tokens)
+        least = {batch: min(s for (b, _), s in cells.items() if b == batch) for batch, _ in cells}
+        pairs = itertools.pairwise(sorted(least))
+        most = next((b for a, b in pairs if least[b] > _LEAP * least[a]), math.inf)
+        heads[count] = {place: s for place, s in cells.items() if place[0] < most}
+    return heads
+
+
+@functools.cache
+def _latent_table(path: Path) -> Columns:
     names = ("num_heads", "batch_size", "isl", "step", "latency", "kv_cache_dtype")
-    table = read_table(path, (*names, *wanted))
-    prompts = "context" in name
-    here = np.isin(table["kv_cache_dtype"].astype(str), caches)
-    here &= table["step"] == 0 if prompts else table["isl"] == 1
-    for column, value in wanted.items():
-        here &= table[column].astype(str) == value
-    tokens = table["isl" if prompts else "step"]
-    heads: dict[int, dict[tuple[int, int], float]] = {}
-    columns = (table["num_heads"], table["batch_size"], tokens, table["latency"])
-    cells = zip(*(column[here].tolist() for column in columns), strict=True)
-    for count, batch, length, milliseconds in sorted(cells, reverse=True):
-        heads.setdefault(count, {})[batch, length] = milliseconds * 1e-3
-    return {count: _captured(rising(cells)) for count, cells in heads.items()}
+    return read_table(path, (*names, "model", "gemm_type", "op_name"))
 
 
-def _captured(cells: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """The cells up to the first batch whose shortest time is over _LEAP times the one's before."""
-    shortest: dict[int, float] = {}
-    for (batch, _), seconds in sorted(cells.items()):
-        shortest.setdefault(batch, seconds)
-    batches = sorted(shortest)
-    leaps = [b for a, b in itertools.pairwise(batches) if shortest[b] > _LEAP * shortest[a]]
-    return {place: s for place, s in cells.items() if place[0] < min(leaps, default=math.inf)}
-
-
-def _shortest(table: Columns, here: NDArray[np.bool_]) -> dict[tuple[int, int], float]:
+def _shortest(
+    table: Columns, here: NDArray[np.bool_], tokens: str = "seq_len"
+) -> dict[tuple[int, int], float]:
     """{(sequences, rows): seconds} of one kernel, the shortest of equal shapes."""
     cells: dict[tuple[int, int], float] = {}
-    columns = (table[name][here].tolist() for name in ("batch_size", "seq_len", "latency"))
+    columns = (table[name][here].tolist() for name in ("batch_size", tokens, "latency"))
     for batch, rows, milliseconds in zip(*columns, strict=True):
         cells[batch, rows] = min(milliseconds * 1e-3, cells.get((batch, rows), np.inf))
     return rising(cells)
