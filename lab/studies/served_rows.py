@@ -55,7 +55,7 @@ PROMPT_TOKENS = {"lm-arena-chat": 200.0, "gpqa": 250.0}
 GPUS = {"H100": "h100-sxm", "B200": "b200"}
 STARVED_SHARE = 0.9
 OUTLIER = 0.1  # log error beyond which a row counts less and less
-FITTED = {"sequence_s": 1e-5, "plan_s": 1e-3}  # with the unit of each
+FITTED = {"step_s": 1e-3, "sequence_s": 1e-5, "plan_s": 1e-3}  # with the unit of each
 LIVE = {
     "rtx-pro-6000-server": ("RTXPRO6000_Llama-3.1-8B", 128),
     "rtx-4090": ("RTX4090_Llama-3.1-8B", 256),
