@@ -22,9 +22,10 @@ SERVER_ERROR, SERVED_ERROR = 0.098, 0.044
 STARVED_ERROR, HYBRID_ERROR = 0.25, 0.35
 # Two published servers on pairs of RTX PRO 6000 were this much slower than planned.
 PCIE_ERROR = 0.2
-# Of experts in 8 or 16 bits, 13 published servers of Mixtral were planned 25 % too fast, 77 % of them
-# inside (lab/studies/plans_scored.py): they stall, which a hundredth of the requests shows that
-# took 1.3 to 2.3 times as long as the mean of the same length, of dense models 1.03 to 1.29. Servers of vLLM 0.11 in fp8 blocks were 32 % slower. Those in 4 bits (gpt-oss) were not.
+# Of experts in 8 or 16 bits, 13 published servers of Mixtral were planned 25 % too fast in the mean
+# and 77 % inside (lab/studies/plans_scored.py): they stall, which a hundredth of the requests shows
+# that took 1.3 to 2.3 times as long as the mean of the same length, of dense models 1.03 to 1.29.
+# Servers of vLLM 0.11 in fp8 blocks were 32 % slower. Those in 4 bits (gpt-oss) were not.
 EXPERTS_ERROR = 0.2
 # Eight ranks with few requests each were planned 70 % too fast, which is not explained: the host
 # gathers the counts of all ranks in every step; NCCL's gather and scatter in place of an all-reduce
