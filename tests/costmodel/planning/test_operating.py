@@ -146,10 +146,10 @@ def test_drafters_of_other_kinds_by_their_size(target, name, billions):
     assert 0 < eight < steps.decode(4, 1000, 16).total
 
 
-def test_vllm_waits_for_its_host_at_each_drafted_token(line_steps):
+def test_vllm_waits_for_its_host_at_each_drafted_token():
     """Its steps with 3 to 8 drafted tokens (vLLM PR #32628) take 0.84 ms more for each."""
     each_s = 1e-3 * np.polyfit(range(3, 9), [7.58, 8.48, 9.36, 10.22, 11.02, 11.80], 1)[0]
-    steps = line_steps(architecture=LLAMA, fixed_s=5e-3)
+    steps = LineSteps(fixed_s=5e-3)
     eagle, dflash = (find_drafter(steps, name) for name in ("eagle3", "dflash"))
     on_vllm = dataclasses.replace(steps, engine="vllm")
     assert eagle.draft_s(steps, 1, 1000, 5).total < 5 * 0.5e-3
