@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.compose.attention import Attention, LatentTable
@@ -368,11 +369,24 @@ class ComposedForward:
     def experts_s(self, rows: Array) -> Array:
         """Seconds of all layers' experts [rows], those of the other groups' rows included."""
         a, everywhere = self.architecture, rows * self.data_parallel
-        measured = self._experts().seconds(a, everywhere)
-        used = distinct_experts(a, everywhere) / self.devices
+        mean = distinct_experts(a, everywhere) / self.devices
+        used = self._most_experts(mean)
+        measured = self._experts().seconds(a, everywhere) * used / mean
         moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * used
         read_s = moved / self.tables.read_bytes_per_s
         return np.asarray(a.sparse_layers * np.maximum(measured, read_s), dtype=np.float64)
+
+    def _most_experts(self, mean: Array) -> Array:
+        """Experts in use on the device that has most of them, where each has `mean` on average.
+
+        All wait for it. Which of a device's whole experts are in use is near to independent: the
+        largest of as many normal counts is expected (Blom's approximation).
+        """
+        if not self.expert_parallel:
+            return mean
+        each, count = self.architecture.experts / self.devices, self.devices
+        most = mean + ndtri((count - 0.375) / (count + 0.25)) * np.sqrt(mean * (1 - mean / each))
+        return np.asarray(np.minimum(most, each), dtype=np.float64)
 
     def _dense_ffn_s(self, rows: Array, width: int) -> Array:
         matmul, small = self.tables.matmul, self.tables.small

@@ -188,7 +188,7 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     split = {"tensor_parallel": tp, "data_parallel": dp, "expert_parallel": whole}
     forward = forward_of(tables, MOE, **split)
     rows = np.array([16.0, 64.0])
-    experts = us * 1e-6 * distinct_experts(MOE, dp * rows)
+    experts = us * 1e-6 * 2 * forward._most_experts(distinct_experts(MOE, dp * rows) / 2)
     moved = forward._ffn_s(rows) - forward._products_s(rows, ("router",))
     assert moved == pytest.approx(MOE.layers * experts, rel=0.03)
     reduced = np.array([1e-9 * (tp == 2) + 1e-9 * dp]) * rows * MOE.hidden
@@ -197,6 +197,21 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     profile = composed_profile(forward, error_bar(forward))
     assert profile.target.architecture.experts == MOE.experts // dp
     assert TargetForward(profile).tensor_parallel == tp
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(2, 8), (4, 16), (8, 1), (8, 8), (8, 32)])
+def test_all_devices_wait_for_the_one_that_uses_most_experts(package, devices, rows):
+    """As drawn: each row takes 8 of 128 experts, of which each device has as many."""
+    draws = np.random.default_rng(0).random((400, rows, 128)).argsort(axis=2)[:, :, :8]
+    used = np.zeros((400, 128))
+    np.put_along_axis(used, draws.reshape(400, -1), 1, axis=1)
+    most = used.reshape(400, devices, -1).sum(axis=2).max(axis=1).mean()
+    tables = load_published(H100, experts=True)
+    whole, parts = (forward_of(tables, MOE, tensor_parallel=devices, expert_parallel=on)
+                    for on in (True, False))  # fmt: skip
+    mean = distinct_experts(MOE, np.array([rows])) / devices
+    assert whole._most_experts(mean) == pytest.approx(most, rel=0.1)
+    assert parts._most_experts(mean) == mean
 
 
 def test_what_cannot_be_split_so_is_refused(package):
