@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from costmodel.online.estimator import OnlineEstimator
+from costmodel.online import OnlineEstimator
 from decoder.acceptance.rules import AcceptanceRule, LogitRows, accept_together
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack, cast
 import torch
 
 from costmodel.errors import InputError, shown
-from costmodel.online.estimator import OnlineEstimator
+from costmodel.online import OnlineEstimator
 from decoder.acceptance.rules import RuleName, parse_rule
 from decoder.arguments import (
     ChatOptions,

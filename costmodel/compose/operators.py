@@ -355,7 +355,6 @@ class ComposedForward:
         return products_s + self.tables.small.seconds("norm", rows, inner)
 
     def _ffn_s(self, rows: Array) -> Array:
-        """Seconds of all layers' FFNs [rows]."""
         a = self.architecture
         total = np.zeros_like(rows)
         if a.sparse_layers < a.ffn_layers:
@@ -428,7 +427,6 @@ class ComposedForward:
         return np.asarray(np.interp(moved, size, seconds) * beyond, dtype=np.float64)
 
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
-        """The roofline at the tables' precision."""
         return Roofline(
             architecture=self.group,
             peaks=self.tables.peaks,

@@ -23,7 +23,7 @@ GRAPHS_MAX_NODES = 255  # 256 rows fill a bucket, and 257 are padded to 384
 
 
 class Cost(Protocol):
-    """The cost model of a policy; `costmodel.online.estimator.OnlineEstimator` is one."""
+    """The cost model of a policy; `costmodel.online.OnlineEstimator` is one."""
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Seconds of a plain step of `batch` sequences."""

@@ -31,32 +31,14 @@ ATTENTION = "split"
 
 def profile_key(target: Target) -> ProfileKey:
     """The hard keys that a profile must share with this decoder."""
-    device = fingerprint(target.device)
-    return ProfileKey(
-        device_name=device.name,
-        memory_bytes=device.memory_bytes,
-        mig=device.mig,
-        threads=device.threads,
-        instruction_set=device.instruction_set,
-        architecture_hash=target.architecture.hash,
-        dtype=dtype_name(target.dtype),
-        quantization=target.loaded.quantization,
-        runtime=target.runtime.kind,
-        attention=ATTENTION,
-        tensor_parallel=1,
+    return ProfileKey.of(
+        fingerprint(target.device), target.architecture.hash, runtime_section(target)
     )
 
 
 def soft_key(target: Target) -> SoftKey:
     """The soft keys: a profile that differs in them is used with a warning and corrected online."""
-    device = fingerprint(target.device)
-    return SoftKey(
-        driver=device.driver,
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        cuda=device.cuda,
-        power_limit_w=device.power_limit_w,
-    )
+    return SoftKey.of(fingerprint(target.device), runtime_section(target))
 
 
 def runtime_section(target: Target) -> schema.RuntimeSection:
@@ -118,7 +100,7 @@ class MeasuredSubject:
 
     def roofline(self, peaks: schema.PeaksSection) -> Roofline:
         """The paper's roofline, over which calibrations are fitted."""
-        return self.runtime.roofline(self.device, self.architecture, peaks)
+        return self.runtime.roofline(self.architecture, peaks)
 
 
 def subject_of(target: Target) -> MeasuredSubject:

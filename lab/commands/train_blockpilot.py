@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from lab.commands.train_drafter import setting_option, with_settings
-from profiler.commands.options import (
-    json_option,
+from lab.commands.train_drafter import (
     output_folder_option,
     prompts_option,
-    target_option,
+    setting_option,
+    with_settings,
 )
+from profiler.commands.options import json_option, target_option
 
 
 @click.command(name="train-blockpilot")

@@ -68,12 +68,10 @@ class SimulationResult:
 
     @property
     def waiting_s(self) -> Array:
-        """Arrival to admission."""
         return self.admitted_s - self.requests.arrival_s
 
     @property
     def ttft_s(self) -> Array:
-        """Arrival to the first token."""
         return self.first_s - self.requests.arrival_s
 
     @property
@@ -253,7 +251,6 @@ class _Rank:
         return (batch, prompt_tokens, context) if batch or prompt_tokens else None
 
     def advance(self, now: float) -> None:
-        """End the step that was prepared."""
         batch, prompt_tokens = self._step
         if batch:
             self._decode(now)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from costmodel.online.estimator import Mode
+from costmodel.online import Mode
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from decoder.drafters.base import Drafter
