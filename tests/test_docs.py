@@ -4,21 +4,19 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-import click
 import pytest
 
 from profiler.cli import cli
+from tests.source_files import PACKAGES, ROOT, below, commands, parsed, sources
 
-ROOT = Path(__file__).parents[1]
 PAGES = (
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "decoder" / "demo" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 )  # fmt: skip
 HISTORY = "LOG.md"  # may name what was tried and left out
-PACKAGES = ("rooftree", "costmodel", "decoder", "integrations", "profiler", "lab")
 CODE = (*PACKAGES, "examples", "tests")
 DATA = ("calibrations", "docs")
 FOLDERED = re.compile(rf"(?<![\w./~-])(?:{'|'.join(CODE + DATA)})/[\w./-]*")
@@ -34,19 +32,9 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 
 
 @cache
-def sources() -> dict[Path, str]:
-    """The text of every Python file."""
-    return {
-        path.relative_to(ROOT): path.read_text(encoding="utf-8")
-        for folder in CODE
-        for path in sorted((ROOT / folder).rglob("*.py"))
-    }
-
-
-@cache
 def code() -> str:
-    """All of it but the tests, which name what does not exist."""
-    return "\n".join(text for path, text in sources().items() if path.parts[0] != "tests")
+    """The text of every Python file but the tests, which name what does not exist."""
+    return "\n".join(sources()[path] for path in below(*PACKAGES, "examples"))
 
 
 @cache
@@ -103,18 +91,23 @@ def missing(text: str) -> dict[str, list[str]]:
     }
 
 
+@cache
+def options_by_command() -> dict[str, set[str]]:
+    return {
+        words: {name for one in (*command.params, *cli.params)
+                for name in one.opts + one.secondary_opts}
+        for words, command in commands()
+    }  # fmt: skip
+
+
 def unknown_options(line: str) -> list[str]:
     """The command, if there is none of this name, or the options that it does not take."""
     words = shlex.split(line, comments=True)
-    command: click.Command = cli
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        subcommand = command.get_command(click.Context(command), words[0])
-        if subcommand is None:
-            return words[:1]
-        command, words = subcommand, words[1:]
-    params = [*command.params, *cli.params]
-    options = {name for option in params for name in option.opts + option.secondary_opts}
-    return [word for word in words if word.startswith("--") and word not in options | {"--help"}]
+    length = max(n for n in range(3) if " ".join(words[:n]) in options_by_command())
+    if not length and words and not words[0].startswith("-"):
+        return words[:1]
+    known = options_by_command()[" ".join(words[:length])] | {"--help"}
+    return [word for word in words if word.startswith("--") and word not in known]
 
 
 def test_missing_names_are_found():
@@ -134,20 +127,16 @@ def test_missing_names_are_found():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_exists(page):
-    gone = missing(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    gone = missing(text)
     if page.name == HISTORY:
         gone["names"] = []
-    assert {kind: names for kind, names in gone.items() if names} == {}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_take_the_options_of_a_page(page):
-    text = page.read_text(encoding="utf-8")
+    gone["links"] = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     lines = [line.replace("\\\n", " ") for line in COMMAND.findall("".join(FENCE.findall(text)))]
     spans = [span for span in SPAN.findall(text) if span.startswith("rooftree ")]
     lines += [span.removeprefix("rooftree ") for span in spans if "COMMAND" not in span]
-    unknown = {line: unknown_options(line) for line in lines}
-    assert {line: names for line, names in unknown.items() if names} == {}
+    gone["commands"] = [(line, unknown_options(line)) for line in lines if unknown_options(line)]
+    assert {kind: names for kind, names in gone.items() if names} == {}
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
@@ -165,10 +154,8 @@ def texts(tree: ast.Module) -> Iterator[str]:
 def test_commands_in_messages_can_be_run():
     """Errors, warnings and help name commands that exist, with options that these take."""
     found, unknown = 0, {}
-    for path, source in sources().items():
-        if path.parts[0] not in PACKAGES:
-            continue
-        for text in texts(ast.parse(source)):
+    for path in below(*PACKAGES):
+        for text in texts(parsed(path)):
             for span in SPAN.findall(text):
                 if span.startswith("rooftree "):
                     found += 1
@@ -185,37 +172,23 @@ OF_OTHERS = {
 
 
 def test_options_in_hints_exist():
-    taken = set(OF_OTHERS)
-    groups: list[click.Command] = [cli]
-    while groups:
-        command = groups.pop()
-        taken.update(*(option.opts + option.secondary_opts for option in command.params))
-        if isinstance(command, click.Group):
-            context = click.Context(command)
-            subcommands = map(partial(command.get_command, context), command.list_commands(context))
-            groups += [one for one in subcommands if one is not None]
-    unknown = {}
-    for path, source in sources().items():
-        if path.parts[0] not in PACKAGES or path.parts[:2] == ("lab", "studies"):
-            continue  # studies have options of their own
-        hints = {
-            part
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.keyword) and node.arg == "hint"
-            for part in OPTION.findall(ast.unparse(node.value))
-        }
-        if hints - taken:
-            unknown[str(path)] = sorted(hints - taken)
-    assert unknown == {}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_linked_files_exist(page):
-    targets = LINK.findall(page.read_text(encoding="utf-8"))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    """Studies have options of their own."""
+    hints = {
+        (option, path)
+        for path in below(*PACKAGES)
+        if not path.is_relative_to("lab/studies")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.keyword) and node.arg == "hint"
+        for option in OPTION.findall(ast.unparse(node.value))
+    }
+    taken = OF_OTHERS.union(*options_by_command().values())
+    assert [one for one in hints if one[0] not in taken] == []
 
 
 def test_the_tour_has_every_folder():
     tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    folders = {path.parent.as_posix() for path in sources() if path.parts[0] != "tests"}
-    assert sorted(folder for folder in folders if f"- `{folder}/` " not in tour) == []
+    folders = {path.parent.as_posix() for path in below(*PACKAGES, "examples")}
+    # below a tool's, a paper's or a drafter's folder its own `__init__.py` says what is there
+    inner = re.compile(r"integrations/|lab/\w+/")
+    missing = [one for one in folders if not inner.match(one) and f"- `{one}/` " not in tour]
+    assert sorted(missing) == []

@@ -36,13 +36,10 @@ def home(tmp_path, monkeypatch):
     return isolate(monkeypatch, tmp_path)
 
 
-def test_every_example_has_a_test():
+def test_every_example_has_a_test_and_the_page_shows_some():
     text = Path(__file__).read_text(encoding="utf-8")
     for path in FOLDER.glob("*.py"):
         assert f'load("{path.stem}")' in text, path.name
-
-
-def test_the_page_shows_the_examples():
     page = FOLDER.parent.joinpath("docs", "extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     for name, block in zip(("own_drafter", "own_policy"), blocks, strict=False):

@@ -11,10 +11,12 @@ line that names the file.
 
 import csv
 import io
+import itertools
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,8 +113,7 @@ def lines(records: list[dict[str, Any]]) -> str:
 
 
 def use_prompts(path: Path) -> None:
-    for identity, prompt in read_prompts((), path):
-        (identity + str(prompt)).encode()
+    str(read_prompts((), path)).encode()
     for one in read_files((path,))[0]:
         (one.id + one.category + one.prompt).encode()
 
@@ -137,10 +138,6 @@ def use_trace(path: Path) -> None:
 
 def drafter(kind: Any) -> Callable[[Path], object]:
     return lambda path: kind.parse(find_config(path.parent), str(path))
-
-
-def table(head: str, rows: Iterable[str]) -> str:
-    return "\n".join([head, *rows, ""])
 
 
 def times_of(tool: str) -> Callable[[Path], None]:
@@ -178,14 +175,14 @@ FORMATS = {
     ),
     "trace": Format(
         "trace.csv",
-        table("arrival_s,prompt_tokens,output_tokens",
-              [f"{0.4 * i:.2f},{100 + i},{20 + i}" for i in range(6)]),
+        "arrival_s,prompt_tokens,output_tokens\n"
+        + "".join(f"{0.4 * i:.2f},{100 + i},{20 + i}\n" for i in range(6)),
         use_trace,
     ),
     "times": Format(
         "times.csv",
-        table("new_tokens,context_tokens,seconds",
-              [f"{n},{c},{1e-2 + 1e-5 * n + 1e-8 * n * c}" for n in (1, 4, 64) for c in (0, 4096)]),
+        "new_tokens,context_tokens,seconds\n" + "".join(
+            f"{n},{c},{1e-2 + 1e-5 * n + 1e-8 * n * c}\n" for n in (1, 4, 64) for c in (0, 4096)),
         times_of("csv"),
     ),
     "llama-bench": Format(
@@ -321,7 +318,7 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(name, tmp_path_factory):
 
 
 def write_profile(path: Path, new: bool) -> None:
-    altered(make_profile(), provenance={"note": "new"} if new else {}).to_yaml(path)
+    altered(make_profile(), provenance={"note": "new" * new}).to_yaml(path)
 
 
 def write_bench(path: Path, new: bool) -> None:
@@ -351,30 +348,24 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new(write, tmp_path):
         assert path.read_bytes() in (old, new)
         if os.waitstatus_to_exitcode(status) == 0:
             break
-        write(path, False)
+        path.write_bytes(old)
     assert number > 5
     assert path.read_bytes() == new
 
 
 def die_at_call(number: int) -> None:
     """End this process at the so manieth call of the file system."""
-    count = 0
-    real_write = os.write
+    count = itertools.count(1)
+    for name in CALLS:
 
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number:
-                if real is real_write:
+        def call(real: Any, name: str, *arguments: Any, **more: Any) -> Any:
+            if next(count) == number:
+                if name == "write":
                     real(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os._exit(9)
-            return real(*arguments, **options)
+            return real(*arguments, **more)
 
-        return call
-
-    for name in CALLS:
-        setattr(os, name, counted(getattr(os, name)))
+        setattr(os, name, partial(call, getattr(os, name), name))
 
 
 @WRITERS

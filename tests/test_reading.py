@@ -1,6 +1,5 @@
 """The reading lists of docs/architecture.md against the imports, and against a traced round."""
 
-import ast
 import re
 import sys
 from functools import cache
@@ -11,11 +10,11 @@ import pytest
 
 from decoder.engine import TreeDecoder
 from tests.fake_timing import even_clock
+from tests.source_files import ROOT, imports, sources
 from tests.tiny_folder import write_weights
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-ENGINE = ROOT / "decoder" / "engine.py"
+ENGINE = Path("decoder/engine.py")
 CORE = ("costmodel", "decoder", "profiler", "rooftree")
 
 # The heading of each list, and the most files that it may have.
@@ -28,20 +27,7 @@ def reading_list(heading: str) -> tuple[Path, ...]:
     """The files of the list below a heading of the page, in reading order."""
     section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
     paths = re.findall(r"^(?:-|\d+\.) `([\w/]+\.py)`", section.partition("\n## ")[0], re.MULTILINE)
-    return tuple(ROOT / path for path in paths)
-
-
-def imported(path: Path) -> set[Path]:
-    """The files of this repository that a file imports, in functions too."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names.add(str(node.module))
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    places = (ROOT.joinpath(*name.split(".")) for name in names)
-    return {place.with_suffix(".py") for place in places}
+    return tuple(map(Path, paths))
 
 
 @cache
@@ -49,10 +35,12 @@ def reached_from(path: Path) -> frozenset[Path]:
     """All files of this repository that a file imports, directly or through others."""
     reached, waiting = {path}, [path]
     while waiting:
-        for place in imported(waiting.pop()) - reached:
-            if place.is_file():
-                reached.add(place)
-                waiting.append(place)
+        for module, name in imports(waiting.pop()):
+            for dotted in (module, f"{module}.{name}"):
+                place = Path(*dotted.split(".")).with_suffix(".py")
+                if place in sources() and place not in reached:
+                    reached.add(place)
+                    waiting.append(place)
     return frozenset(reached)
 
 
@@ -62,7 +50,7 @@ def test_a_story_is_short_and_its_first_file_leads_to_all_others(heading):
     files = reading_list(heading)
     assert 3 <= len(files) <= LISTS[heading]
     assert len(set(files)) == len(files)
-    first = ENGINE if files[0].is_relative_to(ROOT / "decoder") else files[0]
+    first = ENGINE if files[0].is_relative_to("decoder") else files[0]
     assert set(files) <= reached_from(first), set(files) - reached_from(first)
 
 
@@ -83,7 +71,7 @@ class CalledFiles:
             self._round = frame
             self.rounds.append(set())
         if self._round is not None:
-            self.rounds[-1].add(Path(frame.f_code.co_filename))
+            self.rounds[-1].add(Path(frame.f_code.co_filename).relative_to(ROOT))
 
 
 def test_a_round_runs_the_files_of_its_list(tmp_path, monkeypatch):
@@ -107,5 +95,5 @@ def test_a_round_runs_the_files_of_its_list(tmp_path, monkeypatch):
     drafted = [files for files, count in zip(called.rounds, nodes, strict=True) if count]
     files = sorted(drafted, key=len)[len(drafted) // 2]
     assert files <= set(reading_list("A round")), files - set(reading_list("A round"))
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    lines = sum(len(sources()[path].splitlines()) for path in files)
     assert lines < MOST_LINES_OF_A_ROUND

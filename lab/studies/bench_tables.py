@@ -8,10 +8,9 @@ from lab.bench.analysis.hindsight import HindsightRatios
 from lab.bench.analysis.ratios import Ratio, compare_arms
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import Arm, Result
-from lab.bench.report.tables import drafter_tables, interval_text, number_text, ratio_text
+from lab.bench.report.tables import interval_text, number_text, ratio_text
 
 LOOKUP = "transformers:prompt-lookup"
-BLOCK_SIZES = "DFlash's block sizes and BlockPilot"
 ABSENT = "-"
 
 
@@ -66,13 +65,6 @@ def sweep_table(result: Result) -> list[str]:
         rates = {size.nodes: f"{size.tokens_per_s:.1f}" for size in sweep.sizes}
         rows.append([sweep.drafter, *map(rates.get, sizes)])
     return markdown(["tokens/s by nodes", *map(str, sizes)], rows)
-
-
-def family_tables(result: Result) -> list[str]:
-    """The table of DFlash's block sizes."""
-    tables = drafter_tables(ResultFigures(result))
-    (sizes,) = (table for table in tables if table.title == BLOCK_SIZES)
-    return markdown(sizes.columns, sizes.rows)
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:

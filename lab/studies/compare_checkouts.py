@@ -1,10 +1,12 @@
-"""Tokens per second of this checkout against another one, paired and interleaved.
+"""This checkout beside another one: tokens per second, texts, and what commands print and draw.
 
     python -m lab.studies.compare_checkouts OTHER --profiles HERE OTHER [--per-set N] [--tokens N]
+    python -m lab.studies.compare_checkouts OTHER --outputs
 
 A process a checkout holds the demo model and one decoder an arm, on a profile that it can read.
 Each prompt is decoded by both in turn, in changing order; the processes never run
-at once. Ratios are of one prompt's times, and the texts must be the same.
+at once. Ratios are of one prompt's times, and the texts must be the same. `--outputs` runs the same
+commands in both instead, each in an empty home, and compares output, exit code and pictures.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -50,6 +55,64 @@ for line in sys.stdin:
     seconds = perf_counter() - began
     print(json.dumps([seconds, list(result.token_ids)]), flush=True)
 """
+
+TIME = re.compile(rb"\d{4}-\d\d-\d\dT[\d:]+Z")
+PLAN = "plan --target Qwen/Qwen3-8B --prompt-tokens 1000 --output-tokens 400"
+TEXT = "--prompt 'Count to twenty.' --max-new-tokens 48"
+SLO = "--slo tpot=30ms,ttft=1s"
+PROFILES = ("h100-sxm/qwen3-8b", "rtx-a6000/llama-3.1-8b-instruct", "b200/qwen3-30b-a3b")
+COMMANDS = (
+    "--help", "calibrate --help", "plan --help", "profiles list", "profiles list --json",
+    "devices", "devices --json", "targets", "targets --json", "support", "support --json",
+    *(f"profiles show {name}" for name in PROFILES),
+    *(f"profiles show {name} --json" for name in PROFILES),
+    *(f"profiles show {name} --markdown" for name in PROFILES),
+    *(f"profiles plot {name} --output picture.png" for name in PROFILES),
+    f"{PLAN} --gpus h100-sxm,l40s --rate 5/s {SLO}",
+    f"{PLAN} --gpus h100-sxm,l40s --rate 5/s {SLO} --details --acceptance gsm8k --json",
+    f"{PLAN} --gpus all --rate 5/s --acceptance mt_bench --plot picture.png",
+    f"{PLAN} --gpus l40s --rate 5/s --engine rooftree --acceptance gsm8k --details",
+    f"{PLAN} --gpus l40s --rate 5/s --slo tpot.p95=30ms --simulate --json",
+    *(f"export {PROFILES[0]} --engine {engine} --acceptance mt_bench"
+      for engine in ("vllm", "sglang", "tensorrt-llm", "model-optimizer", "transformers")),
+    "compose --device h100-sxm --target Qwen/Qwen3-14B --output profile.yaml",
+    f"transfer {PROFILES[0]} h100-nvl --output profile.yaml",
+    "profiles show nowhere/nothing", "plan --target nothing", "export nothing --engine vllm",
+    "profiles validate missing.yaml", "generate --drafter nothing --prompt one --max-new-tokens 4",
+    *(f"generate {TEXT} --target TARGET --drafter {drafter} {more}"
+      for drafter in DRAFTERS for more in ("", "--temperature 0.8 --seed 1", "--policy fixed:7")),
+)  # fmt: skip
+
+
+def outputs(folder: Path, command: str) -> dict[str, Any]:
+    """Exit code, both streams and written files of a command run with a checkout's packages.
+
+    Times of day and the home's path are taken out, and what `generate` says of its speed.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        own = {"PYTHONPATH": str(folder), "ROOFTREE_HOME": f"{home}/home", "COLUMNS": "80"}
+        done = subprocess.run(
+            [sys.executable, "-m", "rooftree", *shlex.split(command)],
+            cwd=home, env=os.environ | own, capture_output=True, timeout=600, check=False,
+        )  # fmt: skip
+        files = [path.read_bytes() for path in sorted(Path(home).glob("*.*"))]
+    said = b"" if command.startswith("generate") and not done.returncode else done.stderr
+    texts = [done.stdout, said, *files]
+    texts = [TIME.sub(b"", text.replace(home.encode(), b"")) for text in texts]
+    kinds = ("stdout", "stderr", "file")[: len(texts)]
+    return {"exit code": done.returncode} | dict(zip(kinds, texts, strict=True))
+
+
+def compare_outputs(other: Path, target: str) -> dict[str, Any]:
+    """The number of commands that do the same in both, and what differs in each of the others."""
+    differing = {}
+    for command in COMMANDS:
+        line = command.replace("TARGET", target)
+        here, there = outputs(Path.cwd(), line), outputs(other, line)
+        if different := sorted(kind for kind in here | there if here.get(kind) != there.get(kind)):
+            differing[command] = different
+            print(command, different, flush=True)
+    return {"commands": len(COMMANDS), "differing": differing}
 
 
 class Checkout:
@@ -89,13 +152,23 @@ def interval(ratios: list[float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=Path, help="the checkout to compare with")
-    parser.add_argument("--profiles", type=Path, nargs=2, required=True)
+    parser.add_argument("--profiles", type=Path, nargs=2)
+    parser.add_argument("--outputs", action="store_true")
     parser.add_argument("--per-set", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=options.other, capture_output=True, text=True, check=True
+    ).stdout.strip()
     from decoder.model.demo_model import ensure_demo_model
 
     target, began = str(ensure_demo_model()), perf_counter()
+    if options.outputs:
+        compared = compare_outputs(options.other.resolve(), target)
+        store("compare_outputs", {"environment": environment(), "other_commit": commit} | compared)
+        return
+    if options.profiles is None:
+        parser.error("--profiles names a profile for each checkout; or --outputs")
     here = Checkout(Path.cwd(), target, options.profiles[0])
     other = Checkout(options.other.resolve(), target, options.profiles[1])
     prompts = [row["prompt"] for name in SETS for row in read_prompts(name, options.per_set)]
@@ -114,11 +187,8 @@ def main() -> None:
         arms[arm] = {"speed_over_other": speed, "interval_95": interval(ratios)}
         arms[arm] |= {"same_texts": equal, "texts": len(prompts)}
         print(arm, arms[arm])
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=options.other, capture_output=True, text=True, check=True
-    )
     settings = {"tokens": options.tokens, "sets": SETS, "per_set": options.per_set}
-    settings |= {"other_commit": commit.stdout.strip(), "seconds": perf_counter() - began}
+    settings |= {"other_commit": commit, "seconds": perf_counter() - began}
     store("compare_checkouts", {"environment": environment(), "settings": settings, "arms": arms})
 
 

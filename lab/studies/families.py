@@ -303,7 +303,7 @@ def document_table(outcomes: Sequence[Outcome]) -> str:
     for one in outcomes:
         reason = re.sub(r"[0-9.]+%", "a share", one.reason)
         reason = re.sub(r"^\d+ of its \d+ layers", "only some of its layers", reason)
-        label = f"{one.result}: {reason}" if reason else one.result
+        label = f"refused: {reason}" if one.result == "refused" else one.result
         groups.setdefault((order.index(one.result), label), []).append(one.kind)
     lines = ["| result | kinds | number |", "|---|---|---|"]
     for (_, label), names in sorted(groups.items()):

@@ -13,6 +13,7 @@ from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import DeviceFingerprint, Peaks, find_device, find_target
 from costmodel.compose.tables import PublishedTables
+from costmodel.io import shipped_directory
 from costmodel.profile import schema
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import CalibrationSection, DrafterSection, NodesSection, TokensSection
@@ -56,6 +57,12 @@ def cpu_points(noise: float = 0.0, seed: int = 0, rows=ROWS, contexts=CONTEXTS) 
 
 def stairs_of(points: Points, roofline: Roofline = A6000, exact: bool = False):
     return fit_stairs(points, fit_physical(points, roofline), exact=exact)
+
+
+@cache
+def shipped(device: str, target: str = "qwen3-8b") -> Profile:
+    """A shipped profile, read once; frozen, so all tests may share it."""
+    return Profile.from_yaml(shipped_directory() / device / f"{target}.bfloat16.kernels.tp1.yaml")
 
 
 @cache

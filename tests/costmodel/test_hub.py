@@ -10,18 +10,11 @@ from huggingface_hub import constants
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
 from costmodel.hf_config import hub_config, is_hub_id
-from costmodel.io import shipped_directory
-from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
-from costmodel.planning.traffic import Traffic
-from costmodel.profile.store import ProfileStore
+from tests.costmodel.planning.conftest import SHIPPED, asked
 
-# Qwen3-8B's config.json, as far as it says sizes.
-CONFIG = {
-    "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
-    "tie_word_embeddings": False, "max_position_embeddings": 40960,
-}  # fmt: skip
+QWEN = find_target("qwen3-8b")
+CONFIG = dict(QWEN.hf_config)
 ANSWERS = {
     "/me/tuned/resolve/main/config.json": (200, json.dumps(CONFIG)),
     "/me/broken/resolve/main/config.json": (200, "{"),
@@ -61,16 +54,9 @@ def hub(monkeypatch):
 def test_a_hub_id_is_a_target(hub):
     entry = resolve_target("me/tuned", hub=True)
     assert (entry.name, entry.positions) == ("me/tuned", 40960)
-    assert entry.architecture.hash == find_target("qwen3-8b").architecture.hash
-
-
-def test_a_hub_id_can_be_planned_and_finds_the_profile_of_its_sizes(hub):
-    request = PlanRequest(
-        target="me/tuned", gpus=("h100-sxm",), rate=5.0,
-        traffic=Traffic(prompt_tokens=1000, output_tokens=100),
-    )  # fmt: skip
-    found = plan(request, ProfileStore([shipped_directory()]))
-    assert found.options[0].origin.kind == "composed"
+    assert entry.architecture.hash == QWEN.architecture.hash
+    # It can be planned, and finds the profile of its sizes.
+    assert plan(asked(target="me/tuned"), SHIPPED).options[0].origin.kind == "composed"
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -107,5 +93,4 @@ def test_a_config_file_of_any_name_is_a_target(tmp_path):
     path = tmp_path / "tuned.json"
     path.write_text(json.dumps(CONFIG))
     entry = resolve_target(str(path))
-    assert entry.name == "tuned"
-    assert entry.architecture.hash == find_target("qwen3-8b").architecture.hash
+    assert (entry.name, entry.architecture.hash) == ("tuned", QWEN.architecture.hash)

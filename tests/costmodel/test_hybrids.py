@@ -14,52 +14,8 @@ from costmodel.roofline import Roofline, paper_bytes, physical_bytes, physical_f
 from decoder.configs import read_model
 
 # Sizes in each publisher's config.json, as quoted in public code under the name in the comment.
-# Those of gpt-oss-20b and DeepSeek-V2-Lite are in targets.yaml.
-QWEN35 = {
-    "model_type": "qwen3_5_text", "num_attention_heads": 16, "num_key_value_heads": 4,
-    "head_dim": 256, "vocab_size": 248320, "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-}  # fmt: skip
-EXPERTS = {
-    "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512, "hidden_size": 2048, "num_key_value_heads": 2,
-}  # fmt: skip
+# Those of the other models are in the shipped targets.yaml.
 CONFIGS = {
-    "Qwen3.5-4B": QWEN35 | {  # mlx2, adapters of the local Qwen3.5 4B topology
-        "hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32,
-        "tie_word_embeddings": True,
-    },
-    # Qwen/Qwen3.5-35B-A3B and transformers' defaults of its kind
-    "Qwen3.5-35B-A3B": QWEN35 | EXPERTS | {
-        "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40,
-    },
-    # Qwen/Qwen3-Coder-Next, of the same sizes: 79,674,391,296 parameters, 3,874,929,408 active
-    "Qwen3-Next-80B-A3B": QWEN35 | EXPERTS | {
-        "model_type": "qwen3_next", "num_hidden_layers": 48, "vocab_size": 151936,
-        "intermediate_size": 5120, "num_experts": 512, "num_experts_per_tok": 10,
-    },
-    "Gemma-4-31B": {  # google/gemma-4-31B-it: 30,697,345,280 in the text part
-        "model_type": "gemma4_text", "hidden_size": 5376, "intermediate_size": 21504,
-        "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16,
-        "num_global_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
-        "attention_k_eq_v": True, "sliding_window": 1024, "vocab_size": 262144,
-        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
-        "max_position_embeddings": 262144,
-        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
-    },
-    "Falcon-H1-7B": {  # tiiuae/Falcon-H1-7B-Instruct and transformers' table of the series
-        "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288,
-        "num_hidden_layers": 44, "num_attention_heads": 12, "num_key_value_heads": 2,
-        "head_dim": 128, "vocab_size": 130048, "mamba_d_ssm": 3072, "mamba_n_heads": 24,
-        "mamba_d_head": 128, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_d_conv": 4,
-    },
-    "LFM2-1.2B": {  # LiquidAI/LFM2-1.2B: 1,170,340,608 parameters
-        "model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288,
-        "block_multiple_of": 256, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 65536, "conv_L_cache": 3,
-        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-    },
     "Granite-4.0-H-Tiny": {  # ibm-granite/granite-4.0-h-tiny: its table of sizes; 7 B, 1 B active
         "model_type": "granitemoehybrid", "hidden_size": 1536, "num_hidden_layers": 40,
         "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
@@ -130,7 +86,7 @@ def delta_small(heads: int) -> int:
 
 
 BY_HAND = {
-    "Qwen3.5-4B": ByHand(
+    "Qwen/Qwen3.5-4B": ByHand(
         used=24 * gated_delta(2560, 32) + 8 * gated_attention(2560, 16, 4)
         + 32 * 3 * 2560 * 9216 + 248320 * 2560,
         unused=0,
@@ -139,7 +95,7 @@ BY_HAND = {
         state=24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192),  # 48 and 1.1 MiB
         attended=8 * 4 * 16 * 256 * 1001 + 24 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
     ),
-    "Qwen3.5-35B-A3B": ByHand(
+    "Qwen/Qwen3.5-35B-A3B": ByHand(
         used=30 * gated_delta(2048, 32) + 10 * gated_attention(2048, 16, 2)
         + 40 * (256 * 2048 + (8 + 1) * 3 * 2048 * 512) + 248320 * 2048,
         unused=40 * (256 - 8) * 3 * 2048 * 512 + 248320 * 2048,
@@ -148,7 +104,7 @@ BY_HAND = {
         state=30 * (4 * 32 * 128 * 128 + 2 * 3 * 8192),  # 60 and 1.4 MiB
         attended=10 * 4 * 16 * 256 * 1001 + 30 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
     ),
-    "Qwen3-Next-80B-A3B": ByHand(
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": ByHand(
         used=36 * gated_delta(2048, 32) + 12 * gated_attention(2048, 16, 2)
         + 48 * (512 * 2048 + (10 + 1) * 3 * 2048 * 512) + 151936 * 2048,
         unused=48 * (512 - 10) * 3 * 2048 * 512 + 151936 * 2048,
@@ -157,7 +113,7 @@ BY_HAND = {
         state=36 * (4 * 32 * 128 * 128 + 2 * 3 * 8192),  # 72 and 1.7 MiB
         attended=12 * 4 * 16 * 256 * 1001 + 36 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
     ),
-    "gpt-oss-20b": ByHand(
+    "openai/gpt-oss-20b": ByHand(
         used=24 * (2880 * 64 * (64 + 8 + 8 + 64) + 32 * 2880 + 4 * 3 * 2880 * 2880)
         + 201088 * 2880,
         unused=24 * (32 - 4) * 3 * 2880 * 2880 + 201088 * 2880,
@@ -166,7 +122,7 @@ BY_HAND = {
         cached=(2 * 8 * 64 * (12 * 1000 + 12 * 128), 2 * 8 * 64 * (12 * 30000 + 12 * 128)),
         attended=4 * 64 * 64 * (12 * 1001 + 12 * 128),
     ),
-    "Gemma-4-31B": ByHand(
+    "google/gemma-4-31B-it": ByHand(
         # 50 layers with a window: q, k, v, output; 10 without: one projection for k and v
         used=50 * 5376 * 256 * (32 + 16 + 16 + 32) + 10 * 5376 * 512 * (32 + 4 + 32)
         + 60 * 3 * 5376 * 21504 + 262144 * 5376,
@@ -178,7 +134,7 @@ BY_HAND = {
         ),
         attended=4 * 32 * (50 * 256 + 10 * 512) * 1001,
     ),
-    "DeepSeek-V2-Lite": ByHand(
+    "deepseek-ai/DeepSeek-V2-Lite": ByHand(
         used=27 * (2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048)
         + 3 * 2048 * 10944 + 26 * (64 * 2048 + (6 + 2) * 3 * 2048 * 1408) + 102400 * 2048,
         unused=26 * (64 - 6) * 3 * 2048 * 1408 + 102400 * 2048,
@@ -186,7 +142,7 @@ BY_HAND = {
         cached=(27 * 576 * 1000, 27 * 576 * 30000),
         attended=27 * 2 * 16 * (576 + 512) * 1001,
     ),
-    "Falcon-H1-7B": ByHand(
+    "tiiuae/Falcon-H1-7B-Instruct": ByHand(
         # attention and mamba2 in every layer: z, x, B, C and a step for each of 24 heads
         used=44 * (3072 * 128 * (12 + 2 + 2 + 12) + 3072 * (2 * 3072 + 2 * 256 + 24) + 3072 * 3072)
         + 44 * 3 * 3072 * 12288 + 130048 * 3072,
@@ -196,7 +152,7 @@ BY_HAND = {
         state=44 * (4 * 24 * 128 * 256 + 2 * 3 * 3584),  # 132 and 0.9 MiB
         attended=44 * (4 * 12 * 128 * 1001 + 2 * 4 * 3584 + 6 * 24 * 128 * 256),
     ),
-    "LFM2-1.2B": ByHand(
+    "LiquidAI/LFM2-1.2B": ByHand(
         # an FFN of 2/3 x 12288; a convolution's input is three times the hidden width
         used=10 * 2048 * (3 + 1) * 2048 + 6 * 2048 * 64 * (32 + 8 + 8 + 32)
         + 16 * 3 * 2048 * 8192 + 65536 * 2048,
@@ -252,7 +208,7 @@ def test_published_models_by_hand(name):
 
 
 def test_a_verification_moves_states_and_stash_but_no_state_a_node():
-    a = architecture("Qwen3.5-4B")
+    a = architecture("Qwen/Qwen3.5-4B")
     state, row = a.state_bytes(), 24 * (4 * (2048 + 4096) + 2 * 8192)
     assert physical_bytes(a, 1, 1000, 3).state == 3 * 2 * state
     assert physical_bytes(a, 16, 1000, 3).state == 3 * (2 * state + 2 * 16 * row)
@@ -265,7 +221,7 @@ def test_a_verification_moves_states_and_stash_but_no_state_a_node():
 
 
 def test_cache_traffic_counts_each_layer_by_its_window_and_shape():
-    a = architecture("Gemma-4-31B")
+    a = architecture("google/gemma-4-31B-it")
     moved = physical_bytes(a, 4, 5000)
     assert moved.kv_read == pytest.approx(
         2 * (50 * 2 * 16 * 256 * 1023 + 10 * 2 * 4 * 512 * 5000), rel=1e-12
@@ -277,7 +233,8 @@ def test_cache_traffic_counts_each_layer_by_its_window_and_shape():
 
 
 def test_each_kind_of_layer_is_split_by_its_own_heads():
-    a = architecture("Gemma-4-31B")  # 16 heads in a window, of the others 4 that 8 devices repeat
+    # 16 heads in a window, of the others 4 that 8 devices repeat
+    a = architecture("google/gemma-4-31B-it")
     windowed, full = 50 * 2 * (16 // 8) * 256, 10 * 2 * 1 * 512
     assert cache_bytes_per_token(a, ValueBytes(), 8) == 2 * (windowed + full)
     assert sequence_bytes(a, 5000, ValueBytes(), 8) == 2 * (windowed * 1024 + full * 5000)
@@ -291,11 +248,11 @@ def test_rows_score_all_keys_and_attend_to_the_chosen():
 
 
 def test_layers_that_share_keys_keep_none():
-    config = CONFIGS["Gemma-4-31B"] | {"num_kv_shared_layers": 12}
-    a = read_model(config, "test")[1]
+    own = find_target("google/gemma-4-31B-it")
+    a = read_model(own.hf_config | {"num_kv_shared_layers": 12}, "test")[1]
     assert a.token_values == 40 * 2 * 16 * 256 + 8 * 2 * 4 * 512
     assert cache_bytes_per_token(a, ValueBytes()) == 2 * a.token_values
-    own = architecture("Gemma-4-31B")
+    own = own.architecture
     fewer = 10 * 5376 * 256 * 32 + 2 * 5376 * 512 * 4 + 10 * 256 + 2 * 512
     assert own.parameters - a.parameters == fewer
     assert physical_bytes(a, 1, 100).kv_read == physical_bytes(own, 1, 100).kv_read
@@ -303,11 +260,9 @@ def test_layers_that_share_keys_keep_none():
 
 def test_chunks_and_windows_by_counting():
     a = dataclasses.replace(
-        architecture("gpt-oss-20b"), full_layers=0, sliding_window=8, chunked=True
+        architecture("openai/gpt-oss-20b"), full_layers=0, sliding_window=8, chunked=True
     )
-    llama4 = QWEN35 | {"model_type": "llama4_text", "num_local_experts": 16, "hidden_size": 5120}
-    llama4 |= {"num_hidden_layers": 48, "intermediate_size": 8192, "num_experts_per_tok": 1}
-    b = read_model(llama4, "test")[1]
+    b = architecture("meta-llama/Llama-4-Scout-17B-16E-Instruct")
     assert (b.sliding_window, b.full_layers, b.chunked) == (8192, 12, True)
     for rows, context in ((1, 0), (1, 7), (5, 6), (20, 13)):
         keys = sum((context + i) % 8 + 1 for i in range(rows))
@@ -317,25 +272,13 @@ def test_chunks_and_windows_by_counting():
 
 
 def test_a_hybrid_of_single_layers_is_read():
-    # nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B: 23 mamba2, 23 mixtures, 6 attentions
-    config = {
-        "model_type": "nemotron_h", "hidden_size": 2688, "num_attention_heads": 32,
-        "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 1856,
-        "vocab_size": 131072, "mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8,
-        "ssm_state_size": 128, "conv_kernel": 4, "n_routed_experts": 128, "num_experts_per_tok": 6,
-        "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
-        "hybrid_override_pattern": "MEMEM*E" * 6 + "MEMEMEMEME",
-    }  # fmt: skip
-    pattern = str(config["hybrid_override_pattern"])
-    a = read_model(config, "test")[1]
-    assert a.attention_layers == pattern.count("*") == 6
-    assert (a.recurrent_layers, a.sparse_layers) == (pattern.count("M"), pattern.count("E"))
+    a = architecture("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B")
+    assert (a.attention_layers, a.recurrent_layers, a.sparse_layers) == (6, 23, 23)
     assert a.token_values == 6 * 2 * 2 * 128
-    layer = 4 * 64 * 64 * 128 + 2 * 3 * (64 * 64 + 2 * 8 * 128)
-    assert a.state_bytes() == pattern.count("M") * layer
+    assert a.state_bytes() == 23 * (4 * 64 * 64 * 128 + 2 * 3 * (64 * 64 + 2 * 8 * 128))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", BY_HAND)
 def test_a_drafter_of_a_hybrid_is_a_plain_transformer(name):
     drafter = block_architecture(architecture(name))
     assert not drafter.state_bytes() and not drafter.index_values

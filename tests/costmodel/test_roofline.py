@@ -17,7 +17,7 @@ from costmodel.roofline import (
     physical_flops,
 )
 from tests.conftest import DATA, reference
-from tests.costmodel.conftest import FORWARDS, measured_forwards, measured_points
+from tests.costmodel.conftest import FORWARDS, altered, measured_forwards, measured_points
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 TINY = ModelArchitecture(
@@ -62,12 +62,17 @@ def test_batch_counts_weights_once_and_the_rest_per_sequence():
     assert three.embedding_and_lm_head_weights == 2 * 8 * (100 + 15)
 
 
-def test_ungated_ffn_counts_two_matrices():
+def test_ungated_ffn_and_the_bytes_of_layers_and_head_by_hand():
     plain = replace(gated_ffn=False)
     assert paper_flops(plain, 5, 7).gate_up == paper_flops(TINY, 5, 7).gate_up / 2
     assert paper_flops(plain, 5, 7).down == paper_flops(TINY, 5, 7).down
     assert paper_bytes(plain, 5, 7).ffn_weights == 2 * 2 * 2 * 8 * 16
     assert paper_bytes(plain, 5, 7).ffn_io == 2 * 2 * 5 * (2 * 8 + 2 * 16)
+    paper, physical = (one(TINY, 5, 7, 1, 4, (0.5, 3)) for one in (paper_bytes, physical_bytes))
+    assert paper.attention_weights == 0.5 * 2 * (2 * 8 * 12 + 2 * 8 * 6)
+    assert paper.ffn_weights == physical.ffn_weights == 0.5 * 2 * 3 * 8 * 16
+    assert paper.embedding_and_lm_head_weights == 3 * 2 * 8 * 100
+    assert physical.embedding_and_lm_head_weights == 3 * 8 * (100 + 5)
 
 
 def test_mixture_of_experts_by_hand():
@@ -77,11 +82,10 @@ def test_mixture_of_experts_by_hand():
     assert paper_bytes(moe, 5, 7).ffn_weights == 2 * 2 * 3 * 8 * (2 * 4)
     assert physical_flops(moe, 5, 7).router == 2 * 2 * 5 * 8 * 8
     # one token reads 2 experts, two tokens 8 (1 - (3/4)^2) = 3.5, many all 8
-    assert distinct_experts(moe, [1, 2]) == pytest.approx([2, 3.5])
-    assert distinct_experts(moe, 1000) == pytest.approx(8)
+    assert distinct_experts(moe, [1, 2, 1000]) == pytest.approx([2, 3.5, 8])
     assert distinct_experts(TINY, [1, 9]) == pytest.approx([1, 1])
-    assert physical_bytes(moe, 2, 7).ffn_weights == pytest.approx(2 * 2 * 3.5 * 3 * 8 * 4)
-    assert physical_bytes(moe, 1, 7, 2).ffn_weights == pytest.approx(2 * 2 * 3.5 * 3 * 8 * 4)
+    for shape in ((2, 7), (1, 7, 2)):
+        assert physical_bytes(moe, *shape).ffn_weights == pytest.approx(2 * 2 * 3.5 * 3 * 8 * 4)
 
 
 def test_physical_count_by_hand():
@@ -142,16 +146,12 @@ def test_sliding_window_limits_keys_and_traffic():
     assert physical_flops(window, 5, 2).scores == 2 * 2 * 19 * 12
     assert physical_bytes(window, 5, 7).kv_read == 2 * 2 * 2 * 3 * 6
     assert paper_flops(window, 5, 7).total == paper_flops(TINY, 5, 7).total
-
-
-def test_windows_in_some_layers_only():
-    """One of two layers reads everything; the other is that of the test above."""
+    # One of two layers reads everything.
     mixed = replace(sliding_window=4, full_layers=1)
-    full, windowed = TINY, replace(sliding_window=4)
     for rows, context in ((5, 7), (5, 2), (1, 100)):
         for count in (physical_flops, physical_bytes):
-            expected = (count(full, rows, context).total + count(windowed, rows, context).total) / 2
-            assert count(mixed, rows, context).total == pytest.approx(expected)
+            apart = [count(a, rows, context).total for a in (TINY, window)]
+            assert count(mixed, rows, context).total == pytest.approx(sum(apart) / 2)
     assert physical_bytes(mixed, 5, 7).kv_read == 2 * (3 + 7) * 2 * 6
 
 
@@ -226,17 +226,9 @@ def test_both_counts_grow_with_all_work(rows, context, batch, tied, experts, win
 def test_no_measured_time_lies_below_the_bytes_that_were_read(name, count):
     # float32 with weights kept in 16 bits, timed before profiles said what a runtime reads
     profile = Profile.from_yaml(DATA / "measured" / "calibrations_avx2" / f"{name}.yaml")
-    runtime = profile.runtime.model_copy(update={"weight_bytes": 2.0, "head_bytes": 2.0})
-    bound, points = profile.model_copy(update={"runtime": runtime}), profile.surface.points()
+    bound = altered(profile, runtime={"weight_bytes": 2.0, "head_bytes": 2.0})
+    points = profile.surface.points()
     shape = points.rows, points.context
     assert (bound.roofline(count).seconds(*shape) <= points.seconds).all()
     if (name, count) != ("quiet_long", "physical"):  # its four bytes a weight lie just below
         assert (profile.roofline(count).seconds(*shape) > points.seconds).any()
-
-
-def test_bytes_read_of_layers_and_head_are_apart():
-    paper, physical = (one(TINY, 5, 7, 1, 4, (0.5, 3)) for one in (paper_bytes, physical_bytes))
-    assert paper.attention_weights == 0.5 * 2 * (2 * 8 * 12 + 2 * 8 * 6)
-    assert paper.ffn_weights == physical.ffn_weights == 0.5 * 2 * 3 * 8 * 16
-    assert paper.embedding_and_lm_head_weights == 3 * 2 * 8 * 100
-    assert physical.embedding_and_lm_head_weights == 3 * 8 * (100 + 5)

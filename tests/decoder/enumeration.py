@@ -10,6 +10,7 @@ from scipy.stats import chi2
 from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.nodes import VisitedRows
 from decoder.acceptance.rules import traversal
+from tests.decoder.models import row_paths
 
 
 class Script:
@@ -112,14 +113,6 @@ def drawn_trees(parents, q):
             probability *= chance
         scores = np.ones(len(parents))
         yield probability, DrawnTree(tokens, parents, depths[1:], scores, q, sources)
-
-
-def row_paths(tree):
-    """The tokens from the root to every row, the root's being ()."""
-    paths = [()]
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        paths.append((*paths[parent], token))
-    return paths
 
 
 class Target:

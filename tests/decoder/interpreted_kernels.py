@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder.model.runtime import kernels
-from decoder.model.runtime.kernels import Launch, add_rms_norm, rms_norm, swiglu, table_attention
+from decoder.model.runtime.kernels import Launch, add_rms_norm, swiglu, table_attention
 from decoder.model.runtime.tables import LayerCache
 from decoder.model.target import Step
 from tests.decoder.models import PROMPT, random_model, random_tree, target_of
@@ -71,17 +71,6 @@ def test_float64_is_refused():
     )  # fmt: skip
     with pytest.raises(InputError, match="no float64"):
         table_attention(made.query, made.keys, made.values, made.tables, 1.0)
-
-
-@pytest.mark.parametrize("columns", [24, 128])
-def test_rms_norm(columns):
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    norm = LlamaRMSNorm(columns, eps=1e-5)
-    with torch.no_grad():
-        norm.weight.normal_(generator=torch.Generator().manual_seed(0))
-        rows = torch.randn(5, columns, generator=torch.Generator().manual_seed(1))
-        torch.testing.assert_close(rms_norm(rows, norm.weight, 1e-5), norm(rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # bfloat16 is cut off there

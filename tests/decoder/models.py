@@ -94,8 +94,9 @@ def plain_logits(model, ids, attention="eager"):
         return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
-def request(depth, width=16):
-    return DraftRequest(depth=depth, width=width, growth=TopPaths())
+def request(depth, width=16, growth=None, temperature=1.0, whole=False):
+    options = {"growth": growth or TopPaths(), "temperature": temperature, "whole": whole}
+    return DraftRequest(depth=depth, width=width, **options)
 
 
 def round_of(tree, rows, context=0, drafted=True):
@@ -163,20 +164,19 @@ class WholeDrafter(LatticeDrafter):
 
 
 class OracleDrafter(LatticeDrafter):
-    """Knows the right continuation and hides it at a given rank of every position."""
+    """Knows the right continuation of a text, or of several, and hides it at one rank."""
 
     def __init__(self, truth, vocab, rank=1, depth=6, width=3):
         super().__init__(vocab, depth, width)
-        self._truth, self._rank = list(truth), rank
+        self._texts = truth if isinstance(truth[0], list) else [list(truth)]
+        self._rank = rank
 
     def draft(self, context, request):
-        lattice = super().draft(context, request)
-        for position in range(len(lattice.tokens)):
-            at = len(context) + position
-            if at < len(self._truth):
-                row = lattice.tokens[position]
-                row[row == self._truth[at]] = (self._truth[at] + 1) % self._vocab
-                row[self._rank] = self._truth[at]
+        lattice, known = super().draft(context, request), context.tolist()
+        truth = next((text for text in self._texts if text[: len(known)] == known), [])
+        for row, token in zip(lattice.tokens, truth[len(known) :], strict=False):
+            row[row == token] = (token + 1) % self._vocab
+            row[self._rank] = token
         return lattice
 
 

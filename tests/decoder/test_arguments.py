@@ -1,16 +1,12 @@
 """Wrong arguments from Python: an InputError that names the argument."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from decoder.model.making import make_target
 from tests.decoder.models import random_model, target_of
-from tests.tiny_folder import write_tokenizer
 
 PROMPT = [3, 1, 4]
 
@@ -61,12 +57,3 @@ def test_the_decoder_itself(options, message):
 def test_prompts_that_are_no_list(decoder, prompts):
     with pytest.raises(InputError, match="prompts must be a list"):
         decoder.generate_batch(prompts)
-
-
-@pytest.mark.parametrize("prompt", [None, 3, [], {"a": 1}, [3], [{}], [{"role": 1}]])
-def test_turns_that_are_none(tmp_path, prompt):
-    loaded = replace(target_of(random_model("llama-gqa")).loaded, source=str(tmp_path))
-    write_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    with pytest.raises(InputError, match="prompt"):
-        TreeDecoder(make_target(loaded), policy="plain").encode(prompt)

@@ -81,9 +81,13 @@ DRAFTERS = {
     "overflowed model": overflowed, **ADVERSARIES,
 }  # fmt: skip
 EVERY = (*models.FAMILIES, *HYBRIDS)
-TURNS = [
-    pytest.param(turn, family, marks=pytest.mark.slow if family in HYBRIDS else ())
-    for turn, family in enumerate(EVERY)
+# Each drafter that reads the target meets four families, and each family two of these drafters.
+PAIRS = [
+    (turn, kind, EVERY[(turn + turn // len(EVERY)) % len(EVERY)])
+    for turn, kind in enumerate(4 * [*PUBLISHED])
+]
+READING = [
+    pytest.param(*pair, marks=pytest.mark.slow if pair[2] in HYBRIDS else ()) for pair in PAIRS
 ]
 POLICIES = ("plain", "chain", "fixed:1", "fixed:13", "fixed:120", "bastion")
 # The family turns with both, so that each policy and each drafter meets all of them.
@@ -198,10 +202,9 @@ def test_trees_by_packed_weights_are_plain_decodings_without_exception(policy, d
 class TestDraftersThatReadTheTarget:
     """They need a deeper target for the hidden states that they read."""
 
-    @pytest.mark.parametrize("kind", PUBLISHED)
-    @pytest.mark.parametrize(("turn", "family"), TURNS)
-    def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
-        """Each family with a third of the policies, all of them over the families."""
+    @pytest.mark.parametrize(("turn", "kind", "family"), READING)
+    def test_output_is_that_of_plain_decoding(self, tmp_path, turn, kind, family):
+        """Each pair with a third of the policies, all of them over the families."""
         target = target_of(random_model(family, num_hidden_layers=6))
         truth = greedy(target.model, PROMPT, TOKENS)
         drafter = published(kind, target, tmp_path / "drafter")
@@ -264,8 +267,8 @@ class TestSlidingWindow:
     }
 
     @pytest.mark.parametrize("family", MODELS)
-    @pytest.mark.parametrize("tokens", [20, 700])
-    def test_texts_beyond_the_window(self, family, tokens):
+    @pytest.mark.parametrize(("tokens", "new"), [(20, 24), (700, 8)])
+    def test_texts_beyond_the_window(self, family, tokens, new):
         sizes = models.SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 1024}
         model_class, config_class, more = self.MODELS[family]
         torch.manual_seed(2)
@@ -273,15 +276,15 @@ class TestSlidingWindow:
         model = model_class(config).double().eval()
         single = copy.deepcopy(model).float()
         prompt = np.random.default_rng(1).integers(1, VOCAB, tokens).tolist()
-        truth = greedy(model, prompt, 24)
+        truth = greedy(model, prompt, new)
         drafter = OracleDrafter(prompt + truth, VOCAB, rank=1)
         for policy in ("plain", "fixed:12", "beam:3x4"):
             decoder = decoder_of(model, policy, drafter)
-            assert decoder.generate(prompt, max_new_tokens=24).token_ids == truth
-        [first, second] = decoder.generate_batch([prompt, prompt[:9]], max_new_tokens=24)
+            assert decoder.generate(prompt, max_new_tokens=new).token_ids == truth
+        [first, second] = decoder.generate_batch([prompt, prompt[:9]], max_new_tokens=new)
         assert first.token_ids == truth
-        assert second.token_ids == greedy(model, prompt[:9], 24)
+        assert second.token_ids == greedy(model, prompt[:9], new)
         packed = make_target(borrow_model(single), owned=True)
         again = TreeDecoder(make_target(packed.loaded, owned=True), drafter=drafter)
         assert packed.runtime.kind == "packed"
-        assert again.generate(prompt, max_new_tokens=24).token_ids == truth
+        assert again.generate(prompt, max_new_tokens=new).token_ids == truth

@@ -1,29 +1,15 @@
 """Timers of forwards: the host's clock, and device events without waiting."""
 
+from types import SimpleNamespace
+
 import torch
 
 from decoder.statistics import EventTimer, HostTimer, TimedForward, forward_timer
 
 
-class FakeDevice:
-    """A stream whose work is done when `passes` is called; its events cannot be waited for."""
-
-    def __init__(self):
-        self.queued_ms = 0.0
-        self.passed = 0
-        self.recorded = []
-
-    def event(self):
-        return FakeEvent(self)
-
-    def work(self, duration_ms):
-        self.queued_ms += duration_ms
-
-    def passes(self, events):
-        self.passed = events
-
-
 class FakeEvent:
+    """An event of a stream whose device has passed the first `passed` of those recorded."""
+
     def __init__(self, device):
         self._device = device
 
@@ -40,19 +26,19 @@ class FakeEvent:
 
 
 def test_events_are_read_when_the_device_has_passed_them():
-    device = FakeDevice()
-    stopwatch = EventTimer(device.event)
+    device = SimpleNamespace(queued_ms=0.0, passed=0, recorded=[])
+    stopwatch = EventTimer(lambda: FakeEvent(device))
     forwards = [TimedForward(4.0, 100, 1), TimedForward(8.0, 101, 2)]
     for forward, duration_ms in zip(forwards, (3.0, 5.0), strict=True):
         stopwatch.start()
-        device.work(duration_ms)
+        device.queued_ms += duration_ms
         stopwatch.stop(forward)
-        device.work(1.0)
+        device.queued_ms += 1.0
     assert stopwatch.finished() == []
-    device.passes(3)  # the second forward has begun and not ended
+    device.passed = 3  # the second forward has begun and not ended
     assert stopwatch.finished() == [(forwards[0], 3e-3)]
     assert stopwatch.finished() == []
-    device.passes(4)
+    device.passed = 4
     assert stopwatch.finished() == [(forwards[1], 5e-3)]
 
 

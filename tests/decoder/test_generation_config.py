@@ -30,7 +30,7 @@ def by_transformers(model, prompt, new_tokens=24):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
-@pytest.mark.parametrize("policy", ["plain", "fixed:9", "chain"])
+@pytest.mark.parametrize("policy", ["plain", "fixed:9"])
 def test_greedy_texts_are_those_of_transformers(settings, policy):
     expected = [by_transformers(configured(**settings), prompt) for prompt in (PROMPT, OTHER)]
     free = by_transformers(configured(), PROMPT)
@@ -103,6 +103,9 @@ class TestChat:
         ([{"role": "user"}], {}, "the prompt: turn 1 has no text"),
         ([turn("user", "a"), "b"], {}, "the prompt: turn 2 has no"),
         ([turn("tool", "a")], {}, "chat template fails: .*: no tools"),
+        ({"a": 1}, {}, "prompt must be a text or token ids"),
+        ([{}], {}, "the prompt: turn 1 has no"),
+        ([{"role": 1}], {}, "the prompt: turn 1 has no"),
         ([turn("assistant", "a")], {}, "the last turn is the assistant's"),
         ([turn("system", "a"), turn("user", "b")], {"system": "c"}, "a system turn already"),
         ([4, 5], {"system": "a"}, "token ids are not put into a chat template"),
@@ -110,6 +113,16 @@ class TestChat:
     def test_what_is_refused(self, chatty, prompt, options, problem):
         with pytest.raises(InputError, match=problem):
             chatty.generate(prompt, max_new_tokens=3, **options)
+
+    @pytest.mark.parametrize("template", [
+        "{{ messages[7].content }}", "{% if %}", "{{ ''.__class__.__mro__ }}",
+        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+    ])  # fmt: skip
+    def test_templates_that_fail(self, chatty, monkeypatch, template):
+        monkeypatch.setattr(chatty.tokenizer, "chat_template", template)
+        with pytest.raises(InputError, match="chat template fails") as caught:
+            chatty.encode("hi", chat=True)
+        assert "\n" not in str(caught.value)
 
     def test_one_of_several_templates_is_taken_by_its_name(self, chatty, monkeypatch):
         templates = {"rag": "r{{ messages[0].content }}", "tool_use": "t{{ messages[0].content }}"}

@@ -160,7 +160,7 @@ class TestOverflow:
         assert result.token_ids == greedy(model, prompt, 12)
 
 
-THREADS, TEXTS, LENGTH = 4, 12, 24
+THREADS, TEXTS, LENGTH = 4, 5, 24
 PROMPTS = [[5 + number, 17, 3, 88, 5 + number, 17] for number in range(THREADS)]
 
 

@@ -41,17 +41,9 @@ def made(engine: str = "vllm", drafter: str | None = "dflash", load: int = 1, **
     """A plan for two GPUs whose best, of tp 2, runs POINTS, and at the load `POINTS[load]`."""
     option = PlanOption(gpu="h100-sxm", device="NVIDIA H100 80GB HBM3", tensor_parallel=2)
     points = changed.pop("points", POINTS)
-    sizing = Sizing(
-        at_most=points[-1],
-        at_load=points[load],
-        gpus=ONE,
-        tpot_s=ONE,
-        ttft_s=ONE,
-        cost_per_hour=None,
-        cost_per_million=None,
-        watts=None,
-        joules_per_token=None,
-    )
+    ones = dict.fromkeys(("gpus", "tpot_s", "ttft_s"), ONE)
+    unknown = ("cost_per_hour", "cost_per_million", "watts", "joules_per_token")
+    sizing = Sizing(at_most=points[-1], at_load=points[load], **ones, **dict.fromkeys(unknown))
     best = dataclasses.replace(
         option,
         tensor_parallel=changed.pop("tp", 2),
@@ -59,15 +51,9 @@ def made(engine: str = "vllm", drafter: str | None = "dflash", load: int = 1, **
         sizing=sizing,
         drafter=drafter and DraftCost(name=drafter, label=drafter),
     )
-    request = PlanRequest(
-        target=QWEN,
-        gpus=("h100-sxm",),
-        traffic=TRAFFIC,
-        rate=5.0,
-        engine=engine,
-        acceptance=None if drafter is None else "0.7",
-        **changed,
-    )
+    acceptance = None if drafter is None else "0.7"
+    where = {"target": QWEN, "gpus": ("h100-sxm",), "traffic": TRAFFIC, "rate": 5.0}
+    request = PlanRequest(**where, engine=engine, acceptance=acceptance, **changed)
     other = dataclasses.replace(option, gpu="l40s", tensor_parallel=1)
     return Plan(request=request, options=(best, other), acceptance=None, notes=())
 

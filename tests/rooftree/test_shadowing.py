@@ -26,39 +26,24 @@ def shadow(folder: Path, name: str) -> Path:
     return path if path.parent == folder else path.parent
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], hidden_by: Path) -> None:
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"rooftree: {hidden_by}")
-    assert f"hides rooftree's own package '{hidden_by.stem}'" in line
-    assert "Rename it" in line
-
-
-@pytest.mark.parametrize(
-    "name", ["decoder.py", "profiler.py", "costmodel.py", "decoder/__init__.py"]
-)
-class TestShadowed:
-    def test_command(self, tmp_path: Path, name: str) -> None:
-        hidden_by = shadow(tmp_path, name)
-        path = f"{tmp_path}{os.pathsep}{CHECKOUT}"
-        (tmp_path / "empty").mkdir()
-        done = run("-c", COMMAND, "--help", folder=tmp_path / "empty", path=path)
-        assert_one_line(done, hidden_by)
-
-    def test_module(self, tmp_path: Path, name: str) -> None:
-        hidden_by = shadow(tmp_path, name)
-        done = run("-m", "rooftree", "--help", folder=tmp_path, path=str(CHECKOUT))
-        assert_one_line(done, hidden_by)
-
-    def test_script(self, tmp_path: Path, name: str) -> None:
-        """A script's own folder comes first on its path."""
-        hidden_by = shadow(tmp_path, name)
-        script = tmp_path / "script.py"
-        script.write_text("import rooftree\nprint('imported')\nrooftree.TreeDecoder\n")
-        done = run(str(script), folder=CHECKOUT, path=str(CHECKOUT))
-        assert (done.returncode, done.stdout) == (1, "imported\n")
-        assert f"ShadowedPackageError: {hidden_by}" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize("name", ["decoder.py", "costmodel.py", "decoder/__init__.py"])
+def test_command_module_and_script_say_it_in_one_line(tmp_path: Path, name: str) -> None:
+    hidden_by = shadow(tmp_path, name)
+    (tmp_path / "empty").mkdir()
+    path = f"{tmp_path}{os.pathsep}{CHECKOUT}"
+    for done in (
+        run("-c", COMMAND, "--help", folder=tmp_path / "empty", path=path),
+        run("-m", "rooftree", "--help", folder=tmp_path, path=str(CHECKOUT)),
+    ):
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"rooftree: {hidden_by}") and "Rename it" in line
+        assert f"hides rooftree's own package '{hidden_by.stem}'" in line
+    script = tmp_path / "script.py"  # whose own folder comes first on its path
+    script.write_text("import rooftree\nprint('imported')\nrooftree.TreeDecoder\n")
+    done = run(str(script), folder=CHECKOUT, path=str(CHECKOUT))
+    assert (done.returncode, done.stdout) == (1, "imported\n")
+    assert f"ShadowedPackageError: {hidden_by}" in done.stderr.splitlines()[-1]
 
 
 def test_module_that_is_loaded_already(tmp_path: Path) -> None:

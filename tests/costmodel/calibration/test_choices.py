@@ -1,5 +1,7 @@
 """Regret without the noise of the times that it is judged by, and the points in doubt."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -60,11 +62,6 @@ def test_errors_of_the_prediction_are_told(noise):
     assert inside > 0.6
 
 
-def test_without_a_choice_there_is_none():
-    alone = Points(rows=[4, 4], context=[64, 512], seconds=[0.01, 0.02])
-    assert likely_regret(alone, alone.seconds) is None
-
-
 def test_only_points_between_which_the_noise_may_decide_are_in_doubt():
     seconds = true_s()
     score = doubt(points(seconds, 0.02), seconds)
@@ -87,10 +84,7 @@ def test_sizes_that_no_curve_pays_for_are_left_out():
 def test_few_samples_that_agree_by_chance_are_not_certain():
     """Three samples within a thousandth, among points that spread by a tenth."""
     seconds = true_s()
-    lucky = Points(
-        rows=np.tile(ROWS, 3), context=np.repeat(CONTEXTS, len(ROWS)), seconds=seconds,
-        mad_s=np.where(np.arange(len(seconds)) == 4, 0.0, 0.1 * seconds), n=3,
-    )  # fmt: skip
-    error = lucky.median_error
+    mad_s = np.where(np.arange(len(seconds)) == 4, 0.0, 0.1 * seconds)
+    error = dataclasses.replace(points(seconds, 0.0), mad_s=mad_s, n=3).median_error
     assert error[4] > error[0] / 2 > 0
     assert np.all(Points(rows=[1, 2], context=64, seconds=[1.0, 2.0]).median_error == 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from costmodel.calibration.choices import regret_at_contexts
-from costmodel.calibration.design import CandidateShapes, PointDesign, design_points
+from costmodel.calibration.design import design_points
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import fit_stairs
@@ -57,30 +57,6 @@ def test_steps_are_closed_in_on(edge):
     measured = np.unique(rows[chosen])
     gap = measured[measured > edge].min() - measured[measured <= edge].max()
     assert gap <= 48  # evenly spread, 24 rows would leave 22; without a step nearby 64 or more
-
-
-def test_the_first_points_span_the_space():
-    rows, context = grid([1, 2, 16, 64, 256, 1024], [64, 1024, 8192])
-    chooser = PointDesign(CandidateShapes(rows=rows, context=context), A6000)
-    first = chooser.first(6)
-    chosen = set(zip(rows[first].tolist(), context[first].tolist(), strict=True))
-    assert {(1, 64), (1, 8192)} <= chosen
-    assert rows[first].max() == 1024 and len(set(rows[first].tolist())) >= 4
-    assert len(chooser.first(100)) == len(rows)
-
-
-def test_rounds_go_on_until_nothing_is_left():
-    rows, context = grid([1, 4, 16, 64, 256], [64, 1024])
-    chooser = PointDesign(CandidateShapes(rows=rows, context=context), A6000)
-    taken = chooser.first(4).tolist()
-    while len(taken) < len(rows):
-        seconds = stair_seconds(rows, context, (16,))[taken]
-        points = Points(rows=rows[taken], context=context[taken], seconds=seconds)
-        more = chooser.next(points, 3).tolist()
-        assert more and not set(more) & set(taken)
-        taken += more
-    points = Points(rows=rows, context=context, seconds=stair_seconds(rows, context, (16,)))
-    assert len(chooser.next(points, 3)) == 0
 
 
 def test_batches_are_candidates_too():

@@ -28,13 +28,12 @@ def attention(form, *, sm_count=100, busy_key_s=KEY_S):
     )  # fmt: skip
 
 
-def test_one_row_is_the_generation_table():
+def test_one_row_is_the_generation_table_and_many_walk_over_the_cache_in_waves():
     made = attention(TileForm(tile_rows=64))
     assert made.seconds(1, [1, 5001, 20001], 1, 32, 8) == pytest.approx([9e-6, 34e-6, 109e-6])
-
-
-def test_many_rows_walk_over_the_cache_in_waves():
-    made = attention(TileForm(tile_rows=64))
+    # Between the measured batches and beyond them.
+    for batch, seconds in ((2, np.sqrt(59e-6 * 209e-6)), (8, 2 * 209e-6)):
+        assert made.seconds(1, [10001], batch, 32, 8)[0] == pytest.approx(seconds)
     # 64 rows: 32 tiles, one wave of 100 processors; 512: 256 tiles, three waves.
     assert made.seconds(64, [10000], 1, 32, 8)[0] == pytest.approx(10e-6 + 10000 * KEY_S)
     assert made.seconds(512, [10000], 1, 32, 8)[0] == pytest.approx(40e-6 + 3 * 10000 * KEY_S)
@@ -72,6 +71,8 @@ def test_one_row_splits_too_where_the_tables_kernel_did_not():
 
 def test_two_rows_of_many_sequences_cost_about_one():
     """However many sequences: their keys are read once either way."""
+    made = attention(TileForm(tile_rows=64, splits_keys=True), busy_key_s=1e-12)
+    assert made.seconds(2, [10001], 1, 32, 8)[0] >= made.seconds(1, [10001], 1, 32, 8)[0]
     split = attention(TileForm(tile_rows=256), busy_key_s=KEY_S / 10).splitting_keys()
     for batch in (1, 4, 16, 64):
         one, two = (split.seconds(rows, [5000], batch, 32, 8)[0] for rows in (1, 2))
@@ -81,19 +82,6 @@ def test_two_rows_of_many_sequences_cost_about_one():
 def test_a_table_rises_with_tokens_and_sequences():
     noisy = {(1, 1): 3.0, (1, 8): 2.0, (2, 1): 2.5, (2, 8): 6.0, (4, 8): 5.0}
     assert rising(noisy) == {(1, 1): 2.0, (1, 8): 2.0, (2, 1): 2.5, (2, 8): 5.0, (4, 8): 5.0}
-
-
-def test_never_less_than_one_row_reading_the_cache():
-    made = attention(TileForm(tile_rows=64, splits_keys=True), busy_key_s=1e-12)
-    one_row = made.seconds(1, [10001], 1, 32, 8)[0]
-    assert made.seconds(2, [10001], 1, 32, 8)[0] >= one_row
-
-
-def test_batches_between_the_measured_ones():
-    made = attention(TileForm(tile_rows=64))
-    two = made.seconds(1, [10001], 2, 32, 8)[0]
-    assert two == pytest.approx(np.sqrt(59e-6 * 209e-6))
-    assert made.seconds(1, [10001], 8, 32, 8)[0] == pytest.approx(2 * 209e-6)
 
 
 def test_heads_that_were_not_measured_are_half_as_many_of_twice_the_sequences():
@@ -125,9 +113,6 @@ def test_tile_rows_are_recovered_under_noise(true_rows):
     assert height == true_rows
     assert key_s == pytest.approx(KEY_S, rel=0.05)
     assert error < 0.04
-
-
-def test_one_row_count_is_not_enough_for_a_form():
     with pytest.raises(InputError, match="two row counts"):
         fit_tile_rows([16, 16], [0, 64], [1e-6, 2e-6], heads=32, sm_count=84)
 

@@ -28,23 +28,16 @@ GRID = [(n, k) for n in (1024, 4096, 16384) for k in (1024, 4096)]
 def test_constant_utilisation_is_exact_at_any_shape(shape):
     seconds = table(GRID).seconds(ROWS, *shape)
     assert seconds == pytest.approx(1.25 * roof_s(ROWS, *shape), rel=1e-4)
-
-
-def test_few_scattered_shapes_work_too():
-    seconds = table([(4096, 4096), (1024, 2048), (4096, 14336)]).seconds(ROWS, 2560, 4096)
-    assert seconds == pytest.approx(1.25 * roof_s(ROWS, 2560, 4096), rel=1e-12)
+    # Also from few scattered shapes, and beyond the last row count.
+    few = table([(4096, 4096), (1024, 2048), (4096, 14336)])
+    assert few.seconds(ROWS, 2560, 4096) == pytest.approx(1.25 * roof_s(ROWS, 2560, 4096))
+    assert table(GRID).seconds([4096], *shape) == pytest.approx(1.25 * roof_s(4096, *shape))
 
 
 def test_measured_points_come_back_and_time_is_linear_between_them():
     shapes = {(4096, 4096): (np.array([1.0, 3.0]), np.array([1e-3, 3e-3]))}
     made = MatmulTable(shapes=shapes, peaks=PEAKS, l2_bytes=1)
     assert made.seconds([1, 2, 3], 4096, 4096) == pytest.approx([1e-3, 2e-3, 3e-3])
-
-
-def test_beyond_the_last_row_count_utilisation_stays():
-    assert table(GRID).seconds(4096, 4096, 4096) == pytest.approx(
-        1.25 * float(roof_s(4096.0, 4096, 4096))
-    )
 
 
 def test_weights_out_of_the_cache_are_read_at_the_rate_of_large_ones():
@@ -58,11 +51,6 @@ def test_weights_out_of_the_cache_are_read_at_the_rate_of_large_ones():
     assert made.seconds([1], 1024, 1024)[0] == pytest.approx(read_s)
 
 
-def test_a_shape_far_from_all_is_refused():
-    with pytest.raises(InputError, match="n = 1000000, k = 4096 lies too far"):
-        table(GRID).seconds([1], 1_000_000, 4096)
-
-
 def test_a_wider_matrix_repeats_the_tiles_of_the_widest():
     """The LM head of Gemma 3, 262,208 wide, is 4.001 times the widest measured product."""
     made = table(GRID)
@@ -72,7 +60,7 @@ def test_a_wider_matrix_repeats_the_tiles_of_the_widest():
         wide = made.seconds(ROWS, factor * widest, 4096) / roof_s(ROWS, factor * widest, 4096)
         assert wide == pytest.approx(share, rel=1e-3)
     made.seconds(ROWS, 8 * widest, 4096)
-    with pytest.raises(InputError, match="too far"):
+    with pytest.raises(InputError, match="n = 131073, k = 4096 lies too far"):
         made.seconds(ROWS, 8 * widest + 1, 4096)
 
 

@@ -10,20 +10,10 @@ import pytest
 from costmodel.catalog import find_device, load_devices
 from costmodel.compose.transfer import TransferErrors, transfer_errors, transfer_profile
 from costmodel.errors import InputError
-from costmodel.io import shipped_directory
-from costmodel.profile.profile import Profile
-from tests.costmodel.conftest import altered, measured_forwards
+from tests.costmodel.conftest import altered, measured_forwards, shipped
 
 RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "transfer_study.json"
-
-
-def shipped(slug, name) -> Profile:
-    return Profile.from_yaml(shipped_directory() / slug / f"{name}.bfloat16.kernels.tp1.yaml")
-
-
-@pytest.fixture(scope="module")
-def source():
-    return shipped("h100-sxm", "qwen3-8b")
+SOURCE = shipped("h100-sxm")
 
 
 def faster(profile, *, bandwidth=1.0, flops=1.0):
@@ -42,13 +32,13 @@ def scaled(profile, device):
     return after / before, np.array(profile.surface.rows)
 
 
-def test_each_peak_scales_what_it_bounds_and_both_all_but_the_fixed_time(source):
-    ratio, rows = scaled(source, faster(source, bandwidth=2, flops=2))
+def test_each_peak_scales_what_it_bounds_and_both_all_but_the_fixed_time():
+    ratio, rows = scaled(SOURCE, faster(SOURCE, bandwidth=2, flops=2))
     assert ratio == pytest.approx(0.5, rel=1e-9)
-    ratio, _ = scaled(source, faster(source, bandwidth=0.5))
+    ratio, _ = scaled(SOURCE, faster(SOURCE, bandwidth=0.5))
     assert ratio[rows <= 16] == pytest.approx(2.0, rel=0.01)
     assert np.all(ratio[rows == 1024] < 1.2)
-    ratio, _ = scaled(source, faster(source, flops=0.5))
+    ratio, _ = scaled(SOURCE, faster(SOURCE, flops=0.5))
     assert ratio[rows <= 16] == pytest.approx(1.0, rel=0.01)
     assert np.all(ratio[rows == 1024] > 1.8)
 
@@ -65,32 +55,26 @@ def test_the_fixed_time_brings_siblings_nearer_than_the_ratio_alone(slug, other)
     assert np.mean(np.abs(np.array(here.surface.median_s)[few] / ratio / truth - 1)) > 0.08
 
 
-def test_it_says_where_it_comes_from(source):
-    moved = transfer_profile(source, find_device("h100-pcie"))
+def test_it_says_where_it_comes_from():
+    moved = transfer_profile(SOURCE, find_device("h100-pcie"))
     assert moved.provenance.kind == "transferred"
     assert moved.device.name == "NVIDIA H100 PCIe"
     assert "NVIDIA H100 80GB HBM3" in moved.provenance.source
     assert "bandwidth (x 0.609)" in moved.provenance.note
-    assert moved.provenance.error_bar > source.provenance.error_bar
+    assert moved.provenance.error_bar > SOURCE.provenance.error_bar
     assert "one chip, GH100; error of such transfers" in moved.provenance.note
     assert moved.stages.plain is not None and moved.stages.prefill is not None
 
 
-def study(**pairs):
-    table = {tuple(pair.split("_")): error for pair, error in pairs.items()}
-    chips = {
-        "a1": ("NVIDIA Ampere", "GA100"), "a2": ("NVIDIA Ampere", "GA102"),
-        "h1": ("NVIDIA Hopper", "GH100"), "h2": ("NVIDIA Hopper", "GH100"),
-        "h3": ("NVIDIA Hopper", "GH100"), "m1": ("AMD CDNA 3", "MI300X"),
-    }  # fmt: skip
-    return TransferErrors(
-        pairs=table, deviations={"a1": 0.12, "h1": 0.09, "h2": 0.05}, chips=chips,
-        fixed_s_per_layer=4e-5,
-    )  # fmt: skip
-
-
 def test_the_error_of_a_pair_is_its_own_else_that_of_its_likes():
-    errors = study(a1_h1=0.2, h1_a1=0.3, h1_h2=0.06, h2_h1=0.08, h2_a1=0.4)
+    pairs = {"a1 h1": 0.2, "h1 a1": 0.3, "h1 h2": 0.06, "h2 h1": 0.08, "h2 a1": 0.4}
+    chips = dict.fromkeys(("h1", "h2", "h3"), ("NVIDIA Hopper", "GH100"))
+    chips |= {"a1": ("NVIDIA Ampere", "GA100"), "a2": ("NVIDIA Ampere", "GA102")}
+    errors = TransferErrors(
+        pairs={tuple(pair.split()): error for pair, error in pairs.items()},
+        deviations={"a1": 0.12, "h1": 0.09, "h2": 0.05}, fixed_s_per_layer=4e-5,
+        chips=chips | {"m1": ("AMD CDNA 3", "MI300X")},
+    )  # fmt: skip
     assert errors.expected("a1", "h1") == (0.2, "measured for this pair")
     # One chip: h1_h2 and h2_h1. Else both deviations in squares; of a2 and h3 the largest known.
     assert errors.expected("h1", "h3")[0] == pytest.approx(0.07)
@@ -141,19 +125,18 @@ def test_the_study_holds_for_every_device_left_out():
     assert len(devices) >= 8 and stored["covered_by_chip"] >= 0.9
     for device, row in devices.items():
         assert row["covered"] >= (0.8 if row["pairs"] > 4 else 0.75), device
-    devices = devices.values()
     # The fixed time does not hang on any one device.
-    assert max(d["fixed_us_per_layer"] for d in devices) <= 1.3 * min(
-        d["fixed_us_per_layer"] for d in devices
-    )
+    fixed = [device["fixed_us_per_layer"] for device in devices.values()]
+    assert max(fixed) <= 1.3 * min(fixed)
 
 
-def test_what_cannot_be_transferred(source):
-    with pytest.raises(InputError, match="already"):
-        transfer_profile(source, find_device("h100-sxm"))
-    eager = altered(source, runtime={"kind": "eager"})
-    with pytest.raises(InputError, match="host's time"):
-        transfer_profile(eager, find_device("h100-pcie"))
-    cpu = altered(source, device={"kind": "cpu", "threads": 2, "instruction_set": "avx2"})
-    with pytest.raises(InputError, match="whole GPU"):
-        transfer_profile(cpu, find_device("h100-pcie"))
+CPU = {"kind": "cpu", "threads": 2, "instruction_set": "avx2"}
+
+
+@pytest.mark.parametrize(("slug", "changes", "message"), [
+    ("h100-sxm", {}, "already"), ("h100-pcie", {"runtime": {"kind": "eager"}}, "host's time"),
+    ("h100-pcie", {"device": CPU}, "whole GPU"),
+])  # fmt: skip
+def test_what_cannot_be_transferred(slug, changes, message):
+    with pytest.raises(InputError, match=message):
+        transfer_profile(altered(SOURCE, **changes), find_device(slug))

@@ -13,14 +13,13 @@ from costmodel.errors import InputError, ProfileError
 from costmodel.imports import profiles
 from costmodel.imports.profiles import TimedModel, imported_profile, read_times
 from costmodel.imports.table import ImportedTable
-from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
-from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import find_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.conftest import altered, grid
+from tests.costmodel.planning.conftest import asked
 from tests.integrations import written_times as files
 from tests.integrations.written_times import BATCHES, CONTEXTS, ROWS, forward_s, write_points
 
@@ -35,9 +34,10 @@ def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedMod
     spec = find_device(device)
     device = DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes)
     peaks = {"flops_per_s": spec.peak_flops_per_s, "bytes_per_s": spec.peak_bytes_per_s}
-    peaks = PeaksSection(source="datasheet", **peaks)
-    architecture = find_target(target).architecture
-    return TimedModel(device=device, peaks=peaks, architecture=architecture)
+    return TimedModel(
+        device=device, peaks=PeaksSection(source="datasheet", **peaks),
+        architecture=find_target(target).architecture,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +85,8 @@ def test_it_is_stored_found_and_never_replaces_a_measured_one(profile, tmp_path)
     assert store.save(profile) != stored
     with pytest.raises(ProfileError, match="is imported"):
         ProfileStore.write(profile, stored)
-
-
-def test_a_decoder_takes_it_as_a_prior(profile, tmp_path):
-    store = ProfileStore([tmp_path])
+    # A decoder takes it as a prior.
+    store = ProfileStore([tmp_path / "other"])
     store.save(profile)
     key = dataclasses.replace(profile.key, runtime="graphs", attention="sdpa")
     found = store.find(key)
@@ -99,11 +97,7 @@ def test_a_decoder_takes_it_as_a_prior(profile, tmp_path):
 def test_a_plan_takes_it(profile, tmp_path):
     path = tmp_path / "mine.yaml"
     profile.to_yaml(path)
-    request = PlanRequest(
-        target="Qwen/Qwen3-8B", gpus=(str(path),),
-        traffic=Traffic(prompt_tokens=800, output_tokens=200), rate=1.0, acceptance="0.8",
-    )  # fmt: skip
-    result = plan(request, ProfileStore([tmp_path]))
+    result = plan(asked(gpus=(str(path),), acceptance="0.8"), ProfileStore([tmp_path]))
     assert result.best is not None and result.best.origin is not None
     assert result.best.origin.kind == "imported"
     assert any("imported from another tool" in note for note in result.notes)
@@ -139,10 +133,8 @@ def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name):
         one = dataclasses.replace(subject(target="SmolLM2-135M-Instruct"), device=CPU, peaks=PEAKS)
     sound = table_of(name, path, 1.0)
     assert profiles.check_times(sound.points, one.roofline(sound.weights), path) == ""
-    wrong = {
-        1e-3: "times faster than",
-        12.0 if name == "llama-bench" else 1e3: "wrong unit or device",
-    }
+    slow = 12.0 if name == "llama-bench" else 1e3
+    wrong = {1e-3: "times faster than", slow: "wrong unit or device"}
     for factor, message in wrong.items():
         with pytest.raises(InputError, match=message) as raised:
             imported_profile(table_of(name, path, factor), one, path=path, source="a tool 1.0")
@@ -175,10 +167,8 @@ def test_a_profile_of_a_published_run_on_a_gb10():
 def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
     rows, context = grid(np.arange(1, 33), np.arange(1, 14) * 512)
     points = Points(rows=rows, context=context, seconds=forward_s(rows, context, 1))
-    table = dataclasses.replace(
-        read_times("llama-bench", LLAMA, None),
-        points=points, processor=None, threads=None, parameters=0,
-    )  # fmt: skip
+    other = {"points": points, "processor": None, "threads": None, "parameters": 0}
+    table = dataclasses.replace(read_times("llama-bench", LLAMA, None), **other)
     profile = imported_profile(table, subject(), path=LLAMA, source="made up")
     assert profile.surface is not None and len(profile.surface.rows) == profiles.MOST_FITTED
     assert profile.held_out is not None

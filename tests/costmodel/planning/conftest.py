@@ -4,12 +4,13 @@ import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import find_target
+from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Overheads
-from costmodel.planning.engines import EngineRules, ValueBytes
+from costmodel.planning.engines import EngineRules, ValueBytes, engine_rules
 from costmodel.planning.forwards import DeviceLimits, ForwardSeconds, Origin
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.servers import OperatingPoint, Server
@@ -17,22 +18,36 @@ from costmodel.planning.simulation.steps import Speculation, StepTime, exact_ste
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.schema import StagesSection
+from costmodel.profile.store import ProfileStore
+
+SHIPPED = ProfileStore([shipped_directory()])
+LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
+CHAT = Traffic(prompt_tokens=1000, output_tokens=400)
 
 
-def find_forward(device, target, store, *, tensor_parallel=1, **asked):
+def asked(**changes) -> PlanRequest:
+    """Qwen3-8B on an H100, for five chats a second."""
+    usual = {"target": "Qwen/Qwen3-8B", "gpus": ("h100-sxm",), "traffic": CHAT, "rate": 5.0}
+    return PlanRequest(**(usual | changes))
+
+
+def find_forward(device, target, store, *, tensor_parallel=1, **changes):
     """The forward times of a plan of one device and degree."""
-    request = PlanRequest(
-        target=target.name, gpus=(device.slug,), rate=1, **asked,
-        traffic=Traffic(prompt_tokens=1, output_tokens=1),
-    )  # fmt: skip
+    request = asked(target=target.name, gpus=(device.slug,), **changes)
     return forward_for(request, target, (device.slug, tensor_parallel), store)
+
+
+def server_of(forward, **changes) -> Server:
+    """vLLM without overheads or drafts."""
+    usual = {"rules": engine_rules("vllm"), "overheads": Overheads(), "policy": ServingPolicy()}
+    return Server(forward=forward, **(usual | changes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LineSteps:
     """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token; a prompt `row_s` a row."""
 
-    architecture: ModelArchitecture
+    architecture: ModelArchitecture = LLAMA
     fixed_s: float = 10e-3
     row_s: float = 20e-6
     token_s: float = 1e-8
@@ -75,12 +90,6 @@ class LineSteps:
         return 0.5
 
 
-@pytest.fixture
-def line_steps() -> type[LineSteps]:
-    """The class, to be made with other numbers."""
-    return LineSteps
-
-
 def commits(rows: int, *shares: float) -> Speculation:
     """One tree for all batches; `shares` are the probabilities of 1, 2, ... committed tokens."""
     return Speculation(up_to=(1,), rows=(rows,), committed=(shares,))
@@ -95,15 +104,12 @@ def point(running: int, shape: str = "plain", nodes: int = 0, **numbers: float) 
 
 def plain_steps(forward, rules: EngineRules, overheads: Overheads, prompt_tokens=0.0) -> StepTime:
     """The steps of a server that drafts nothing."""
-    server = Server(forward=forward, rules=rules, overheads=overheads, policy=ServingPolicy())
+    server = server_of(forward, rules=rules, overheads=overheads)
     return exact_steps(server, [point(1)], prompt_tokens)
 
 
-@pytest.fixture
-def line_acceptance() -> Acceptance:
-    """Chains of 0.8 a token; trees that gain half of 6 tokens by 8 nodes."""
-    nodes = np.arange(512)
-    chain = np.concatenate([[1.0], 1 + np.cumsum(0.8 ** np.arange(1, 16))])
-    return Acceptance(
-        label="made up", kind="given", chain=chain, tree=1 + 6 * nodes / (nodes + 8), spread=0.1
-    )
+# Chains of 0.8 a token; trees that gain half of 6 tokens by 8 nodes.
+LINE_ACCEPTANCE = Acceptance(
+    label="made up", kind="given", chain=np.cumsum(0.8 ** np.arange(16)),
+    tree=1 + 6 * np.arange(512) / (np.arange(512) + 8), spread=0.1,
+)  # fmt: skip

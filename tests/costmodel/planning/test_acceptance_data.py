@@ -50,6 +50,11 @@ def test_published_lengths_come_back():
     assert found.committed("tree", 511) == pytest.approx(9.4, abs=0.25)
     assert found.kind == "published" and "bastion table 1" in found.label
 
+    # Other targets borrow with a wider spread; trees at temperature 1 are lossless ones only.
+    borrowed = from_published("gsm8k", "meta-llama/Llama-3.1-8B-Instruct")
+    assert borrowed.spread > found.spread and "none for this target" in borrowed.label
+    assert "bastion" not in from_published("gsm8k", "Qwen/Qwen3-8B", 1).label
+
 
 def test_a_tree_is_never_worse_than_a_chain_of_its_size():
     found = from_published("alpaca", "Qwen/Qwen3-4B")
@@ -57,75 +62,48 @@ def test_a_tree_is_never_worse_than_a_chain_of_its_size():
         assert found.committed("tree", nodes) >= found.committed("chain", nodes) - 0.02
 
 
-def test_other_targets_borrow_with_a_wider_spread():
-    own, borrowed = (
-        from_published("gsm8k", name)
-        for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct")
-    )
-    assert borrowed.spread > own.spread
-    assert "none for this target" in borrowed.label
+@pytest.fixture
+def read(tmp_path):
+    def acceptance(data):
+        (tmp_path / "result.json").write_text(json.dumps(data))
+        return from_file(tmp_path / "result.json")
+
+    return acceptance
 
 
-def test_published_trees_at_temperature_1_are_lossless_ones_only():
-    assert "bastion" not in from_published("gsm8k", "Qwen/Qwen3-8B", 1).label
-
-
-def write(folder, data):
-    path = folder / "result.json"
-    path.write_text(json.dumps(data))
-    return path
-
-
-def test_rates_by_depth_of_a_file(tmp_path):
-    found = from_file(write(tmp_path, {"acceptance": {"by_depth": [0.5, 0.4], "rounds": 100}}))
+def test_rates_by_depth_and_a_curve_of_a_file(read):
+    found = read({"acceptance": {"by_depth": [0.5, 0.4], "rounds": 100}})
     assert found.committed("chain", 2) == pytest.approx(1.7)
     assert found.spread == pytest.approx(0.1)
-
-
-def test_a_curve_of_a_file(tmp_path):
-    data = {"nodes": [0, 4, 8], "committed": [1, 3, 4], "spread": 0.02}
-    found = from_file(write(tmp_path, data))
+    found = read({"nodes": [0, 4, 8], "committed": [1, 3, 4], "spread": 0.02})
     assert found.committed("tree", 6) == pytest.approx(3.5)
     assert found.spread == 0.02
     with pytest.raises(InputError, match="known to 8 nodes"):
         found.committed("tree", 9)
 
 
-def test_rounds_of_a_file(tmp_path):
-    """Two of three rounds take the first token, one of those two the second."""
-    data = {"accepted_depths": [0, 1, 2], "tree_nodes": [2, 2, 2]}
-    found = from_file(write(tmp_path, data))
+def test_rounds_of_a_file(read):
+    """Two of three take the first token, one of the two the second; as many found no draft."""
+    found = read({"accepted_depths": [0, 1, 2], "tree_nodes": [2, 2, 2]})
     assert found.committed("chain", 2) == pytest.approx(1 + 2 / 3 + 1 / 3)
-
-
-def test_rounds_without_a_draft_commit_one_token(tmp_path):
-    """The same three rounds, and as many that found nothing to draft: half of the gain."""
-    data = {"accepted_depths": [0, 0, 1, 0, 2, 0], "tree_nodes": [2, 0, 2, 0, 2, 0]}
-    found = from_file(write(tmp_path, data))
+    found = read({"accepted_depths": [0, 0, 1, 0, 2, 0], "tree_nodes": [2, 0, 2, 0, 2, 0]})
     assert found.committed("chain", 2) == pytest.approx(1 + (2 / 3 + 1 / 3) / 2)
-    by_depth = {"by_depth": [2 / 3, 1 / 2], "rounds": 3, "drafted_share": 0.5}
-    same = from_file(write(tmp_path, by_depth))
+    same = read({"by_depth": [2 / 3, 1 / 2], "rounds": 3, "drafted_share": 0.5})
     assert same.committed("chain", 2) == pytest.approx(found.committed("chain", 2))
     assert same.committed("tree", 8) == pytest.approx(found.committed("tree", 8))
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({}, "no acceptance data"),
-        ([1], "no acceptance data"),
-        ({"by_depth": [0.0]}, "by_depth"),
-        ({"by_depth": "many"}, "by_depth"),
-        ({"by_depth": [0.5], "drafted_share": 0}, "share of rounds with a draft"),
-        ({"by_depth": [0.5], "drafted_share": None}, "by_depth"),
-        ({"nodes": [0, 4], "committed": [1, 0.5]}, "never fall"),
-        ({"nodes": [1, 4], "committed": [1, 2]}, "ascend from 0"),
-        ({"accepted_depths": [3], "tree_nodes": [2]}, "accepted_depths"),
-    ],
-)
-def test_wrong_files_name_the_field(tmp_path, data, said):
+@pytest.mark.parametrize(("data", "said"), [
+    ({}, "no acceptance data"), ([1], "no acceptance data"), ({"by_depth": [0.0]}, "by_depth"),
+    ({"by_depth": "many"}, "by_depth"), ({"by_depth": [0.5], "drafted_share": None}, "by_depth"),
+    ({"by_depth": [0.5], "drafted_share": 0}, "share of rounds with a draft"),
+    ({"nodes": [0, 4], "committed": [1, 0.5]}, "never fall"),
+    ({"nodes": [1, 4], "committed": [1, 2]}, "ascend from 0"),
+    ({"accepted_depths": [3], "tree_nodes": [2]}, "accepted_depths"),
+])  # fmt: skip
+def test_wrong_files_name_the_field(read, data, said):
     with pytest.raises(InputError, match=said):
-        from_file(write(tmp_path, data))
+        read(data)
 
 
 @pytest.mark.parametrize("text", ["1.5", "0", "-1", "nan", "nonsense", "not/here.json"])

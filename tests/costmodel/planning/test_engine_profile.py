@@ -10,39 +10,19 @@ from costmodel.errors import InputError
 from costmodel.planning.acceptance import from_file
 from costmodel.planning.batching import Overheads, verification_s
 from costmodel.planning.drafting import find_drafter
-from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.search import server_overheads
-from costmodel.planning.servers import Server
 from costmodel.planning.simulation.percentiles import replay
 from costmodel.planning.traffic import Trace, Traffic
+from tests.costmodel.planning.conftest import server_of
 from tests.integrations.made_engine_profile import make_engine_profile, step_s
 
-TRAFFIC = Traffic(prompt_tokens=100, output_tokens=40)
-
-
-@pytest.fixture
-def acceptance(tmp_path):
-    path = tmp_path / "ngram.json"
-    path.write_text('{"by_depth": [0.5, 0.5, 1e-9], "rounds": 900, "drafted_share": 0.4}')
-    return from_file(path)
-
-
-def server_of(acceptance=None, policy: str = "plain", draft_s: float = 0.001) -> Server:
-    forward = TargetForward(make_engine_profile(draft_s))
-    return Server(
-        forward=forward,
-        rules=engine_rules("vllm"),
-        overheads=server_overheads("vllm", forward.origin),
-        policy=ServingPolicy.parse(policy),
-        acceptance=acceptance,
-        drafter=None if acceptance is None else find_drafter(forward, "ngram"),
-    )
+FORWARD = TargetForward(make_engine_profile())
 
 
 def test_the_engines_own_steps_get_no_overheads() -> None:
-    origin = TargetForward(make_engine_profile()).origin
+    origin = FORWARD.origin
     assert server_overheads("vllm", origin) == Overheads()
     assert server_overheads("sglang", origin).step_s > 0
     apart = dataclasses.replace(origin, host_s=0.002)
@@ -58,32 +38,35 @@ def test_a_drafter_timed_in_the_engine_costs_what_was_measured() -> None:
 
 
 def test_a_share_of_drafts_is_between_plain_and_full() -> None:
-    forward = TargetForward(make_engine_profile())
     plain, full = step_s(1, 64, 4), step_s(4, 64, 4)
-    seconds = verification_s(forward, (4, 64), 4, 0.4).total
+    seconds = verification_s(FORWARD, (4, 64), 4, 0.4).total
     assert seconds == pytest.approx(plain + 0.4 * (full - plain), rel=0.02)
 
 
-def test_a_chain_of_n_is_the_only_one(acceptance) -> None:
-    points = server_of(acceptance, "chain:3").points(TRAFFIC, 8)
+def test_a_chain_of_n_is_the_only_one(tmp_path) -> None:
+    path, traffic = tmp_path / "ngram.json", Traffic(prompt_tokens=100, output_tokens=40)
+    path.write_text('{"by_depth": [0.5, 0.5, 1e-9], "rounds": 900, "drafted_share": 0.4}')
+    drafts = {"acceptance": from_file(path), "drafter": find_drafter(FORWARD, "ngram")}
+    three, four = (
+        server_of(FORWARD, policy=ServingPolicy.parse(f"chain:{n}"), **drafts) for n in (3, 4)
+    )
+    points = three.points(traffic, 8)
     assert {(point.shape, point.nodes) for point in points} == {("chain", 3)}
     committed = 1 + 0.4 * (0.5 + 0.25)
     assert [point.committed for point in points] == pytest.approx([committed] * len(points))
     with pytest.raises(InputError, match="known to 3 nodes"):
-        server_of(acceptance, "chain:4").points(TRAFFIC, 8)
+        four.points(traffic, 8)
 
 
 def test_replayed_requests_one_at_a_time_take_the_sum_of_their_steps() -> None:
     """Far apart, nothing waits: a prefill, then one plain step a token with a growing context."""
     pytest.importorskip("simpy")
-    server = server_of()
     requests = Trace(
-        arrival_s=np.array([0.0, 100.0]),
-        prompt_tokens=np.array([100, 300]),
+        arrival_s=np.array([0.0, 100.0]), prompt_tokens=np.array([100, 300]),
         output_tokens=np.array([40, 2]),
-    )
-    result = replay(server, requests, 8)
-    first_s = server.forward.prompt(100, 0, 1).total
+    )  # fmt: skip
+    result = replay(server_of(FORWARD), requests, 8)
+    first_s = FORWARD.prompt(100, 0, 1).total
     assert result.ttft_s[0] == pytest.approx(first_s, rel=0.02)
     steps_s = sum(float(step_s(1, 100 + n, 1)) for n in range(39))
     assert result.tpot_s[0] == pytest.approx(steps_s / 39, rel=0.02)
@@ -92,12 +75,11 @@ def test_replayed_requests_one_at_a_time_take_the_sum_of_their_steps() -> None:
 def test_replayed_requests_of_one_burst_follow_a_simulation_by_hand() -> None:
     """Eight equal requests at once: one step with all prompts, then steps of eight rows."""
     pytest.importorskip("simpy")
-    server = server_of()
     requests = Trace(
         arrival_s=np.zeros(8), prompt_tokens=np.full(8, 64), output_tokens=np.full(8, 20)
     )
-    result = replay(server, requests, 8)
-    first_s = server.forward.prompt(8 * 64, 0, 1).total
+    result = replay(server_of(FORWARD), requests, 8)
+    first_s = FORWARD.prompt(8 * 64, 0, 1).total
     clock_s = itertools.accumulate(float(step_s(1, 64 + n, 8)) for n in range(19))
     assert result.ttft_s == pytest.approx([first_s] * 8, rel=0.02)
     assert result.last_s == pytest.approx([first_s + list(clock_s)[-1]] * 8, rel=0.02)

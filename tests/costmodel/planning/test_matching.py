@@ -1,11 +1,9 @@
 """Acceptance belongs to a target, a drafter and a policy; a name means a timed drafter."""
 
-import dataclasses
 import json
 
 import pytest
 
-from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, find_acceptance
 from costmodel.planning.drafting import (
@@ -16,28 +14,17 @@ from costmodel.planning.drafting import (
     lookup_drafter,
 )
 from costmodel.planning.forwards import TargetForward
-from costmodel.planning.request import PlanRequest, ServingPolicy
+from costmodel.planning.request import ServingPolicy
 from costmodel.planning.search import plan
-from costmodel.planning.traffic import Traffic
 from costmodel.profile.schema import DrafterSection
+from tests.costmodel.planning.conftest import asked
 from tests.profiler.made_profile import make_profile
 
 NAME = "Qwen/Qwen3-8B"
-QWEN = find_target(NAME).architecture
-ASKED = PlanRequest(
-    target=NAME,
-    gpus=("h100-sxm",),
-    traffic=Traffic(prompt_tokens=1000, output_tokens=400),
-    rate=5.0,
-)
+QWEN = make_profile().target.architecture
 CHAIN = {"by_depth": [0.6, 0.5, 0.5], "rounds": 500}
-FROM_BENCH = {
-    "target": NAME,
-    "target_hash": QWEN.hash,
-    "drafter": "ngram",
-    "drafter_kind": "ngram",
-    "policy": "chain",
-}
+FROM_BENCH = {"target": NAME, "target_hash": QWEN.hash, "drafter": "ngram", "policy": "chain",
+              "drafter_kind": "ngram"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -64,26 +51,20 @@ def test_a_file_says_what_it_is_of(read):
         read(target=3)
 
 
-@pytest.mark.parametrize(
-    ("data", "drafter", "doubt"),
-    [
-        (FROM_BENCH, lookup_drafter(), None),
-        (FROM_BENCH | {"target": "me/my-tune"}, lookup_drafter(), "my-tune"),
-        (FROM_BENCH | {"drafter": "demo", "drafter_kind": "dflash"}, block_drafter(), "demo"),
-        ({}, block_drafter(), "does not say"),
-    ],
-)
+@pytest.mark.parametrize(("data", "drafter", "doubt"), [
+    (FROM_BENCH, lookup_drafter(), None),
+    (FROM_BENCH | {"target": "me/my-tune"}, lookup_drafter(), "my-tune"),
+    (FROM_BENCH | {"drafter": "demo", "drafter_kind": "dflash"}, block_drafter(), "demo"),
+    ({}, block_drafter(), "does not say"),
+])  # fmt: skip
 def test_what_differs_a_little_is_doubted(read, data, drafter, doubt):
     """A fine-tune of one architecture, another drafter of one kind, a file that says nothing."""
     found = acceptance_for(read(**data), (NAME, QWEN), drafter, trees=False)
     assert any(doubt in said for said in found.doubts) if doubt else found.doubts == ()
     if doubt == "my-tune":
         assert found.spread >= OTHER_TARGET_SPREAD
-
-
-def test_a_rate_is_not_doubted():
     rate = find_acceptance("0.6", NAME)
-    assert acceptance_for(rate, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
+    assert acceptance_for(rate, (NAME, QWEN), drafter, trees=True).doubts == ()
 
 
 def test_acceptance_of_another_target_is_refused(read):
@@ -101,9 +82,8 @@ def test_acceptance_of_another_drafter_is_refused(read):
             acceptance_for(read(**FROM_BENCH), (name, QWEN), block_drafter(), trees=False)
         command = f"`rooftree bench --target {name} --drafter {drafter} --output FILE`"
         assert command in refused.value.hint
-    published = find_acceptance("gsm8k", NAME)
     with pytest.raises(InputError, match="of the drafter dflash, not of ngram"):
-        acceptance_for(published, (NAME, QWEN), lookup_drafter(), trees=False)
+        plan(asked(acceptance="gsm8k", drafter="ngram"))
 
 
 def test_trees_say_little_of_chains_and_chains_model_trees(read):
@@ -115,15 +95,6 @@ def test_trees_say_little_of_chains_and_chains_model_trees(read):
     assert acceptance_for(trees, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
     chains = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), lookup_drafter(), trees=True)
     assert any("modelled from the chains" in doubt for doubt in chains.doubts)
-
-
-def asked(**changes) -> PlanRequest:
-    return dataclasses.replace(ASKED, **changes)
-
-
-def test_published_acceptance_of_dflash_is_not_planned_for_ngrams():
-    with pytest.raises(InputError, match="of the drafter dflash, not of ngram"):
-        plan(asked(acceptance="gsm8k", drafter="ngram"))
 
 
 def test_the_drafter_of_the_file_is_planned(read, tmp_path):
@@ -156,27 +127,15 @@ def forward(**names: str) -> TargetForward:
     return TargetForward(make_profile().model_copy(update={"drafters": sections}))
 
 
-def test_a_kind_is_not_the_drafter_that_joins_it_with_another() -> None:
-    steps = forward(abc="ngram+dflash")
-    assert find_drafter(steps, "ngram") == lookup_drafter()
-    joined = find_drafter(steps, "ngram+dflash")
-    assert joined.timed is not None
-    assert joined.name == "ngram+dflash"
-
-
-def test_a_hash_or_part_of_a_name_will_do() -> None:
+@pytest.mark.parametrize(("name", "found"), [
+    ("abc", "ngram+dflash"), ("ngram+dflash", "ngram+dflash"), ("fed", "dflash@block=4"),
+    ("dflash", "dflash@block=4"),
+])  # fmt: skip
+def test_a_hash_or_part_of_a_name_will_do(name, found) -> None:
+    """But a kind is not the drafter that joins it with another."""
     steps = forward(abc="ngram+dflash", fed="dflash@block=4")
-    for name, found in (
-        ("abc", "ngram+dflash"),
-        ("fed", "dflash@block=4"),
-        ("dflash", "dflash@block=4"),
-    ):
-        drafter = find_drafter(steps, name)
-        assert drafter.timed is not None
-        assert drafter.name == found
-
-
-def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(InputError) as raised:
-        find_drafter(forward(abc="eagle3"), "medusa")
-    assert "eagle3" in str(raised.value)
+    drafter = find_drafter(steps, name)
+    assert drafter.timed is not None and drafter.name == found
+    assert find_drafter(steps, "ngram") == lookup_drafter()
+    with pytest.raises(InputError, match="dflash@block=4"):
+        find_drafter(steps, "medusa")

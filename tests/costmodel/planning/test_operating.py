@@ -4,43 +4,32 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
-from costmodel.planning.batching import Overheads, engine_overheads
+from costmodel.planning.batching import engine_overheads
 from costmodel.planning.drafting import block_drafter, find_drafter, lookup_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.servers import TREES, Server, replicas_for
 from costmodel.planning.traffic import Traffic
+from tests.costmodel.planning.conftest import CHAT as TRAFFIC
+from tests.costmodel.planning.conftest import LINE_ACCEPTANCE, LineSteps, server_of
 
-LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
-TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
 FREE = dataclasses.replace(lookup_drafter(), host_s=0.0)
-FIXTURES = settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
-@pytest.fixture
-def make(line_steps, line_acceptance):
-    def server(policy: str = "auto", engine: str = "rooftree", **numbers) -> Server:
-        return Server(
-            forward=line_steps(architecture=LLAMA, **numbers),
-            rules=engine_rules(engine),
-            overheads=Overheads(),
-            policy=ServingPolicy.parse(policy),
-            acceptance=None if policy == "plain" else line_acceptance,
-            drafter=None if policy == "plain" else FREE,
-        )
-
-    return server
+def make(policy: str = "auto", engine: str = "rooftree", **numbers) -> Server:
+    drafts = {} if policy == "plain" else {"acceptance": LINE_ACCEPTANCE, "drafter": FREE}
+    return server_of(
+        LineSteps(**numbers), rules=engine_rules(engine), policy=ServingPolicy.parse(policy),
+        **drafts,
+    )  # fmt: skip
 
 
-def test_one_plain_request_by_hand(make):
+def test_one_plain_request_by_hand():
     """10 ms + 20 us + 1200 tokens x 10 ns = 10.032 ms a token; the prompt 1000 x 20 us."""
     point = make("plain").best(TRAFFIC, 1)
     assert point.tpot_s == pytest.approx(10.032e-3)
@@ -48,7 +37,7 @@ def test_one_plain_request_by_hand(make):
     assert point.requests_per_s == pytest.approx(1 / (20e-3 + 399 * 10.032e-3))
 
 
-def test_other_prompts_are_waited_for(make):
+def test_other_prompts_are_waited_for():
     """Eight at once, in step: half of 7 prompts of 20 ms for 400 tokens."""
     point = make("plain").best(TRAFFIC, 8)
     step_s = 10e-3 + 8 * 20e-6 + 8 * 1200 * 1e-8
@@ -56,7 +45,7 @@ def test_other_prompts_are_waited_for(make):
     assert point.requests_per_s == pytest.approx(8 / (20e-3 + 399 * point.tpot_s))
 
 
-def test_a_fixed_tree_by_hand(make):
+def test_a_fixed_tree_by_hand():
     """31 nodes: 32 rows, building in 5 us + 31 x 50 ns, A = 1 + 6 x 31 / 39."""
     point = make("fixed:31").best(TRAFFIC, 1)
     committed = 1 + 6 * 31 / 39
@@ -66,52 +55,52 @@ def test_a_fixed_tree_by_hand(make):
     assert point.tpot_s == pytest.approx(cycle_s / committed)
 
 
-def test_the_best_is_the_best_of_all_sizes_to_2_percent(make):
-    auto = make("auto").best(TRAFFIC, 4)
-    fixed = [make(f"fixed:{n}").best(TRAFFIC, 4).tpot_s for n in (3, 7, 15, 31, 63, 127, 255)]
-    assert auto.tpot_s <= 1.02 * min(*fixed, make("plain").best(TRAFFIC, 4).tpot_s)
-
-
-@FIXTURES
+@settings(max_examples=25)
 @given(
-    fixed_s=st.floats(1e-3, 50e-3),
-    row_s=st.floats(1e-6, 100e-6),
+    fixed_s=st.floats(1e-3, 50e-3), row_s=st.floats(1e-6, 100e-6),
     batches=st.lists(st.integers(1, 256), min_size=2, max_size=2, unique=True),
-)
-def test_trees_shrink_with_the_batch(make, fixed_s, row_s, batches):
+)  # fmt: skip
+def test_trees_shrink_with_the_batch(fixed_s, row_s, batches):
     server = make("auto", fixed_s=fixed_s, row_s=row_s)
     few, many = (server.best(TRAFFIC, batch) for batch in sorted(batches))
     # Sizes whose times differ by less than 2 % are equal, of which the smallest is taken.
     assert many.nodes <= 1.5 * few.nodes + 1
 
 
-def test_trees_shrink_to_none(make):
+def test_trees_shrink_to_none():
     server = make("auto", row_s=2e-3)
     assert server.best(TRAFFIC, 1).nodes > 0
     assert server.best(TRAFFIC, 256).nodes == 0
 
 
-@FIXTURES
+@settings(max_examples=25)
 @given(
-    faster=st.floats(1.0, 4.0),
-    batch=st.integers(1, 128),
+    faster=st.floats(1.0, 4.0), batch=st.integers(1, 128),
     policy=st.sampled_from(["auto", "plain", "chain", "fixed:31"]),
-)
-def test_more_bandwidth_is_never_slower(make, faster, batch, policy):
+)  # fmt: skip
+def test_more_bandwidth_is_never_slower(faster, batch, policy):
     slow = make(policy).best(TRAFFIC, batch)
     quick = make(policy, fixed_s=10e-3 / faster, token_s=1e-8 / faster).best(TRAFFIC, batch)
     assert quick.tpot_s <= slow.tpot_s * 1.02
     assert quick.requests_per_s >= slow.requests_per_s / 1.02
 
 
-def test_memory_limits_what_runs_at_once(make):
-    """0.9 x 80 GB - 16.06 GB - 1 GB over 131,072 bytes a token and 1200 tokens held."""
+def test_memory_limits_what_runs_at_once():
+    """0.9 x 80 GB - 16.06 GB - 1 GB over 131,072 bytes a token and 1200 tokens held.
+
+    vLLM takes trees of half of 8192 rows a step: 64 sequences of 64 rows.
+    """
     server = make("plain")
     room = (72e9 - 2 * 8030261248 - 1e9) / 131072
     assert server.cache_tokens() == pytest.approx(room)
     assert server.most_running(TRAFFIC) == int(room / 1200)
     assert server.points(TRAFFIC)[-1].running == int(room / 1200)
     assert server.points(TRAFFIC, most=7)[-1].running == 7
+    long = Traffic(prompt_tokens=server.cache_tokens(), output_tokens=10)
+    assert server.most_running(long) == 0 and server.points(long) == []
+    drafting = dataclasses.replace(make("auto"), drafter=block_drafter())
+    assert drafting.cache_tokens() < server.cache_tokens()
+    assert make("fixed:63", engine="vllm").points(TRAFFIC)[-1].running == 64
 
 
 @pytest.mark.parametrize(
@@ -122,36 +111,16 @@ def test_memory_limits_what_runs_at_once(make):
         ("rooftree", "gemma-4-31B-it", 2 * (50 * 8192 + 10 * 4096) * 1200),
     ],
 )
-def test_a_sequence_holds_its_states_and_what_windows_leave(line_steps, engine, target, bytes_each):
+def test_a_sequence_holds_its_states_and_what_windows_leave(engine, target, bytes_each):
     a, rules = find_target(target).architecture, engine_rules(engine)
-    server = Server(
-        forward=line_steps(architecture=a), rules=rules, overheads=Overheads(),
-        policy=ServingPolicy.parse("plain"),
-    )  # fmt: skip
+    server = server_of(LineSteps(architecture=a), rules=rules)
     free = rules.memory.free_bytes(80e9, 2 * a.parameters)
     assert server.most_running(TRAFFIC) == int(free / bytes_each)
 
 
-def test_fixed_trees_leave_room_in_a_step(make):
-    """Half of 8192 rows: 64 sequences of 64 rows."""
-    assert make("fixed:63", engine="vllm").points(TRAFFIC)[-1].running == 64
-
-
-def test_a_drafter_takes_memory(make):
-    plain, drafting = make("plain"), dataclasses.replace(make("auto"), drafter=block_drafter())
-    assert drafting.cache_tokens() < plain.cache_tokens()
-
-
-def test_a_text_that_does_not_fit_runs_nowhere(make):
-    server = make("plain")
-    long = Traffic(prompt_tokens=server.cache_tokens(), output_tokens=10)
-    assert server.most_running(long) == 0
-    assert server.points(long) == []
-
-
-def test_a_block_drafter_by_its_size(line_steps):
+def test_a_block_drafter_by_its_size():
     """5 of 36 layers and the head: between a tenth and a half of the target's block forward."""
-    steps = line_steps(architecture=find_target("Qwen/Qwen3-8B").architecture)
+    steps = LineSteps(architecture=find_target("Qwen/Qwen3-8B").architecture)
     share = block_drafter().draft_s(steps, 1, 1000, 15).total / steps.decode(1, 1000, 16).total
     assert 0.1 < share < 0.35
     weights = block_drafter().weight_bytes(steps.architecture)
@@ -166,8 +135,8 @@ def test_a_block_drafter_by_its_size(line_steps):
         ("deepseek-ai/DeepSeek-V3", "mtp", 11.5),
     ],
 )
-def test_drafters_of_other_kinds_by_their_size(line_steps, target, name, billions):
-    steps = line_steps(architecture=find_target(target).architecture)
+def test_drafters_of_other_kinds_by_their_size(target, name, billions):
+    steps = LineSteps(architecture=find_target(target).architecture)
     drafter = find_drafter(steps, name)
     assert drafter.weight_bytes(steps.architecture) == pytest.approx(2e9 * billions, rel=0.02)
     two, eight = (drafter.draft_s(steps, 4, 1000, n).total for n in (2, 8))
@@ -189,28 +158,22 @@ def test_servers_for_a_rate(rate, each, servers):
     assert replicas_for(rate, each, 0.8) == servers
 
 
-@pytest.fixture
-def stairs(make):
+def stairs(policy: str = "chain", step_s: float = 3e-4, height: int = 8) -> Server:
     """A server whose forwards cost another step every 8 rows, in chains of 0.8 a token."""
 
-    def server(policy: str = "chain", step_s: float = 3e-4, height: int = 8) -> Server:
-        plain = make(policy)
+    class Steps(LineSteps):
+        def decode(self, batch, context, rows=1):
+            line = super().decode(batch, context, rows)
+            steps = -(-int(batch * rows) // height)
+            return dataclasses.replace(line, products=line.products + step_s * steps)
 
-        class Steps(type(plain.forward)):
-            def decode(self, batch, context, rows=1):
-                line = super().decode(batch, context, rows)
-                steps = -(-int(batch * rows) // height)
-                return dataclasses.replace(line, products=line.products + step_s * steps)
-
-        return dataclasses.replace(plain, forward=Steps(architecture=LLAMA))
-
-    return server
+    return dataclasses.replace(make(policy), forward=Steps())
 
 
 @pytest.mark.parametrize("policy", ["chain", "auto"])
 @pytest.mark.parametrize("step_s", [1e-4, 3e-4, 1e-3])
 @pytest.mark.parametrize("height", [8, 16, 24])
-def test_sizes_rise_with_the_batch_only_where_that_pays(stairs, policy, step_s, height):
+def test_sizes_rise_with_the_batch_only_where_that_pays(policy, step_s, height):
     """Every rise is checked against the time of the smaller size at the same batch."""
     server = stairs(policy, step_s, height)
     points = server.points(TRAFFIC, 256)
@@ -224,7 +187,7 @@ def test_sizes_rise_with_the_batch_only_where_that_pays(stairs, policy, step_s, 
 
 
 @pytest.mark.parametrize("running", [1, 6, 24])
-def test_a_smaller_size_within_1_percent_wins(stairs, running):
+def test_a_smaller_size_within_1_percent_wins(running):
     server = stairs("auto")
     best = server.best(TRAFFIC, running)
     for shape, cycle in server._cycles(TRAFFIC, running):
@@ -233,7 +196,7 @@ def test_a_smaller_size_within_1_percent_wins(stairs, running):
         assert cycle.nodes >= best.nodes or tpot_s > best.tpot_s / 1.01, shape
 
 
-def test_choices_are_the_best_of_each_policy(make):
+def test_choices_are_the_best_of_each_policy():
     """Each shape beside the others, against servers that may use that shape only."""
     choice = make("auto").choices(TRAFFIC, 8)[0]
     assert choice.plain.tpot_s == pytest.approx(make("plain").best(TRAFFIC, 1).tpot_s)
@@ -244,12 +207,12 @@ def test_choices_are_the_best_of_each_policy(make):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-def test_other_engines_get_no_trees(make, engine):
+def test_other_engines_get_no_trees(engine):
     for choice in make("auto", engine=engine).choices(TRAFFIC, 8):
         assert choice.tree is None and choice.best.shape != "tree"
 
 
-def test_the_parts_of_a_cycle_by_hand(make):
+def test_the_parts_of_a_cycle_by_hand():
     """Two at once, trees of 15: 32 rows, and 2 x (5 us + 15 x 50 ns) on the host."""
     parts = make("fixed:15").best(TRAFFIC, 2).parts
     assert parts.weights_s == pytest.approx(10e-3 + 32 * 20e-6)
@@ -262,7 +225,7 @@ def test_the_parts_of_a_cycle_by_hand(make):
 
 
 @pytest.mark.parametrize("engine", ["rooftree", "vllm", "sglang", "trtllm"])
-def test_the_parts_add_up_to_the_cycle(make, engine):
+def test_the_parts_add_up_to_the_cycle(engine):
     """With and without overlapped host work, drafts of a model included."""
     server = dataclasses.replace(
         make("auto", engine=engine), drafter=block_drafter(), overheads=engine_overheads(engine)

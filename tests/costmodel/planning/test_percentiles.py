@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.catalog import find_target
 from costmodel.errors import InputError
-from costmodel.io import shipped_directory
-from costmodel.planning.batching import Overheads
-from costmodel.planning.engines import engine_rules
-from costmodel.planning.request import Goals, PlanRequest, ServingPolicy, SimulationSettings
+from costmodel.planning.request import Goals, PlanRequest, SimulationSettings
 from costmodel.planning.search import plan
-from costmodel.planning.servers import Server
 from costmodel.planning.simulation.engine import SimulationResult
 from costmodel.planning.simulation.percentiles import (
     MOST_TIMES,
@@ -26,43 +21,24 @@ from costmodel.planning.simulation.percentiles import (
     smallest,
 )
 from costmodel.planning.traffic import Trace, Traffic
-from costmodel.profile.store import ProfileStore
-from tests.costmodel.planning import queueing
-from tests.costmodel.planning.conftest import point
+from tests.costmodel.planning import conftest, queueing
+from tests.costmodel.planning.conftest import SHIPPED, LineSteps, point, server_of
 
-LLAMA = find_target("llama-3.1-8b-instruct").architecture
-SHIPPED = ProfileStore([shipped_directory()])
 SAMPLING = SimulationSettings(requests=20_000, variation=0.0)
+# One request at once: a prompt takes a second, and an answer is one token.
+ALONE = server_of(LineSteps(fixed_s=0.5, row_s=0.01, token_s=0.0))
+CHOICE = SimulatedChoice(gpu="made up", server=ALONE, points=(point(1),), gpus=1, error=0.0)
 
 
-@pytest.fixture
-def choice(line_steps) -> SimulatedChoice:
-    """A server of one request at once whose prompts take a second, with answers of one token."""
-    steps = line_steps(architecture=LLAMA, fixed_s=0.5, row_s=0.01, token_s=0.0)
-    server = Server(
-        forward=steps, rules=engine_rules("vllm"), overheads=Overheads(), policy=ServingPolicy()
-    )
-    return SimulatedChoice(gpu="made up", server=server, points=(point(1),), gpus=1, error=0.0)
+def asked(rate: float, slo: str = "", **changes) -> PlanRequest:
+    short = {"gpus": ("made up",), "traffic": Traffic(prompt_tokens=100, output_tokens=1)}
+    given = {"rate": rate, "goals": Goals.parse(slo), "simulation": SAMPLING}
+    return conftest.asked(**(short | given | changes))
 
 
-def asked(
-    rate: float, slo: str = "", simulation: SimulationSettings = SAMPLING, **changes
-) -> PlanRequest:
-    return PlanRequest(
-        target="llama-3.1-8b-instruct",
-        gpus=("made up",),
-        traffic=Traffic(prompt_tokens=100, output_tokens=1),
-        rate=rate,
-        goals=Goals.parse(slo),
-        simulation=simulation,
-        **changes,
-    )
-
-
-def test_a_queue_of_prompts_is_md1(choice):
-    found = simulate_option(
-        asked(0.8), SimulationSettings(requests=60_000, variation=0.0), choice
-    ).planned
+def test_a_queue_of_prompts_is_md1():
+    many = SimulationSettings(requests=60_000, variation=0.0)
+    found = simulate_option(asked(0.8), many, CHOICE).planned
     for percent in (50, 90, 95, 99):
         exact_s = queueing.md1_waiting_quantile_s(0.8, 1.0, percent / 100)
         assert getattr(found.waiting, f"p{percent}").value == pytest.approx(exact_s, rel=0.08)
@@ -73,32 +49,32 @@ def test_a_queue_of_prompts_is_md1(choice):
 
 
 @pytest.mark.parametrize("most_s", [1.8, 2.2, 4.0])
-def test_the_smallest_fleet_is_that_of_the_closed_form(choice, most_s):
+def test_the_smallest_fleet_is_that_of_the_closed_form(most_s):
     """1.6 requests/s and a goal for ttft.p95: servers at 1.6 / n each."""
     exact = next(
         n for n in range(2, 99) if 1 + queueing.md1_waiting_quantile_s(1.6 / n, 1.0, 0.95) <= most_s
     )
     request = asked(1.6, f"ttft.p95={most_s}s", prices={"made up": 2.0})
-    found = simulate_option(request, SAMPLING, dataclasses.replace(choice, gpus=2))
+    found = simulate_option(request, SAMPLING, dataclasses.replace(CHOICE, gpus=2))
     assert found.enough.gpus == exact and found.enough.missed == ()
     assert found.cost_per_hour == 2.0 * exact
     assert found.planned.missed == (("ttft.p95",) if exact > 2 else ())
 
 
-def test_a_goal_that_no_fleet_holds_ends_with_the_largest(choice):
+def test_a_goal_that_no_fleet_holds_ends_with_the_largest():
     """A prompt alone takes a second."""
-    found = simulate_option(asked(0.5, "ttft.p50=0.9s"), SAMPLING, choice)
+    found = simulate_option(asked(0.5, "ttft.p50=0.9s"), SAMPLING, CHOICE)
     assert found.enough is None and found.cost_per_hour is None
     assert found.tried_gpus == found.nearest.gpus == MOST_TIMES
     assert found.nearest.ttft.p50.value == pytest.approx(1.0)
 
 
-def test_goals_that_a_queue_misses_take_more_servers(choice):
-    found = simulate_option(asked(1.5, "ttft.p95=9s"), SAMPLING, choice)
+def test_goals_that_a_queue_misses_take_more_servers():
+    found = simulate_option(asked(1.5, "ttft.p95=9s"), SAMPLING, CHOICE)
     assert found.planned.overloaded and found.planned.missed == ("ttft.p95",)
     assert found.planned.ttft.p95.high is None
     assert found.enough.gpus == 2
-    found = simulate_option(asked(0.8, "ttft=2.5s"), SAMPLING, choice)  # the mean is 1 + 2 s
+    found = simulate_option(asked(0.8, "ttft=2.5s"), SAMPLING, CHOICE)  # the mean is 1 + 2 s
     assert (found.planned.missed, found.enough.gpus) == (("ttft",), 2)
 
 
@@ -106,9 +82,8 @@ def test_goals_that_a_queue_misses_take_more_servers(choice):
 def test_where_queues_grow_json_has_no_time_to_the_first_token(rate, load):
     """By the simulation, whatever the means say, or by the means, whatever the simulation says."""
     few = dataclasses.replace(SAMPLING, requests=200)
-    request = asked(rate, simulation=few, servers=1, most_running=2)
-    traffic = Traffic(prompt_tokens=1000, output_tokens=200)
-    found = plan(dataclasses.replace(request, gpus=("h100-sxm",), traffic=traffic), SHIPPED)
+    request = conftest.asked(rate=rate, simulation=few, servers=1, most_running=2)
+    found = plan(request, SHIPPED)
     sizing = dataclasses.replace(found.options[0].sizing, load=load)
     best = dataclasses.replace(found.options[0], sizing=sizing)
     record = dataclasses.replace(found, options=(best,)).as_dict()
@@ -119,9 +94,9 @@ def test_where_queues_grow_json_has_no_time_to_the_first_token(rate, load):
     assert [planned[key] is None for key in ("ttft", "waiting", "tpot")] == [rate > 1] * 2 + [False]
 
 
-def test_intervals_are_the_whole_simulation_with_other_times(choice):
+def test_intervals_are_the_whole_simulation_with_other_times():
     """20 % of error: a load of 0.5 is one of 0.69 where all takes 1.38 times as long."""
-    found = simulate_option(asked(0.5), SAMPLING, dataclasses.replace(choice, error=0.2)).planned
+    found = simulate_option(asked(0.5), SAMPLING, dataclasses.replace(CHOICE, error=0.2)).planned
     wide = np.exp(1.606 * 0.2)
     quick_s = 1 / wide + queueing.md1_waiting_quantile_s(0.5, 1 / wide, 0.95)
     slow_s = wide + queueing.md1_waiting_quantile_s(0.5, wide, 0.95)
@@ -129,12 +104,10 @@ def test_intervals_are_the_whole_simulation_with_other_times(choice):
     assert found.ttft.p95.high == pytest.approx(slow_s, rel=0.08)
 
 
-def test_the_same_seed_gives_the_same_answer(choice):
-    short = SimulationSettings(requests=500, variation=0.7, seed=4)
-    runs = [simulate_option(asked(0.8, "", s), s, choice) for s in (short, short)]
-    assert runs[0] == runs[1]
-    other = dataclasses.replace(short, seed=5)
-    assert simulate_option(asked(0.8, "", other), other, choice) != runs[0]
+def test_the_same_seed_gives_the_same_answer():
+    settings = [SimulationSettings(requests=500, variation=0.7, seed=seed) for seed in (4, 4, 5)]
+    runs = [simulate_option(asked(0.8, simulation=one), one, CHOICE) for one in settings]
+    assert runs[0] == runs[1] != runs[2]
 
 
 @given(need=st.integers(1, 400), below=st.integers(1, 50), times=st.integers(1, 20))
@@ -146,13 +119,13 @@ def test_the_search_finds_what_a_scan_finds(need, below, times):
     assert len(tried) == len(set(tried)) <= 2 * (times.bit_length() + below.bit_length() + 1)
 
 
-def test_a_trace_on_given_servers_counts_as_a_whole(choice):
+def test_a_trace_on_given_servers_counts_as_a_whole():
     """120 prompts of a second at once: two servers take 60 s, which one finds 30.5 s long."""
     ones = np.ones(120, dtype=np.int64)
     burst = Trace(arrival_s=np.arange(120) * 1e-9, prompt_tokens=100 * ones, output_tokens=ones)
     settings = SimulationSettings(trace=burst)
-    request = asked(burst.rate_per_s, "ttft.p99=1s", settings, servers=2)
-    found = simulate_option(request, settings, dataclasses.replace(choice, gpus=2))
+    request = asked(burst.rate_per_s, "ttft.p99=1s", simulation=settings, servers=2)
+    found = simulate_option(request, settings, dataclasses.replace(CHOICE, gpus=2))
     assert (found.enough, found.tried_gpus, found.planned.gpus) == (None, 2, 2)
     assert found.planned.makespan_s == pytest.approx(60)
     assert found.planned.ttft.mean.value == pytest.approx(30.5)
@@ -164,9 +137,7 @@ def test_servers_that_were_dealt_in_turn_are_put_together():
     results = [
         SimulationResult(
             requests=Trace(
-                arrival_s=np.array(arrival_s),
-                prompt_tokens=np.array([1, 1]),
-                output_tokens=np.array([1, 3]),
+                arrival_s=np.array(arrival_s), prompt_tokens=[1, 1], output_tokens=np.array([1, 3])
             ),
             admitted_s=np.array(arrival_s) + 0.5,
             first_s=np.array(arrival_s) + first_s,
@@ -190,15 +161,8 @@ def test_servers_that_were_dealt_in_turn_are_put_together():
 @pytest.mark.slow
 def test_a_shipped_plan_is_simulated_near_its_means():
     """Equal lengths; the plan's load is that of the next concurrency that was tried."""
-    request = PlanRequest(
-        target="Qwen/Qwen3-8B",
-        gpus=("h100-sxm",),
-        traffic=Traffic(prompt_tokens=1000, output_tokens=200),
-        rate=10.0,
-        acceptance="gsm8k",
-        simulation=SimulationSettings(requests=300, variation=0.0),
-    )
-    found = plan(request, SHIPPED)
+    few = SimulationSettings(requests=300, variation=0.0)
+    found = plan(conftest.asked(acceptance="gsm8k", simulation=few), SHIPPED)
     (simulated,) = found.simulated
     at_load = found.best.sizing.at_load
     assert simulated.planned.tpot.mean.value == pytest.approx(at_load.tpot_s, rel=0.15)
@@ -209,7 +173,7 @@ def test_a_shipped_plan_is_simulated_near_its_means():
 def test_simpy_is_asked_for_before_anything_is_planned(monkeypatch):
     monkeypatch.setitem(sys.modules, "simpy", None)
     with pytest.raises(InputError, match="needs simpy") as caught:
-        plan(dataclasses.replace(asked(1.0), gpus=("h100-sxm",)), SHIPPED)
+        plan(conftest.asked(simulation=SAMPLING), SHIPPED)
     assert "pip install 'rooftree[plan]'" in caught.value.hint
 
 

@@ -1,6 +1,5 @@
 """What no plan may say, over devices, degrees, precisions and engines with operator tables."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -11,18 +10,15 @@ from hypothesis import strategies as st
 from costmodel.catalog import find_device, find_target, load_targets
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import RooftreeError
-from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import find_acceptance
-from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
+from costmodel.planning.request import Precision, ServingPolicy
 from costmodel.planning.search import make_server
 from costmodel.planning.traffic import Traffic
-from costmodel.profile.store import ProfileStore
 from costmodel.roofline import Roofline
 from integrations.aiconfigurator.package import SYSTEMS
 from integrations.aiconfigurator.tables import load_published
-from tests.costmodel.planning.conftest import find_forward
+from tests.costmodel.planning.conftest import SHIPPED, asked, find_forward
 
-SHIPPED = ProfileStore([shipped_directory()])
 QWEN = find_target("Qwen/Qwen3-8B")
 GPUS = ("a100-sxm-80gb", "h100-sxm", "h200", "b200", "gb300", "rtx-pro-6000-server")
 BATCHES, CONTEXTS, ROWS = (1, 4, 24), (64, 1000, 32000), (1, 2, 8)
@@ -33,11 +29,15 @@ MODELS = (
 FP8 = Precision(weights="fp8", cache="fp8")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def operator_tables():
+    for module in ("aiconfigurator_core", "pyarrow"):
+        pytest.importorskip(module, reason="the extra 'operators' is not installed")
+
+
 @pytest.fixture(scope="module")
 def steps():
     """{(gpu, degree, precision, engine): seconds [batches, contexts, rows]}; fp8 on one GPU."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
     times = {}
     for gpu, (degree, precision), engine in itertools.product(
         GPUS, ((1, Precision()), (2, Precision()), (1, FP8)), ("vllm", "sglang")
@@ -106,18 +106,15 @@ def test_a_stronger_device_is_not_slower(steps):
 )
 def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
     """At any degree, rows and length of a prompt; the experts' and small products' tables do."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
     rows, contexts = np.array([1, 3, 8, 24, 192, 384, 1024]), np.array([64, 5000])
     compared = 0
     for name, degree in itertools.product(MODELS, (1, 2, 4, 8)):
         target, times = find_target(name).architecture, []
         for one in ("bfloat16", weights):
             tables = load_published(find_device(gpu), experts=bool(target.experts), weights=one)
+            place = {"tables": tables, "tensor_parallel": degree}
             try:
-                forward = ComposedForward(
-                    architecture=target, tables=tables, tensor_parallel=degree
-                )
+                forward = ComposedForward(architecture=target, **place)
                 steps = forward.verifying().seconds(rows, contexts)
             except RooftreeError:
                 continue  # that the tables do not cover
@@ -132,22 +129,17 @@ def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(
     gpu=st.sampled_from([slug for slug in SYSTEMS if find_device(slug).fp8_flops_per_s]),
-    name=st.sampled_from(sorted(load_targets())),
-    degree=st.sampled_from((1, 2, 4, 8)),
-    weights=st.sampled_from(("fp8", "fp8_dynamic", "fp8_block")),
-    prompt=st.integers(1, 8000),
+    name=st.sampled_from(sorted(load_targets())), degree=st.sampled_from((1, 2, 4, 8)),
+    weights=st.sampled_from(("fp8", "fp8_dynamic", "fp8_block")), prompt=st.integers(1, 8000),
     most=st.integers(2, 256),
-)
+)  # fmt: skip
 def test_fp8_and_fewer_requests_are_never_slower(gpu, name, degree, weights, prompt, most):
     """Time per token, of any target on any device with FP8 products, at any requests at once."""
-    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
-    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
     target, times = find_target(name), []
+    traffic = Traffic(prompt_tokens=prompt, output_tokens=400)
     for one in ("bfloat16", weights):
-        request = PlanRequest(
-            target=name, gpus=(gpu,), rate=1.0, precision=Precision(weights=one),
-            traffic=Traffic(prompt_tokens=prompt, output_tokens=400),
-        )  # fmt: skip
+        precision = Precision(weights=one)
+        request = asked(target=name, gpus=(gpu,), precision=precision, traffic=traffic)
         place = {"tensor_parallel": degree, "precision": request.precision}
         try:
             forward = find_forward(find_device(gpu), target, SHIPPED, **place)
@@ -167,14 +159,12 @@ def test_fp8_and_fewer_requests_are_never_slower(gpu, name, degree, weights, pro
 ])  # fmt: skip
 def test_time_per_token_never_falls_with_requests_at_once(gpu, policy, engine):
     for prompt, output in ((200, 800), (3000, 300)):
-        request = PlanRequest(
-            target=QWEN.architecture.name, gpus=(gpu,), rate=1.0, engine=engine,
+        drafts = {} if policy == "plain" else {"acceptance": "0.6"}
+        request = asked(
+            gpus=(gpu,), engine=engine, policy=ServingPolicy.parse(policy), **drafts,
             traffic=Traffic(prompt_tokens=prompt, output_tokens=output),
         )  # fmt: skip
-        acceptance = None if policy == "plain" else find_acceptance("0.6", request.target, 0)
-        request = dataclasses.replace(
-            request, policy=ServingPolicy.parse(policy), acceptance=acceptance and "0.6"
-        )
+        acceptance = find_acceptance("0.6", request.target, 0) if drafts else None
         forward = find_forward(find_device(gpu), QWEN, SHIPPED, engine=engine)
         points = make_server(request, forward, acceptance).points(request.traffic, 256)
         assert np.all(np.diff([point.tpot_s for point in points]) >= -1e-12)

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
@@ -30,20 +30,13 @@ from costmodel.planning.result import Plan, shape_ranges
 from costmodel.planning.search import plan, server_overheads
 from costmodel.planning.servers import Group, Interval, size
 from costmodel.planning.traffic import Traffic
-from costmodel.profile.store import ProfileStore
-from tests.costmodel.planning.conftest import point
-
-SHIPPED = ProfileStore([shipped_directory()])
-BASE = PlanRequest(
-    target="Qwen/Qwen3-8B",
-    gpus=("h100-sxm", "l40s"),
-    traffic=Traffic(prompt_tokens=1000, output_tokens=400),
-    rate=5.0,
-)
+from tests.costmodel.conftest import altered, shipped
+from tests.costmodel.planning import conftest
+from tests.costmodel.planning.conftest import SHIPPED, point
 
 
 def asked(**changes) -> PlanRequest:
-    return dataclasses.replace(BASE, **changes)
+    return conftest.asked(**({"gpus": ("h100-sxm", "l40s")} | changes))
 
 
 def test_a_speculating_server_that_others_measured(tmp_path):
@@ -108,15 +101,11 @@ def test_intervals_choose_again():
     """10 % of error, +-17 %: 23.5 ms still hold at 4 at once; 35 % off, 1 at once has to do."""
     request = asked(rate=20.0, goals=Goals(tpot_s=25e-3))
     narrow, wide = (size(request, GROUP, POINTS, error) for error in (0.1, 0.35))
+    assert size(asked(goals=Goals(tpot_s=10.1e-3)), GROUP, POINTS, 0.1).gpus.high is None
     factor = math.exp(1.606 * 0.1)
     assert narrow.gpus.high == 2 * math.ceil(20 / (0.8 * 2 / factor))
     assert wide.gpus.high == 2 * math.ceil(20 / (0.8 * 1 / math.exp(1.606 * 0.35)))
     assert wide.gpus.low <= narrow.gpus.low <= narrow.gpus.value <= narrow.gpus.high
-
-
-def test_goals_that_are_missed_at_the_slow_end_say_so():
-    sizing = size(asked(goals=Goals(tpot_s=10.1e-3)), GROUP, POINTS, error=0.1)
-    assert sizing.gpus.high is None
 
 
 def test_errors_add_in_squares():
@@ -135,7 +124,7 @@ def test_errors_add_in_squares():
 
 @pytest.fixture(scope="module")
 def plain() -> Plan:
-    return plan(BASE, SHIPPED)
+    return plan(asked(), SHIPPED)
 
 
 @pytest.fixture(scope="module")
@@ -144,17 +133,18 @@ def speculative() -> Plan:
 
 
 def test_plain_and_speculative_plans_of_shipped_profiles(plain, speculative):
-    for before, after in zip(
-        sorted(plain.options, key=lambda o: o.gpu),
-        sorted(speculative.options, key=lambda o: o.gpu),
-        strict=True,
-    ):
+    both = (sorted(one.options, key=lambda o: o.gpu) for one in (plain, speculative))
+    for before, after in zip(*both, strict=True):
         assert before.origin.kind == "composed"
         assert 2 < before.points[0].tpot_s / after.points[0].tpot_s < 8.5
         nodes = [p.nodes for p in after.points if p.running in (1, 4, 16, 64)]
         assert nodes == sorted(nodes, reverse=True) and nodes[0] > nodes[-1]
         assert all(p.shape == "plain" for p in before.points)
-    for found in (plain, speculative, plan(asked(goals=Goals(tpot_s=1e-4)), SHIPPED)):
+    out_of_reach = plan(asked(goals=Goals(tpot_s=1e-4)), SHIPPED)
+    assert out_of_reach.best is None
+    for option in out_of_reach.options:
+        assert "goals are not reached" in option.problem and "with 1 at once" in option.nearest
+    for found in (plain, speculative, out_of_reach):
         record = json.loads(json.dumps(found.as_dict(), allow_nan=False))
         assert record["options"][0]["origin"]["kind"] == "composed"
 
@@ -167,31 +157,24 @@ def test_the_plain_step_of_one_request_is_the_profiles_and_the_engines(plain):
     assert option.points[0].tpot_s == pytest.approx(expected, rel=0.03)
 
 
-def test_the_cheapest_comes_first():
-    prices = {"h100-sxm": 2.0, "l40s": 9.0}
-    assert plan(asked(prices=prices), SHIPPED).best.gpu == "h100-sxm"
-    prices = {"h100-sxm": 99.0, "l40s": 0.5}
-    assert plan(asked(prices=prices), SHIPPED).best.gpu == "l40s"
+@pytest.mark.parametrize(("h100", "l40s", "best"), [(2.0, 9.0, "h100-sxm"), (99.0, 0.5, "l40s")])
+def test_the_cheapest_comes_first(h100, l40s, best):
+    prices = {"h100-sxm": h100, "l40s": l40s}
+    assert plan(asked(prices=prices), SHIPPED).best.gpu == best
 
 
-@settings(max_examples=8)
-@given(rates=st.lists(st.floats(0.1, 500), min_size=2, max_size=2))
-def test_cost_rises_with_the_rate(rates):
-    request = asked(gpus=("h100-sxm",), prices={"h100-sxm": 2.5}, goals=Goals(tpot_s=30e-3))
-    low, high = (
-        plan(dataclasses.replace(request, rate=rate), SHIPPED).best.sizing for rate in sorted(rates)
-    )
-    assert low.cost_per_hour.value <= high.cost_per_hour.value
+@given(rates=st.lists(st.floats(0.1, 500), min_size=2, max_size=2), error=st.floats(0, 0.3))
+def test_cost_rises_with_the_rate(rates, error):
+    request = asked(prices={"h100-sxm": 2.5}, goals=Goals(tpot_s=30e-3))
+    requests = [dataclasses.replace(request, rate=rate) for rate in sorted(rates)]
+    low, high = (size(one, GROUP, POINTS, error).cost_per_hour.value for one in requests)
+    assert low <= high
 
 
-@pytest.mark.parametrize(
-    ("slower", "faster", "prompt_tokens", "acceptance"),
-    [
-        ("h100-sxm", "h200", 1000, None),
-        ("h200", "b200", 8000, None),
-        ("h200", "b200", 8000, "gsm8k"),
-    ],
-)
+@pytest.mark.parametrize(("slower", "faster", "prompt_tokens", "acceptance"), [
+    ("h100-sxm", "h200", 1000, None), ("h200", "b200", 8000, None),
+    ("h200", "b200", 8000, "gsm8k"),
+])  # fmt: skip
 def test_a_faster_gpu_is_never_slower(slower, faster, prompt_tokens, acceptance):
     request = asked(
         gpus=(slower, faster), acceptance=acceptance, engine="rooftree",
@@ -212,19 +195,10 @@ def test_an_unknown_gpu_among_others_is_named_and_they_are_planned():
     assert planned.sizing is not None and 512 < planned.points[-1].running <= 1024
 
 
-def test_goals_out_of_reach_name_the_nearest():
-    found = plan(asked(goals=Goals(tpot_s=1e-4)), SHIPPED)
-    assert found.best is None
-    for option in found.options:
-        assert "goals are not reached" in option.problem
-        assert "with 1 at once" in option.nearest
-
-
 def test_a_model_that_does_not_fit_names_what_does(tmp_path):
     """Qwen3-8B on a made-up 16 GB card: its weights alone are 16.4 GB."""
-    text = (shipped_directory() / "l40s" / "qwen3-8b.bfloat16.kernels.tp1.yaml").read_text()
     path = tmp_path / "small.yaml"
-    path.write_text(text.replace("memory_bytes: 51539607552", "memory_bytes: 17179869184"))
+    altered(shipped("l40s"), device={"memory_bytes": 2**34}).to_yaml(path)
     with_room = plan(asked(gpus=(str(path), "h100-sxm")), SHIPPED)
     small = with_room.options[-1]
     assert "does not fit" in small.problem
@@ -241,14 +215,9 @@ def test_a_missing_profile_says_how_to_get_it(monkeypatch):
     with pytest.raises(InputError, match="weights fp8") as quantised:
         plan(asked(gpus=("h100-sxm",), precision=fp8), SHIPPED)
     assert "operators" in quantised.value.hint
-
-
-def test_a_missing_profile_of_what_cannot_fit_says_so(monkeypatch):
-    """Llama-3.1-70B has 141 GB of weights in bfloat16."""
-    monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
-    request = asked(target="meta-llama/Llama-3.1-70B-Instruct", gpus=("h100-sxm",))
+    large = asked(target="meta-llama/Llama-3.1-70B-Instruct", gpus=("h100-sxm",))
     with pytest.raises(InputError, match=r"141 GB on each device, which has 8\d GB"):
-        plan(request, SHIPPED)
+        plan(large, SHIPPED)  # that much are its weights in bfloat16
 
 
 OTHER = str(shipped_directory() / "l40s" / "qwen3-4b.bfloat16.kernels.tp1.yaml")
@@ -262,16 +231,6 @@ MANY = {"acceptance": "gsm8k", "policy": ServingPolicy.parse("fixed:9999"), "eng
         ({"gpus": ("h101", "h102")}, "h101"),
         ({"gpus": (OTHER,)}, "another target"),
         (MANY, "known to 511"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(changes, said):
-    with pytest.raises(InputError, match=said):
-        plan(asked(**changes), SHIPPED)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
         ({"policy": ServingPolicy.parse("chain")}, "needs acceptance"),
         ({"policy": ServingPolicy.parse("plain"), "acceptance": "0.8"}, "accepts nothing"),
         ({"gpus": ()}, "which GPUs"),
@@ -295,16 +254,13 @@ def test_what_cannot_be_planned_is_refused(changes, said):
         ({"simulation": SimulationSettings(requests=99)}, "too few for percentiles"),
         ({"simulation": SimulationSettings(seed=-1)}, "seed must be 0"),
         ({"simulation": SimulationSettings(variation=-1)}, "variation of lengths must be 0"),
-        (
-            {"policy": ServingPolicy.parse("fixed:9"), "acceptance": "0.8", "engine": "sglang"},
-            "sglang verifies chains only",
-        ),
+        (MANY | {"engine": "sglang"}, "sglang verifies chains only"),
         ({"traffic": Traffic(prompt_tokens=0, output_tokens=1)}, "at least 1"),
     ],
 )
-def test_contradictions_are_refused(changes, said):
+def test_what_cannot_be_planned_is_refused(changes, said):
     with pytest.raises(InputError, match=said):
-        asked(**changes)
+        plan(asked(**changes), SHIPPED)
 
 
 def test_no_row_of_another_engine_has_a_tree(speculative):
@@ -327,13 +283,9 @@ def test_shapes_cross_over_where_the_policies_alone_do():
         assert choice.speedup(choice.best) > 1
 
 
-def typed_prices(*prices: str):
-    return request_from_options(
-        PlanOptions(
-            target="qwen3-8b", gpus="h100-sxm", prompt_tokens=1, output_tokens=1, rate="5",
-            prices=prices,
-        )
-    )  # fmt: skip
+def typed(**changes) -> PlanRequest:
+    usual = {"target": "qwen3-8b", "gpus": "h100-sxm", "rate": "5"}
+    return request_from_options(PlanOptions(prompt_tokens=9, output_tokens=9, **usual | changes))
 
 
 def test_data_parallel_groups_are_bought_together():
@@ -348,11 +300,7 @@ def test_data_parallel_groups_are_bought_together():
 def test_texts_of_the_command_line():
     assert parse_rate("300/min") == 5
     assert parse_rate("5") == parse_rate("5/s") == 5
-    typed = PlanOptions(
-        target="qwen3-8b", gpus="h100-sxm,l40s", prompt_tokens=10, output_tokens=10, rate="5",
-        prices=("H100 SXM=2", "l40s=3"), slo="tpot=30ms, ttft=1s",
-    )  # fmt: skip
-    request = request_from_options(typed)
+    request = typed(gpus="h100-sxm,l40s", prices=("H100 SXM=2", "l40s=3"), slo="tpot=30ms, ttft=1s")
     assert request.prices == {"h100-sxm": 2, "l40s": 3}
     assert request.goals == Goals(tpot_s=0.03, ttft_s=1.0)
     assert parse_parallel("2,1,2") == {"degrees": (1, 2)}
@@ -369,8 +317,8 @@ def test_texts_of_the_command_line():
         lambda: parse_servers("a few"),
         lambda: parse_parallel("two"),
         lambda: parse_parallel("2 --data-parallel-size"),
-        lambda: typed_prices("h100"),
-        lambda: typed_prices("h100=1", "h100=2"),
+        lambda: typed(prices=("h100",)),
+        lambda: typed(prices=("h100=1", "h100=2")),
     ],
 )
 def test_wrong_texts_are_refused(wrong):

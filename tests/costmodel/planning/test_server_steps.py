@@ -10,13 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.catalog import find_target
 from costmodel.planning.batching import Overheads
 from costmodel.planning.drafting import lookup_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import ForwardSeconds
-from costmodel.planning.request import ServingPolicy
-from costmodel.planning.servers import Server
 from costmodel.planning.simulation.steps import (
     StepGrid,
     committed_shares,
@@ -24,24 +21,21 @@ from costmodel.planning.simulation.steps import (
     speculation_of,
     step_grid,
 )
-from tests.costmodel.planning.conftest import plain_steps, point
-
-LLAMA = find_target("llama-3.1-8b-instruct").architecture
-
+from tests.costmodel.planning.conftest import (
+    LINE_ACCEPTANCE,
+    LLAMA,
+    LineSteps,
+    plain_steps,
+    point,
+    server_of,
+)
 
 POINTS = (point(1, "tree", 15, committed=4.0), point(4, "chain", 3, committed=2.5), point(8))
-
-
-@pytest.fixture
-def server(line_steps, line_acceptance) -> Server:
-    return Server(
-        forward=line_steps(architecture=LLAMA),
-        rules=engine_rules("vllm", "0.11"),
-        overheads=Overheads(layer_s=1e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=1e-4),
-        policy=ServingPolicy(),
-        acceptance=line_acceptance,
-        drafter=dataclasses.replace(lookup_drafter(), host_s=0.0),
-    )
+SERVER = server_of(
+    LineSteps(), rules=engine_rules("vllm", "0.11"), acceptance=LINE_ACCEPTANCE,
+    overheads=Overheads(layer_s=1e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=1e-4),
+    drafter=dataclasses.replace(lookup_drafter(), host_s=0.0),
+)  # fmt: skip
 
 
 @given(mean=st.floats(1.0, 16.0), depth=st.integers(0, 15))
@@ -58,17 +52,17 @@ def test_a_chain_of_one_acceptance_is_exact():
     assert shares == pytest.approx((0.2, 0.16, 0.128, 0.512))
 
 
-def test_the_tree_is_that_of_the_largest_concurrency_reached(line_acceptance):
-    speculation = speculation_of(POINTS, line_acceptance)
+def test_the_tree_is_that_of_the_largest_concurrency_reached():
+    speculation = speculation_of(POINTS, LINE_ACCEPTANCE)
     assert [speculation.level(batch) for batch in (1, 3, 4, 7, 8, 50)] == [0, 0, 1, 1, 2, 2]
     assert speculation.rows == (16, 4, 1)
     assert speculation.committed[-1] == (1.0,)
 
 
-def test_a_step_by_hand(server):
+def test_a_step_by_hand():
     """10 ms, 20 us a row, 10 ns a cached token; 10 us a layer, 1 ms a step and 0.1 ms a sequence
     for the engine; a prompt adds 0.1 ms a layer."""
-    step_s = exact_steps(server, POINTS)
+    step_s = exact_steps(SERVER, POINTS)
     engine_s = 1e-5 * LLAMA.layers + 1e-3
     prompt_s = 100 * 20e-6 + 1e-4 * LLAMA.layers
     tree_s = 5e-6 + 15 * 5e-8
@@ -81,9 +75,9 @@ def test_a_step_by_hand(server):
     assert step_s(0, 100, 0.0) == pytest.approx(prompt_s + engine_s)
 
 
-def test_the_grid_is_the_server(server):
+def test_the_grid_is_the_server():
     """Off the grid too: these steps are linear in all three within one tree."""
-    exact, grid = exact_steps(server, POINTS), step_grid(server, POINTS, 3000)
+    exact, grid = exact_steps(SERVER, POINTS), step_grid(SERVER, POINTS, 3000)
     for batch in (1, 2, 3, 4, 6, 7, 8):
         for prompt_tokens in (0, 1, 300, 5000):
             for context in (200.0, 1234.0, 2999.0):
@@ -91,21 +85,21 @@ def test_the_grid_is_the_server(server):
                 assert grid(*asked) == pytest.approx(exact(*asked), rel=1e-9), asked
 
 
-def test_only_trees_pay_for_drafts(server):
+def test_only_trees_pay_for_drafts():
     half = SimpleNamespace(
         layers=0, host_s=0.0, draft_s=lambda *shape: ForwardSeconds(products=0.5)
     )
-    slow = dataclasses.replace(server, drafter=half)
+    slow = dataclasses.replace(SERVER, drafter=half)
     with_trees, plain = (exact_steps(slow, POINTS)(b, 0, 100.0) for b in (1, 8))
-    assert with_trees - exact_steps(server, POINTS)(1, 0, 100.0) == pytest.approx(0.5)
-    assert plain == pytest.approx(exact_steps(server, POINTS)(8, 0, 100.0))
+    assert with_trees - exact_steps(SERVER, POINTS)(1, 0, 100.0) == pytest.approx(0.5)
+    assert plain == pytest.approx(exact_steps(SERVER, POINTS)(8, 0, 100.0))
 
 
-def test_an_engine_that_overlaps_its_host_hides_it(line_steps) -> None:
-    forward = line_steps(architecture=LLAMA)
-    overheads = Overheads(step_s=2e-3)
-    waits = plain_steps(forward, engine_rules("vllm", "0.11"), overheads)(8, 0, 500.0)
-    hides = plain_steps(forward, engine_rules("sglang"), overheads)(8, 0, 500.0)
+def test_an_engine_that_overlaps_its_host_hides_it() -> None:
+    waits, hides = (
+        plain_steps(LineSteps(), rules, Overheads(step_s=2e-3))(8, 0, 500.0)
+        for rules in (engine_rules("vllm", "0.11"), engine_rules("sglang"))
+    )
     assert hides == pytest.approx(math.hypot(waits - 2e-3, 2e-3))
 
 
@@ -121,21 +115,15 @@ def test_a_grid_reproduces_a_trilinear_function_also_outside() -> None:
     grid = StepGrid(trilinear, *AXES)
     for place in itertools.product((1, 5, 64, 100), (0, 300, 512, 9000), (0.0, 17.5, 1e3, 3e4)):
         assert grid(*place) == pytest.approx(trilinear(*place), rel=1e-12), place
-
-
-def test_prompts_alone_are_interpolated_from_a_step_of_one_token() -> None:
-    grid = StepGrid(trilinear, *AXES)
+    # Prompts alone are interpolated from a step of one token.
     assert grid(0, 512, 0.0) == pytest.approx(trilinear(0, 512, 0.0))
     between = (trilinear(0, 1, 0.0) + trilinear(0, 512, 0.0)) / 2
     assert grid(0, 256, 0.0) == pytest.approx(between)
 
 
-def test_beyond_a_falling_edge_no_step_is_shorter_than_the_shortest() -> None:
+def test_beyond_a_falling_edge_is_the_shortest_and_an_empty_step_is_never_asked_for() -> None:
     grid = StepGrid(lambda b, p, c: 3.0 - b, (0, 1, 2), (0,), (0,))
     assert grid(50, 0, 0.0) == 1.0
-
-
-def test_an_empty_step_is_never_asked_for() -> None:
     asked = []
     StepGrid(lambda b, p, c: asked.append((b, p)) or 1.0, (0, 1), (0, 5), (0,))
     assert asked == [(0, 1), (0, 5), (1, 0), (1, 5)]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import EngineRules, MemoryRule
@@ -16,17 +15,16 @@ from costmodel.planning.simulation.steps import Speculation, StepGrid
 from costmodel.planning.traffic import LognormalLength, Trace, poisson_trace
 from lab.studies.fit_overheads import ServerLoad, steady_work
 from tests.costmodel.planning import queueing
-from tests.costmodel.planning.conftest import commits, plain_steps
+from tests.costmodel.planning.conftest import LineSteps, commits, plain_steps
 
 ONE = LognormalLength(mean_tokens=1)
 WHOLE = MemoryRule(fraction=1.0, reserve_bytes=0.0, whole_answer=True)
 
 
 def made(arrival_s, prompt, output) -> Trace:
+    arrival_s = np.array(arrival_s, dtype=float)
     return Trace(
-        arrival_s=np.array(arrival_s, dtype=float),
-        prompt_tokens=np.array(prompt),
-        output_tokens=np.array(output),
+        arrival_s=arrival_s, prompt_tokens=np.array(prompt), output_tokens=np.array(output)
     )
 
 
@@ -134,9 +132,8 @@ def retold(requests: Trace, srv: SimulatedServer, tokens: int) -> tuple[list, li
             chunks[k] = min(room, prompt[k] - done_prompt[k])
             room -= chunks[k]
         context = sum(prompt[k] + done_output[k] - 1 for k in decoding)
-        now += step_s(
-            len(decoding), sum(chunks.values()), context / len(decoding) if decoding else 0.0
-        )
+        mean_context = context / len(decoding) if decoding else 0.0
+        now += step_s(len(decoding), sum(chunks.values()), mean_context)
         steps += 1
         for k in decoding:
             done_output[k] = min(done_output[k] + tokens, output[k])
@@ -152,20 +149,11 @@ def retold(requests: Trace, srv: SimulatedServer, tokens: int) -> tuple[list, li
 
 @settings(max_examples=150)
 @given(
-    lengths=st.lists(
-        st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(1, 12)),
-        min_size=1,
-        max_size=12,
-    ),
-    cache=st.integers(42, 120),
-    sequences=st.integers(1, 4),
-    step_tokens=st.integers(13, 40),
-    mixes=st.booleans(),
-    tokens=st.integers(1, 3),
-)
-def test_the_server_follows_its_rules(
-    lengths, cache, sequences, step_tokens, mixes, tokens
-) -> None:
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(1, 12)), min_size=1,
+             max_size=12),
+    st.integers(42, 120), st.integers(1, 4), st.integers(13, 40), st.booleans(), st.integers(1, 3),
+)  # fmt: skip
+def test_the_server_follows_its_rules(lengths, cache, sequences, step_tokens, mixes, tokens):
     gaps, prompt, output = zip(*lengths, strict=True)
     requests = made(np.cumsum(gaps) / 8, prompt, output)
     srv = server(cache, sequences, step_tokens=step_tokens, mixes_prompts=mixes)
@@ -191,15 +179,13 @@ def test_one_token_at_a_time_is_a_queue_with_one_server() -> None:
 
 
 def test_prompts_of_many_lengths_are_the_queue_of_pollaczek_and_khinchine() -> None:
-    generator = np.random.default_rng(5)
     prompts = LognormalLength(mean_tokens=500, variation=1.2)
-    requests = poisson_trace(0.6, 200_000, prompts, ONE, generator)
+    requests = poisson_trace(0.6, 100_000, prompts, ONE, np.random.default_rng(5))
     srv = server(sequences=1, step_tokens=10**8)
     found = simulate(requests, srv, lambda b, p, c: p / 500)
     seconds = requests.prompt_tokens / 500
-    exact = queueing.mg1_waiting_s(
-        0.6, float(np.mean(seconds)), float(np.var(seconds) / np.mean(seconds) ** 2)
-    )
+    squared_variation = float(np.var(seconds) / np.mean(seconds) ** 2)
+    exact = queueing.mg1_waiting_s(0.6, float(np.mean(seconds)), squared_variation)
     assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.05)
 
 
@@ -207,12 +193,12 @@ def test_prompts_of_many_lengths_are_the_queue_of_pollaczek_and_khinchine() -> N
 def test_many_short_steps_are_a_queue_with_many_servers() -> None:
     """M/M/c: answers of geometric length, each sequence a server that takes a token a step."""
     generator = np.random.default_rng(7)
-    output = generator.geometric(1 / 100, 60_000)
+    output = generator.geometric(1 / 40, 60_000)
     requests = poisson_trace(3.2, len(output), ONE, ONE, generator)
     requests = dataclasses.replace(requests, output_tokens=output)
-    found = simulate(requests, server(sequences=4), lambda b, p, c: 0.01)
+    found = simulate(requests, server(sequences=4), lambda b, p, c: 0.025)
     # A sequence is free again at a step's end and the next starts at one: half a step is added.
-    exact = queueing.mmc_waiting_s(3.2, 1.0, 4) + 0.005
+    exact = queueing.mmc_waiting_s(3.2, 1.0, 4) + 0.0125
     assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.08)
 
 
@@ -228,10 +214,9 @@ def test_every_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
 @pytest.mark.parametrize(
     ("ranks", "settings"), [(1, {}), (4, {}), (1, {"prefix_hits": 0.8}), (1, {"step_tokens": 128})]
 )
-def test_the_closed_form_of_a_steady_server_is_met(line_steps, ranks, settings) -> None:
+def test_the_closed_form_of_a_steady_server_is_met(ranks, settings) -> None:
     """A backlog that keeps 8 requests in flight; the planner's formula knows mean lengths only."""
-    target = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
-    forward = line_steps(architecture=target, ranks=ranks)
+    forward = LineSteps(ranks=ranks)
     overheads = Overheads(layer_s=2e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=3e-5)
     rules = EngineRules(name="made up", memory=WHOLE, **settings)
     exact = plain_steps(forward, rules, overheads, prompt_tokens=500)
@@ -243,21 +228,15 @@ def test_the_closed_form_of_a_steady_server_is_met(line_steps, ranks, settings) 
     kept = slice(100, -100)
     spent_s = np.sum((found.last_s - found.first_s)[kept])
     workload = ServerLoad(prompt_tokens=500, output_tokens=200, concurrency=8)
-    expected = overheads.time_per_token_s(
-        steady_work(forward, rules, workload), overlaps_host=rules.overlaps_host
-    )
+    work = steady_work(forward, rules, workload)
+    expected = overheads.time_per_token_s(work, overlaps_host=rules.overlaps_host)
     assert spent_s / np.sum(output[kept] - 1) == pytest.approx(expected, rel=0.02)
 
 
 def test_speculation_divides_the_time_a_token_by_the_mean_committed_length() -> None:
-    shares = [0.4, 0.3, 0.2, 0.1]
-    found = simulate(
-        made(np.arange(200) * 2000.0, [5] * 200, [1000] * 200),
-        server(),
-        constant,
-        commits(8, *shares),
-        np.random.default_rng(1),
-    )
+    requests = made(np.arange(200) * 2000.0, [5] * 200, [1000] * 200)
+    shares = commits(8, 0.4, 0.3, 0.2, 0.1)
+    found = simulate(requests, server(), constant, shares, np.random.default_rng(1))
     assert np.mean(found.tpot_s) == pytest.approx(1 / 2.0, rel=0.01)
 
 
@@ -266,25 +245,11 @@ def test_a_queue_that_grows_is_called_overloaded() -> None:
     assert not simulate(poisson_ones(0.8, 5000, 0), server(sequences=1), constant).overloaded
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: simulate(made([0, 1], [5, 90], [5, 20]), server(cache=100), constant),
-            r"request 2 \(90 prompt and 20 answer tokens\) never fits into a cache of 100 tokens",
-        ),
-        (
-            lambda: simulate(made([0], [5], [5]), server(step_tokens=256), constant),
-            "256 decoded rows leave no room for prompts in steps of 256 tokens",
-        ),
-        (
-            lambda: simulate(
-                made([0], [5], [5]), server(step_tokens=900), constant, commits(4, 1.0)
-            ),
-            "1024 decoded rows",
-        ),
-    ],
-)
-def test_bad_input_is_named(call, message: str) -> None:
+@pytest.mark.parametrize(("given", "message", "speculation"), [
+    ({"cache": 100}, r"2 \(90 prompt and 20 answer tokens\) never fits into a cache of 100", ()),
+    ({"step_tokens": 256}, "256 decoded rows leave no room for prompts in steps of 256", ()),
+    ({"step_tokens": 900}, "1024 decoded rows", (commits(4, 1.0),)),
+])  # fmt: skip
+def test_bad_input_is_named(given, message, speculation) -> None:
     with pytest.raises(InputError, match=message):
-        call()
+        simulate(made([0, 1], [5, 90], [5, 20]), server(**given), constant, *speculation)

@@ -17,8 +17,8 @@ from costmodel.planning.engines import (
     weight_bytes,
 )
 from lab.studies.fit_overheads import ServerLoad, cache_tokens, largest_concurrency, steady_work
+from tests.costmodel.planning.conftest import LLAMA, LineSteps
 
-LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
 VLLM, SGLANG = engine_rules("vllm"), engine_rules("sglang")
 
 
@@ -41,12 +41,11 @@ def test_decoding_leaves_less_room_for_a_prompt():
     assert chunks_of(VLLM, 1000, 64) == 1
 
 
-def test_what_is_cached_of_a_prompt_is_not_computed(line_steps):
+def test_what_is_cached_of_a_prompt_is_not_computed():
     """A quarter of 8192 tokens in steps of 1024 beside 64 rows: 3 chunks, over 6144 cached."""
     rules = engine_rules("vllm", step_tokens=1024, prefix_hits=0.75)
-    forward = line_steps(architecture=LLAMA)
-    seconds, chunks = prompt_work(forward, rules, 8192, 64)
-    assert chunks == 3 and prompt_work(forward, VLLM, 8192, 64)[0] == 8192 * 20e-6
+    seconds, chunks = prompt_work(LineSteps(), rules, 8192, 64)
+    assert chunks == 3 and prompt_work(LineSteps(), VLLM, 8192, 64)[0] == 8192 * 20e-6
     assert seconds == pytest.approx(2048 * (20e-6 + 6144 * 1e-8))
 
 
@@ -58,32 +57,26 @@ def test_vllms_steps_are_smaller_on_small_devices_and_on_an_a100():
     assert engine_rules("vllm", step_tokens=512, device=sizes[2]).step_tokens == 512
 
 
-def test_steady_state_adds_up(line_steps):
-    forward = line_steps(architecture=LLAMA)
-    work = steady_work(
-        forward, VLLM, ServerLoad(prompt_tokens=1024, output_tokens=500, concurrency=8)
-    )
+def test_steady_state_adds_up():
+    load = ServerLoad(prompt_tokens=1024, output_tokens=500, concurrency=8)
+    work = steady_work(LineSteps(), VLLM, load)
     assert (work.running, work.waiting) == (8, 0)
     assert work.prompts_s == pytest.approx(7 / 500 * 1024 * 20e-6)
     assert work.prompt_steps == pytest.approx(1 - math.exp(-7 / 500))  # some share a step
     assert work.attention_s == pytest.approx(8 * (1024 + 250) * 1e-8)
 
 
-def test_a_full_cache_limits_what_runs(line_steps):
+def test_a_full_cache_limits_what_runs():
     """16.06 GB of weights, 1.3 GB of cache: 10,000 tokens, 8 requests of 1024 + 400 / 2."""
-    tight = dataclasses.replace(
-        VLLM,
-        memory=MemoryRule(fraction=(2 * 8030261248 + 10000 * 131072) / 80e9, reserve_bytes=0.0),
-    )
-    forward = line_steps(architecture=LLAMA)
+    share = (2 * 8030261248 + 10000 * 131072) / 80e9
+    tight = dataclasses.replace(VLLM, memory=MemoryRule(fraction=share, reserve_bytes=0.0))
     load = ServerLoad(prompt_tokens=1024, output_tokens=400, concurrency=32)
-    work = steady_work(forward, tight, load)
+    work = steady_work(LineSteps(), tight, load)
     assert work.running == pytest.approx(10000 / 1224)
     assert work.waiting == pytest.approx(32 - 10000 / 1224)
 
 
 LARGE = find_target("meta-llama/Llama-3.1-70B-Instruct").architecture
-SMALL = find_target("Qwen/Qwen3-0.6B").architecture
 
 
 def test_cache_of_a_token():
@@ -107,18 +100,11 @@ def test_cache_tokens_of_both_rules():
     weights = 2 * 8030261248
     whole = MemoryRule(fraction=0.9, reserve_bytes=3e9)
     rest = MemoryRule(fraction=0.9, reserve_bytes=4e9, after_weights=True)
-    assert cache_tokens(whole, LLAMA, ValueBytes(), 80e9) == pytest.approx(
-        (72e9 - weights - 3e9) / 131072
-    )
-    assert cache_tokens(rest, LLAMA, ValueBytes(), 80e9) == pytest.approx(
-        0.9 * (76e9 - weights) / 131072
-    )
-
-
-def test_a_target_that_does_not_fit_is_named():
-    rule = MemoryRule(fraction=0.9, reserve_bytes=3e9)
+    held = [cache_tokens(rule, LLAMA, ValueBytes(), 80e9) for rule in (whole, rest)]
+    free_bytes = [72e9 - weights - 3e9, 0.9 * (76e9 - weights)]
+    assert held == pytest.approx([one / 131072 for one in free_bytes])
     with pytest.raises(InputError, match=r"does not fit: 141\.1 GB") as bad:
-        cache_tokens(rule, LARGE, ValueBytes(), 80e9)
+        cache_tokens(whole, LARGE, ValueBytes(), 80e9)
     assert "more devices" in bad.value.hint
 
 

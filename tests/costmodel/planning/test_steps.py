@@ -1,37 +1,23 @@
 """Steps of profiles: what the files hold, operator tables, and forwards measured under vLLM."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose.operators import ComposedForward
-from costmodel.io import shipped_directory
 from costmodel.planning.accuracy import slower_error
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.exports import export_plan
 from costmodel.planning.forwards import TargetForward
-from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import make_server, plan, plan_profile
 from costmodel.planning.traffic import Traffic
-from costmodel.profile.profile import Profile
-from costmodel.profile.store import ProfileStore
 from integrations.aiconfigurator.tables import load_published
-from tests.costmodel.conftest import measured_forwards
-from tests.costmodel.planning.conftest import find_forward
+from tests.costmodel.conftest import altered, measured_forwards, shipped
+from tests.costmodel.planning.conftest import SHIPPED, asked, find_forward
 
-SHIPPED = ProfileStore([shipped_directory()])
-LLAMA = find_target("Llama-3.1-8B-Instruct")
-
-
-def shipped(device: str, target: str = "llama-3.1-8b-instruct") -> Profile:
-    return Profile.from_yaml(shipped_directory() / device / f"{target}.bfloat16.kernels.tp1.yaml")
-
-
-@pytest.fixture(scope="module")
-def profile() -> Profile:
-    return shipped("h100-sxm", "qwen3-8b")
+LLAMA = "llama-3.1-8b-instruct"
+PROFILE = shipped("h100-sxm")
+STEPS = TargetForward(PROFILE)
 
 
 def padded(sizes, contexts, seconds):
@@ -41,55 +27,37 @@ def padded(sizes, contexts, seconds):
         yield size, context, min(s for n, c, s in cells if c == context and n >= size)
 
 
-def test_plain_steps_are_those_of_the_file(profile):
-    steps, plain = TargetForward(profile), profile.stages.plain
+def test_steps_and_prompts_are_those_of_the_file():
+    """Beyond the largest batch its last slope goes on."""
+    plain, surface, prefill = PROFILE.stages.plain, PROFILE.surface, PROFILE.stages.prefill
     for batch, context, seconds in padded(plain.batch, plain.context, plain.median_s):
-        assert steps.decode(batch, context).total == pytest.approx(seconds)
-
-
-def test_verifications_at_batch_1_are_those_of_the_file(profile):
-    steps, surface = TargetForward(profile), profile.surface
+        assert STEPS.decode(batch, context).total == pytest.approx(seconds)
+    times = [STEPS.decode(batch, 512).total for batch in (128, 256, 384)]
+    assert times[2] - times[1] == pytest.approx(times[1] - times[0])
     for rows, context, seconds in padded(surface.rows, surface.context, surface.median_s):
         if rows > 1 and context > 64:
-            assert steps.decode(1, context, rows).total == pytest.approx(seconds, rel=0.03)
-
-
-def test_beyond_the_largest_batch_the_last_slope_goes_on(profile):
-    steps = TargetForward(profile)
-    times = [steps.decode(batch, 512).total for batch in (128, 256, 384)]
-    assert times[2] - times[1] == pytest.approx(times[1] - times[0])
-
-
-def test_a_prompt_alone_takes_what_the_file_says(profile):
-    steps, prefill = TargetForward(profile), profile.stages.prefill
+            assert STEPS.decode(1, context, rows).total == pytest.approx(seconds, rel=0.03)
     for tokens, seconds in zip(prefill.tokens, prefill.median_s, strict=True):
-        assert steps.prompt(tokens, 0, 1).total == pytest.approx(seconds)
+        assert STEPS.prompt(tokens, 0, 1).total == pytest.approx(seconds)
 
 
 def test_groups_that_share_experts_wait_for_each_other_and_for_pcie():
-    pair = [TargetForward(shipped("rtx-pro-6000-server"), "vllm", ranks) for ranks in (1, 2)]
+    slow = shipped("rtx-pro-6000-server", LLAMA)
+    pair = [TargetForward(slow, "vllm", ranks) for ranks in (1, 2)]
     assert [forward.shares_pcie for forward in pair] == [False, True]
     slower = [slower_error(forward, engine_rules("vllm"), 0.1) for forward in pair]
     assert slower[0] == 0.1 and slower[1] > 0.5
 
 
-def test_a_composed_profile_says_so(profile):
-    origin = TargetForward(profile).origin
-    stated = profile.provenance.error_bar
+def test_a_composed_profile_says_so():
+    origin, stated = STEPS.origin, PROFILE.provenance.error_bar
     assert (origin.kind, origin.error, origin.whole_runtime) == ("composed", stated, False)
-    assert TargetForward(profile).device.power_w == 700
+    assert STEPS.device.power_w == 700
 
 
-def test_a_profile_in_float32_plans_with_values_of_four_bytes(profile):
-    runtime = profile.runtime.model_copy(update={"dtype": "float32"})
-    single = profile.model_copy(update={"runtime": runtime})
-    request = PlanRequest(
-        target=profile.target.name,
-        gpus=("a.yaml",),
-        traffic=Traffic(prompt_tokens=1000, output_tokens=200),
-        rate=1.0,
-    )
-    room = [make_server(request, TargetForward(p), None) for p in (profile, single)]
+def test_a_profile_in_float32_plans_with_values_of_four_bytes():
+    single, request = altered(PROFILE, runtime={"dtype": "float32"}), asked(gpus=("a.yaml",))
+    room = [make_server(request, TargetForward(p), None) for p in (PROFILE, single)]
     half, whole = (server.cache_tokens() for server in room)
     assert whole < half / 2
     planned = plan_profile(request, single, 4)
@@ -101,11 +69,9 @@ def test_steps_put_together_agree_with_operator_tables(device):
     """Batches x rows that the profile does not hold, against sums of operators at that batch."""
     pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
     pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
-    made = TargetForward(shipped(device, "qwen3-8b"), "rooftree")
-    summed = ComposedForward(
-        architecture=find_target("Qwen/Qwen3-8B").architecture,
-        tables=load_published(find_device(device)),
-    ).verifying()
+    made, tables = TargetForward(shipped(device), "rooftree"), load_published(find_device(device))
+    architecture = find_target("Qwen/Qwen3-8B").architecture
+    summed = ComposedForward(architecture=architecture, tables=tables).verifying()
     shapes = [(b, c, r) for b in (8, 32, 128) for c in (512, 2048) for r in (4, 16, 32)]
     summed_s = [summed.seconds([r], [c], b)[0, 0] for b, c, r in shapes]
     error = np.abs(np.array([made.decode(*s).total for s in shapes]) / summed_s - 1)
@@ -115,16 +81,13 @@ def test_steps_put_together_agree_with_operator_tables(device):
     assert np.max(error) < 0.3  # at up to four times the profile's most rows
 
 
-@pytest.mark.parametrize(
-    ("engine", "gpu", "unsplit"),
-    [
-        ("vllm", "a100-sxm-80gb", True), ("vllm", "rtx-a6000", True), ("vllm", "l40s", True),
-        ("vllm", "rtx-pro-6000-server", True), ("vllm", "h100-sxm", False), ("vllm", "b200", False),
-        ("sglang", "a100-sxm-80gb", False), ("rooftree", "a100-sxm-80gb", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("engine", "gpu", "unsplit"), [
+    ("vllm", "a100-sxm-80gb", True), ("vllm", "rtx-a6000", True), ("vllm", "l40s", True),
+    ("vllm", "rtx-pro-6000-server", True), ("vllm", "h100-sxm", False), ("vllm", "b200", False),
+    ("sglang", "a100-sxm-80gb", False), ("rooftree", "a100-sxm-80gb", False),
+])  # fmt: skip
 def test_which_engines_leave_keys_unsplit(engine, gpu, unsplit):
-    profile = shipped(gpu)
+    profile = shipped(gpu, LLAMA)
     assert TargetForward(profile, engine).unsplit is unsplit
     for change in ({"cache_bytes": 1.0}, {"kind": "vllm"}):  # another kernel; measured in vLLM
         runtime = profile.runtime.model_copy(update=change)
@@ -139,7 +102,7 @@ def test_the_time_by_hand():
     two waves.
     """
     key_s = 4 * 64 * 128 / (0.48 * 312e12 / 108)
-    forward = TargetForward(shipped("a100-sxm-80gb"), "vllm")
+    forward = TargetForward(shipped("a100-sxm-80gb", LLAMA), "vllm")
     assert forward.decode(1, 8192, 4).attention == pytest.approx(32 * 8192 * key_s)
     assert forward.decode(4, 8192, 4).attention == pytest.approx(2 * 32 * 8192 * key_s)
 
@@ -149,12 +112,9 @@ def test_the_time_by_hand():
 )
 def test_it_is_what_was_measured_under_vllm(measured, device, name):
     """Forwards of 16 to 64 rows; in the form that splits keys they are planned 46 % too short."""
-    profile = shipped(device)
-    forward = TargetForward(profile, "vllm")
-    errors = {}
-    for rows, context, seconds in zip(
-        *measured_forwards(measured, f"{name}_llama-3.1-8b_tp1"), strict=True
-    ):
+    forward, errors = TargetForward(shipped(device, LLAMA), "vllm"), {}
+    times = measured_forwards(measured, f"{name}_llama-3.1-8b_tp1")
+    for rows, context, seconds in zip(*times, strict=True):
         if 2 <= rows <= 64 and context >= 1024:
             context -= rows if device == "rtx-a6000" else 0
             predicted_s = forward.decode(1, context, rows).total
@@ -166,7 +126,7 @@ def test_it_is_what_was_measured_under_vllm(measured, device, name):
 
 def test_a_chain_over_a_long_context_costs_more_under_vllm():
     decoder, vllm = (
-        find_forward(find_device("a100-sxm-80gb"), LLAMA, SHIPPED, engine=engine)
+        find_forward(find_device("a100-sxm-80gb"), find_target(LLAMA), SHIPPED, engine=engine)
         for engine in ("rooftree", "vllm")
     )
     assert vllm.decode(1, 16384, 8).total > 1.4 * decoder.decode(1, 16384, 8).total
@@ -175,19 +135,15 @@ def test_a_chain_over_a_long_context_costs_more_under_vllm():
 
 
 def test_the_plan_says_so_and_plans_trees_with_the_decoders_own_attention():
-    request = PlanRequest(
-        target="Llama-3.1-8B-Instruct",
-        gpus=("a100-sxm-80gb", "h100-sxm"),
-        traffic=Traffic(prompt_tokens=16000, output_tokens=400),
-        rate=0.1,
-        acceptance="0.8",
-        drafter="dflash",
-    )
-    planned = plan(request, SHIPPED)
+    wanted = {
+        "gpus": ("a100-sxm-80gb", "h100-sxm"), "acceptance": "0.8", "drafter": "dflash",
+        "traffic": Traffic(prompt_tokens=16000, output_tokens=400), "rate": 0.1,
+    }  # fmt: skip
+    planned = plan(asked(target=LLAMA, **wanted), SHIPPED)
     notes = [note for note in planned.notes if "FlashAttention 2" in note]
     assert len(notes) == 1 and "a100-sxm-80gb:" in notes[0] and "h100" not in notes[0]
     option = next(option for option in planned.options if option.gpu == "a100-sxm-80gb")
-    own = plan(dataclasses.replace(request, engine="rooftree"), SHIPPED)
+    own = plan(asked(target=LLAMA, engine="rooftree", **wanted), SHIPPED)
     same = next(option for option in own.options if option.gpu == "a100-sxm-80gb")
     assert option.with_trees == same.choices
     assert not any("FlashAttention 2" in note for note in own.notes)

@@ -84,7 +84,7 @@ def problem_of(data) -> str:
         Profile.from_bytes(raw, NAMES)
     error = caught.value
     assert str(error).count("\n") == 0
-    assert len(str(error)) < 400
+    assert len(str(error)) < 400 and str(error).isprintable()
     assert error.problem.startswith(f"{NAMES}: ")
     assert "rooftree calibrate" in error.hint
     assert error.exit_code == 3
@@ -137,14 +137,6 @@ def test_each_list_with_a_wrong_entry_or_length_or_order(path):
         assert "ascend" in problem_of(changed(path, numbers[::-1]))
         if path[0] != "surface":
             assert "ascend" in problem_of(changed(path, [numbers[0]] * len(numbers)))
-
-
-def test_a_repeated_point_is_refused():
-    data = copy.deepcopy(GOOD)
-    for column in data["surface"].values():
-        column.insert(0, column[0])
-    assert problem_of(data).startswith("surface: ")
-    assert "repeats" in problem_of(data)
 
 
 @pytest.mark.parametrize("path", list(sections(GOOD)), ids=lambda p: named(p) or "top")
@@ -204,9 +196,10 @@ def test_sections_that_must_go_together():
     small = copy.deepcopy(GOOD)
     small["surface"] = {name: values[:2] for name, values in small["surface"].items()}
     assert "at least 6 points" in problem_of(small)
-
-
-def test_several_problems_are_counted():
+    repeated = copy.deepcopy(GOOD)
+    for column in repeated["surface"].values():
+        column.insert(0, column[0])
+    assert problem_of(repeated).startswith("surface: ") and "repeats" in problem_of(repeated)
     data = changed(("device", "name"), 3)
     data["peaks"]["flops_per_s"] = 0
     assert problem_of(data).endswith("(and 1 more)")
@@ -226,7 +219,7 @@ def test_several_problems_are_counted():
     (b"[" * 2_000 + b"]" * 2_000, "is not a profile"),
     (b"a: !!int ''", "not readable as YAML"),
     (b"? [1]\n: 2", "not readable as YAML"),
-    (b"a: &a 1\nb: *a", "aliases are not read"),
+    (b"a: &a 1\nb: *a", "aliases are not read"),  # merge keys alone took 10 s for 399 bytes
     (TEXT.encode() + b"\nschema_version: 2\n", "schema_version stands twice"),
     (b"a: " + b"9" * 5_000, "not readable as YAML"),
     (b"a: !!python/object/apply:os.system ['true']", "not readable as YAML"),
@@ -235,53 +228,28 @@ def test_files_that_are_no_profiles(raw, message):
     assert message in problem_of(raw)
 
 
-@pytest.mark.parametrize("form", ["{{<<: [{}]}}", "[{}]"])
-def test_a_small_file_takes_no_time(form):
-    """Merge keys alone took 10 s and 290 MB for 399 bytes."""
-    lines = ["a0: &a0 {x: 1, y: 2}"]
-    for i in range(1, 12):
-        lines.append(f"a{i}: &a{i} {form.format(', '.join([f'*a{i - 1}'] * 10))}")
-    assert "aliases are not read" in problem_of(("\n".join(lines)).encode())
+KIND = "  kind: cuda\n"
 
 
-@pytest.mark.parametrize("number", ["1" + ":0" * 4_000, "0x" + "f" * 5_000, "2026-03-01", ".inf"])
-def test_odd_numbers_are_refused(number):
-    problem = problem_of(TEXT.replace("points: 12\n", f"points: {number}\n", 1).encode())
-    assert problem.startswith("provenance.points: must be ")
+@pytest.mark.parametrize(("good", "bad", "message"), [
+    *(("points: 12\n", f"points: {number}\n", "provenance.points: must be ")
+      for number in ("1" + ":0" * 4_000, "0x" + "f" * 5_000, "2026-03-01", ".inf")),
+    ("n: [5, 1, 5]", "n: !!set {5, 1}", "n: must be a list"),
+    ("'560.35'", "560.35", "device.driver: must be a valid string"),
+    (KIND, f"{KIND}  {'x' * 1000}: 1\n", "device.x"), (KIND, f'{KIND}  "\\e[2J": 1\n', "device."),
+    (KIND, '  kind: "\\e[2J\\u202e"\n', "device.kind"),
+    ("    layers: 36", f"    layers: '{'x' * 5000}'", "layers"),
+    (TEXT, f"schema_version: [{'1, ' * 5_000}1]", "schema_version"),
+    (TEXT, f"a: 1\n? {'x' * 900}\n: 1\n? {'x' * 900}\n: 1\n", ""),
+], ids=range(12))  # fmt: skip
+def test_odd_values_have_short_plain_messages(good, bad, message):
+    assert message in problem_of(TEXT.replace(good, bad, 1).encode())
 
 
-@pytest.mark.parametrize("raw", [
-    b"schema_version: [" + b"1, " * 5_000 + b"1]",
-    b"schema_version: '" + b"x" * 50_000 + b"'",
-    TEXT.replace("  kind: cuda\n", f"  kind: cuda\n  {'x' * 1000}: 1\n").encode(),
-    TEXT.replace("  kind: cuda\n", '  kind: cuda\n  "\\e[2J": 1\n').encode(),
-    TEXT.replace("  kind: cuda\n", '  kind: "\\e[2J\\u202e"\n').encode(),
-    TEXT.replace("    layers: 36", f"    layers: '{'x' * 5000}'").encode(),
-    b"a: 1\n" + b"? " + b"x" * 900 + b"\n: 1\n? " + b"x" * 900 + b"\n: 1\n",
-], ids=range(7))  # fmt: skip
-def test_messages_are_short_and_plain(raw):
-    assert problem_of(raw).isprintable()
-
-
-def test_a_set_or_a_number_is_not_taken_for_a_list_or_a_text():
-    for good, bad, message in (
-        ("n: [5, 1, 5]", "n: !!set {5, 1}", "n: must be a list"),
-        ("'560.35'", "560.35", "device.driver: must be a valid string"),
-    ):
-        assert message in problem_of(TEXT.replace(good, bad).encode())
-
-
-def failing_open(*_args, **_kwargs):
-    raise PermissionError(13, "Permission denied")
-
-
-def test_unreadable_paths(tmp_path, monkeypatch):
+def test_unreadable_paths(tmp_path):
     with pytest.raises(ProfileError, match="there is no such file"):
         Profile.from_yaml(tmp_path / "none.yaml")
     huge = tmp_path / "huge.yaml"
     huge.write_bytes(b"#" * 4_000_001)
     with pytest.raises(ProfileError, match="larger than 4 MB"):
         Profile.from_yaml(huge)
-    monkeypatch.setattr("builtins.open", failing_open)
-    with pytest.raises(ProfileError, match="Permission denied"):
-        Profile.from_yaml(STORED)

@@ -1,6 +1,6 @@
 """At T > 0 the output's distribution is the target's: chi-square over whole outputs.
 
-The first three tokens of 5,000 texts are compared with the exact probabilities of all V^3
+The first three tokens of 2,500 texts are compared with the exact probabilities of all V^3
 continuations, computed by enumeration, for every acceptance rule. Wrong rules (accept by the
 target's argmax, as BASTION's public code does; keep the best-scored of several draws; a ratio
 with the q of another temperature than the draw's) must be caught by as many texts or fewer.
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow  # some seconds a test
 
 VOCAB = 5
 LENGTH = 3
-SAMPLES = 5000
+SAMPLES = 2500
 BATCH = 250
 PROMPT = [1, 3, 0]
 
@@ -117,9 +117,7 @@ def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
     assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
 
 
-@pytest.mark.parametrize(
-    "kind", ["qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1", "gpt_oss", "deepseek_v3"]
-)
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "gpt_oss", "deepseek_v3"])
 def test_models_of_every_mechanism_keep_their_distribution(kind, monkeypatch):
     """States, latents, windows with sinks; the window is shorter than the prompt."""
     monkeypatch.setitem(SIZES, "sliding_window", 2)
@@ -129,7 +127,7 @@ def test_models_of_every_mechanism_keep_their_distribution(kind, monkeypatch):
     drafter = WholeDrafter(VOCAB, depth=2, width=4)
     decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter, acceptance="recursive")
     exact = exact_probabilities(model, Sampling(**HOT))
-    assert p_value(observed_counts(decoder, SAMPLES // 4, **HOT), exact) > 0.001
+    assert p_value(observed_counts(decoder, SAMPLES // 2, **HOT), exact) > 0.001
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("vanilla", "recursive"), ("rnn", "traversal")])
@@ -148,7 +146,7 @@ def test_trees_over_conditional_scores_follow_the_target(model, kind, rule):
     target = target_of(model)
     drafter = DSparkDrafter(target, drafted)
     decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter, acceptance=rule)
-    assert p_value(observed_counts(decoder, SAMPLES // 2, **HOT), exact) > 0.001
+    assert p_value(observed_counts(decoder, SAMPLES, **HOT), exact) > 0.001
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])

@@ -80,12 +80,17 @@ def oracle_case(index):
     return case["expected_accepted"], target, draft, parents
 
 
-# The later cases have so many outcomes that enumerating them takes up to half a minute.
-SLOW = [pytest.param(i, marks=pytest.mark.slow if i >= 2 else ()) for i in range(ORACLE_CASES)]
+# The later cases have so many outcomes that enumerating them takes up to half a minute; rules of
+# all rows, which decide as those of visited rows do, are left out of them.
+ENUMERATED = [
+    pytest.param(index, name, marks=pytest.mark.slow if index >= 2 else ())
+    for index in range(ORACLE_CASES)
+    for name in RULES
+    if index < 3 or not name.endswith("all rows")
+]
 
 
-@pytest.mark.parametrize("index", SLOW)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("index", "name"), ENUMERATED)
 def test_expected_acceptance_equals_the_reference(index, name):
     expected, target, draft, parents = oracle_case(index)
     trees = drawn_trees(parents, draft)

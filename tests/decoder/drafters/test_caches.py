@@ -56,14 +56,6 @@ def test_a_session_that_lives_on_keeps_its_place():
     torch.testing.assert_close(kept.cache.data[:, :, 0, :, :5], noise)
 
 
-@pytest.mark.parametrize(("tokens", "capacity"), [(300, 1024), (1024, 2048), (5000, 6144)])
-def test_a_cache_is_made_for_what_the_target_has_reserved(tokens, capacity):
-    """With room for a draft behind it, in steps of 1024."""
-    caches = SharedCaches(*PLACE, reserved(tokens, 2))
-    place = caches.room(Session(), None, 5)
-    assert (place.cache.capacity, place.cache.sequences) == (capacity, 2)
-
-
 def test_a_target_that_gives_no_features_is_an_error():
     with pytest.raises(InputError, match="an EAGLE-3 drafter needs the target's features"):
         WaitingFeatures("an EAGLE-3 drafter").add(None)

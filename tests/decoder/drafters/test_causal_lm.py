@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CATCH_UP_ROWS, CausalLMDrafter
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.model.loading import load_model
 from decoder.tree.growth import SINGLE_PATH, TopPaths, grow
-from tests.decoder.models import PROMPT, plain_logits, random_model, target_of
+from tests.decoder.models import PROMPT, plain_logits, random_model, request, target_of
 from tests.tiny_folder import write_all, write_weights
 
 VOCAB = 97
@@ -54,10 +53,6 @@ def drafter_of(model, **options):
     return CausalLMDrafter(target_of(model), **options)
 
 
-def request(growth, depth=8, temperature=1.0):
-    return DraftRequest(depth=depth, width=16, growth=growth, temperature=temperature)
-
-
 def assert_same_tree(found, expected, rtol=1e-6):
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.parents, expected.parents)
@@ -89,7 +84,7 @@ def test_candidates_are_those_of_the_plain_model(family, growth):
         path = []
         if turn % 4 != 3:
             for _ in range(1 + turn % 2):
-                found = session.draft(np.array(text), request(rule, temperature=0.8))
+                found = session.draft(np.array(text), request(8, 16, rule, 0.8))
             assert_same_tree(found, grow(PlainSource(model, text, 0.8), rule, 8), rtol)
             assert len(found.tokens) > 0
             path = accept_some(found, rng)
@@ -110,7 +105,7 @@ def test_many_plain_rounds_are_caught_up(plain_rounds):
         for token in rng.integers(0, VOCAB, rounds):
             session.observe([int(token)], None)
             text.append(int(token))
-        found = session.draft(np.array(text), request(rule))
+        found = session.draft(np.array(text), request(8, 16, rule))
         assert_same_tree(found, grow(PlainSource(model, text), rule, 8))
         session.observe([9], None)
         text.append(9)
@@ -121,7 +116,7 @@ def test_logits_that_are_no_numbers_give_no_candidates():
     with torch.no_grad():
         broken.get_output_embeddings().weight[5] = float("nan")
     session = drafter_of(broken).start(np.array(PROMPT), None)
-    assert len(session.draft(np.array([*PROMPT, 1]), request(TopPaths())).tokens) == 0
+    assert len(session.draft(np.array([*PROMPT, 1]), request(8)).tokens) == 0
 
 
 class TestVocabularies:

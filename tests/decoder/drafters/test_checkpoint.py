@@ -47,11 +47,16 @@ def test_all_that_is_wrong_is_listed_at_once(made):
         assert part in raised.value.problem
 
 
-@pytest.mark.parametrize("kept", [0, 5, 0.5, 0.999])
-def test_truncated_safetensors(made, kept):
+@pytest.mark.parametrize("kept", [None, 0, 5, 0.5, 0.999])
+def test_safetensors_that_are_truncated_or_missing(made, kept):
     drafter, folder, _ = made
     path = folder / "model.safetensors"
     content = path.read_bytes()
+    path.unlink()
+    if kept is None:
+        with pytest.raises(InputError, match=r"holds no model\.safetensors"):
+            drafter(folder)
+        return
     path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
     message = r"cannot read the weights in .*model\.safetensors"
     with pytest.raises(InputError, match=message) as raised:
@@ -59,31 +64,19 @@ def test_truncated_safetensors(made, kept):
     assert "fetch it again" in raised.value.hint
 
 
-def test_no_weights(made):
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("config", None, r"config\.json"), ("config", "[1, 2]", r"config\.json"),
+    ("model.safetensors.index", '{"weight_map": 3}', r"model\.safetensors\.index\.json"),
+    ("model.safetensors.index", '{"weight_map": {"fc.weight": "model-1.safetensors"}}',
+     r"lacks model-1\.safetensors, which its index names"),
+])  # fmt: skip
+def test_files_that_say_nothing_of_weights(made, name, content, message):
     drafter, folder, _ = made
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"holds no model\.safetensors"):
-        drafter(folder)
-
-
-@pytest.mark.parametrize("content", [None, "{", "[1, 2]", "\x00"])
-def test_no_usable_config(made, content):
-    drafter, folder, _ = made
-    (folder / "config.json").unlink()
+    path = folder / f"{name}.json"
+    path.unlink(missing_ok=True)
     if content is not None:
-        (folder / "config.json").write_text(content)
-    with pytest.raises(InputError, match=r"config\.json"):
-        drafter(folder)
-
-
-def test_an_index_of_files_that_are_not_there(made):
-    drafter, folder, _ = made
-    index = folder / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"fc.weight": "model-1.safetensors"}}')
-    with pytest.raises(InputError, match=r"lacks model-1\.safetensors, which its index names"):
-        drafter(folder)
-    index.write_text('{"weight_map": 3}')
-    with pytest.raises(InputError, match=r"model\.safetensors\.index\.json"):
+        path.write_text(content)
+    with pytest.raises(InputError, match=message):
         drafter(folder)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
@@ -17,16 +16,12 @@ from decoder.tree.draft_tree import DraftTree
 from decoder.tree.growth import TopPaths
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import EAGLE3, HIDDEN, LAYERS, PROMPT, VOCAB, draft_target, rms
-from tests.decoder.models import as_paths, greedy, paths_of
+from tests.decoder.models import as_paths, greedy, paths_of, request
 
 pytestmark = pytest.mark.cpu_kind
 
 NAMED_LAYERS = "eagle_aux_hidden_state_layer_ids"
 GROWTH = TopPaths(width=3, frontier=3, max_depth=4)
-
-
-def asked(growth=GROWTH, depth=8, temperature=1.0):
-    return DraftRequest(depth=depth, width=64, growth=growth, temperature=temperature)
 
 
 def outputs(config, tensors, embedding, hidden):
@@ -111,20 +106,20 @@ VARIANTS = {
 class TestAgainstTheReference:
     @torch.inference_mode()
     @pytest.mark.parametrize("variant", VARIANTS)
-    @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one-token"])
-    def test_several_rounds(self, tmp_path, variant, prompt):
+    def test_several_rounds(self, tmp_path, variant):
         family, changed = VARIANTS[variant]
+        prompt = [9] if variant == "mapped" else PROMPT
         target = draft_target(family)
         folder, config, tensors = made.eagle3_folder(tmp_path / "draft", **changed)
         drafter = Eagle3Drafter(target, folder)
         for session, context in made.rounds(target, drafter, prompt, made.ACCEPTED):
-            tree = session.draft(context, asked())
+            tree = session.draft(context, request(8, 64, GROWTH))
             assert_same(tree, Reference(config, tensors, target, context).tree(3, 3, 4))
-            again = session.draft(context, asked())
+            again = session.draft(context, request(8, 64, GROWTH))
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
         deep = TopPaths(width=2, frontier=1, max_depth=9)  # beyond the published 8 levels
-        tree = session.draft(context, asked(deep, depth=9))
+        tree = session.draft(context, request(9, 64, deep))
         assert_same(tree, Reference(config, tensors, target, context).tree(2, 1, 9))
 
     @torch.inference_mode()
@@ -140,7 +135,7 @@ class TestAgainstTheReference:
         assert drafter.feature_layers == layers
         for session, context in made.rounds(target, drafter, PROMPT, [2]):
             expected = Reference(config, tensors, target, context, layers).tree(3, 3, 4)
-            assert_same(session.draft(context, asked()), expected)
+            assert_same(session.draft(context, request(8, 64, GROWTH)), expected)
 
     @torch.inference_mode()
     @pytest.mark.parametrize("layout", ["speculators", "speculators-normed", "own-embedding"])
@@ -161,7 +156,7 @@ class TestAgainstTheReference:
         folder, target = made.write_checkpoint(tmp_path / "draft", written, stored), draft_target()
         for session, context in made.rounds(target, Eagle3Drafter(target, folder), PROMPT, [2, 1]):
             expected = Reference(config, tensors, target, context).tree(3, 3, 4)
-            assert_same(session.draft(context, asked()), expected)
+            assert_same(session.draft(context, request(8, 64, GROWTH)), expected)
 
     @torch.inference_mode()
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):

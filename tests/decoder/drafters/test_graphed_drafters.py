@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
@@ -15,11 +14,10 @@ from decoder.tree.growth import TopPaths
 from decoder.tree.pairs import PairLattice
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import ACCEPTED, PROMPT, VOCAB, WINDOWED, draft_target, rounds
-from tests.decoder.models import greedy, random_model, target_of
+from tests.decoder.models import greedy, random_model, request, target_of
 from tests.decoder.replay import ReplayCapture
 
-GROWTH = TopPaths(width=4, frontier=3, max_depth=4)
-REQUEST = DraftRequest(depth=4, width=8, growth=GROWTH)
+REQUEST = request(4, 8, TopPaths(width=4, frontier=3, max_depth=4))
 
 
 def captured(target, budget_bytes=1 << 40, **capture):
@@ -38,7 +36,6 @@ CASES = {
     "dspark-rnn": {"markov_head_type": "rnn"}, "eagle3": {},
     "eagle3-mapped": {"draft_vocab_size": 31}, "autoregressive": {},
 }  # fmt: skip
-make = pytest.mark.parametrize("case", CASES)
 
 
 def build(case, target, folder):
@@ -84,10 +81,10 @@ def own_captures(drafter, target):
 class TestTheSameCandidates:
     @pytest.mark.slow
     @torch.inference_mode()
-    @make
-    @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one-token"])
-    def test_over_several_rounds(self, tmp_path, case, prompt):
+    @pytest.mark.parametrize("case", CASES)
+    def test_over_several_rounds(self, tmp_path, case):
         """Contexts grow, some rounds are plain, and a draft can be made again."""
+        prompt = PROMPT if "-" in case else [9]
         eager, graphed, capture = pair(tmp_path, case)
         walks = [rounds(target, drafter, prompt, ACCEPTED) for target, drafter in (eager, graphed)]
         for turn, ((session, context), (other, same)) in enumerate(zip(*walks, strict=True)):

@@ -48,11 +48,11 @@ MIXTURE = {
     "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
 }  # fmt: skip
 SMALL = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
-MODELS = {  # layers, the kind, and sizes unlike `SIZES`
-    "Qwen3-8B": (36, Qwen3Config, Qwen3ForCausalLM, {}),
-    "Llama-3.1-8B": (32, LlamaConfig, LlamaForCausalLM, {"vocab_size": 128256}),
-    "Qwen3-0.6B": (28, Qwen3Config, Qwen3ForCausalLM, SMALL),  # a causal drafter
-    "Qwen3-30B-A3B": (48, transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, MIXTURE),
+MODELS = {  # a sixth of the layers, which are alike; the kind, and sizes unlike `SIZES`
+    "Qwen3-8B": (6, Qwen3Config, Qwen3ForCausalLM, {}),
+    "Llama-3.1-8B": (5, LlamaConfig, LlamaForCausalLM, {"vocab_size": 128256}),
+    "Qwen3-0.6B": (5, Qwen3Config, Qwen3ForCausalLM, SMALL),  # a causal drafter
+    "Qwen3-30B-A3B": (8, transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, MIXTURE),
 }
 
 

@@ -7,8 +7,6 @@ import torch
 
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
 from decoder.model.runtime.fused import fuse, unfuse
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import weights_note
@@ -122,11 +120,3 @@ def test_random_routing_is_said_in_the_profile():
     assert weights_note(target) == "random weights"
     target.architecture = replace(target.architecture, experts=8, active_experts=2, expert_ffn=16)
     assert "random routing" in weights_note(target)
-
-
-@pytest.mark.parametrize("value", ["nan", "-nan", "inf"])
-def test_logits_that_are_no_numbers_have_no_greedy_token(value):
-    logits = torch.randn(700)
-    logits[600] = -torch.tensor(float("nan")) if value == "-nan" else float(value)
-    rows = torch.stack((logits, torch.full((700,), float("-inf")), torch.randn(700)))
-    assert (greedy_tokens(rows) == NO_TOKEN).tolist() == [True, True, False]

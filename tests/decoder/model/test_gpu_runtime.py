@@ -2,14 +2,12 @@
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 
 from decoder.decode_loop import run_round
 from decoder.engine import TreeDecoder
 from decoder.model.making import make_target
-from decoder.model.runtime.capture import CudaCapture, GraphedFunction
 from decoder.model.runtime.fused import unfuse
 from decoder.model.target import Step, Target
 from tests.decoder import models
@@ -75,20 +73,6 @@ def test_a_padded_batch_gives_plain_decoding():
     assert target.runtime.warnings == ()
 
 
-def test_a_replayed_forward_waits_for_nothing():
-    target, _ = targets()
-    target.reserve(400)
-    target.prefill(torch.tensor(PROMPT).cuda())
-    steps = [Step(5, random_tree(17, 0))]
-    target.verify(steps)
-    target.commit([0])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        target.verify(steps)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_captured_drafters_propose_what_eager_ones_do(tmp_path, kind):
     found = []
@@ -124,24 +108,3 @@ def test_a_round_waits_for_the_candidates_alone(tmp_path, monkeypatch, sampling)
     assert decoder.generate(PROMPT, max_new_tokens=30, **sampling).token_ids == text.token_ids
     drafted = waits[:-2]  # the last rounds may want no more than the bonus token
     assert len(drafted) > 2 and drafted == [1 + bool(sampling)] * len(drafted)
-
-
-def test_captures_are_counted_in_memory():
-    target, _ = targets()
-    target.reserve(400)
-    target.runtime.prepare(target.cache, 64)
-    assert len(target.runtime._captured[target.cache]) == 9
-    assert target.runtime.capture.memory_bytes >= 0 and target.runtime.warnings == ()
-
-
-def test_a_drafters_function_is_captured():
-    device = torch.device("cuda")
-    weight = torch.randn(64, 64, device=device)
-    a = torch.zeros(5, 64, device=device)
-    graphed = GraphedFunction(lambda: (a @ weight, a.sum(-1)), CudaCapture(device))
-    for seed in range(3):
-        a.copy_(torch.from_numpy(np.random.default_rng(seed).normal(size=(5, 64))))
-        product, total = graphed()
-        torch.testing.assert_close(product, a @ weight)
-        torch.testing.assert_close(total, a.sum(-1))
-    assert graphed.refused is None

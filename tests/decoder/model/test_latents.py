@@ -10,6 +10,7 @@ from decoder.model import latents, selfcheck
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.target import Step
+from tests.decoder.model.row_decoding import paths_of
 from tests.decoder.models import SIZES, plain_logits, random_tree
 
 HEADS, CHOSEN, INDEX_WIDTH = 4, 12, 16
@@ -61,9 +62,7 @@ def test_two_sequences_of_different_lengths(kind, more, indexers, afresh):
         trees = [random_tree(6 + sequence, 10 * turn + sequence) for sequence in range(2)]
         steps = [Step(root=3, tree=tree, sequence=i) for i, tree in enumerate(trees)]
         for sequence, (tree, rows) in enumerate(zip(trees, target.verify(steps), strict=True)):
-            paths = [[0]]
-            for node, parent in enumerate(tree.parents):
-                paths.append([*paths[parent], node + 1])
+            paths = paths_of(tree)
             tokens = tree.row_tokens(3)
             for row, path in enumerate(paths):
                 wanted = plain_logits(model, texts[sequence] + tokens[path].tolist())[-1]

@@ -25,8 +25,9 @@ from decoder.tree.draft_tree import EMPTY
 from lab.drafters.dflash2.model import DFlash2Model
 from lab.drafters.domino.model import DominoModel
 from tests.decoder.draft_models import PUBLISHED, draft_target, eagle3_folder
+from tests.decoder.model.row_decoding import paths_of
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
-from tests.decoder.models import FAMILIES, PROMPT, greedy, plain_logits, random_model, random_tree
+from tests.decoder.models import FAMILIES, PROMPT, plain_logits, random_model, random_tree
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -102,11 +103,6 @@ def test_a_rows_product_is_the_same_among_any_others(stored, given, threads, mon
     assert torch.equal(tiles.rows_of(blocks, torch.tensor([100, 3]), 77), weight[[100, 3]])
 
 
-def test_weights_that_are_bfloat16_numbers_are_kept_so():
-    weight = torch.randn(32, 16)
-    assert not tiles.is_bfloat16(weight) and tiles.is_bfloat16(weight.bfloat16().float())
-
-
 def rows_of(target, steps):
     """Logits and features of each row of these steps, which are then dropped."""
     parts = target.verify(steps)
@@ -133,10 +129,7 @@ def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, window, dtype):
     wanted = rows_of(target, [Step(5, tree, s) for s, tree in enumerate(trees)])
     lengths = list(target.cache.lengths)
     for s, tree in enumerate(trees):
-        for row in range(tree.rows):
-            path = [row]
-            while path[0]:
-                path.insert(0, int(tree.parents[path[0] - 1]))
+        for row, path in enumerate(paths_of(tree)):
             for one in path:
                 token = int(tree.row_tokens(5)[one])
                 logits = target.verify([Step(token, EMPTY, s)])[0]
@@ -148,12 +141,11 @@ def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, window, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("published", [False, True])
-def test_layers_are_compiled_once_and_ahead(published, int8, dtype):
+@pytest.mark.parametrize("form", ["plain", "published", "int8"])
+def test_layers_are_compiled_once_and_ahead(form, dtype):
     """For any number of rows, sequences and captured layers, on a tiny model's forward."""
     model = random_model("qwen3", dtype=dtype)
-    model = as_published(model) if published else model
+    model, int8 = as_published(model) if form == "published" else model, form == "int8"
     compile_ahead(ModelStep(model, owned=False), int8=int8).join()
     before = len(run_layers.signatures)
     loaded = borrow_model(model)
@@ -184,18 +176,6 @@ def test_widths_may_be_odd(published, dtype):
     models = [as_published(model) if published else model for model in models]
     packed, eager = target_of(models[0]), target_of(models[1], "eager")
     assert_same_outputs(packed, eager, dtype)
-
-
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_a_packed_model_decodes_as_transformers(family):
-    wanted = greedy(random_model(family, dtype=torch.float32), PROMPT, 12)
-    target = target_of(random_model(family, dtype=torch.float32))
-    target.reserve(80)
-    tokens = [int(target.prefill(torch.tensor(PROMPT)).argmax())]
-    while len(tokens) < 12:
-        tokens.append(int(target.verify([Step(tokens[-1])])[0][0].argmax()))
-        target.commit([0])
-    assert tokens == wanted
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -307,17 +287,6 @@ def test_int8_forwards_are_those_of_the_rounded_weights(family, dtype):
             changed += 1
     assert changed >= 9
     assert_same_outputs(target, target_of(rounded, "eager"), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_int8_products_do_not_depend_on_the_number_of_rows(dtype):
-    torch.manual_seed(0)
-    layer = TiledLinear([nn.Linear(64, 101, dtype=dtype)], torch.int8)
-    inputs = torch.randn(64, 64, dtype=dtype)
-    with torch.inference_mode():
-        alone = torch.cat([layer(inputs[i : i + 1]) for i in range(64)])
-        for rows in range(1, 65):
-            assert torch.equal(layer(inputs[:rows]), alone[:rows])
 
 
 def test_int8_has_a_profile_key_and_weights_of_its_own():

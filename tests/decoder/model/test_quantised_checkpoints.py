@@ -32,10 +32,10 @@ def by_transformers(options):
     return make
 
 
-def int8(kind="Int8WeightOnlyConfig"):
-    from torchao import quantization
+def int8():
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
 
-    return TorchAoConfig(getattr(quantization, kind)())
+    return TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
 
 
 def int4():
@@ -110,10 +110,6 @@ class Form(NamedTuple):
     held: Callable[[int, int], float]  # bytes of [rows, columns]; in float32 where it is unpacked
 
 
-def with_scales(row_bytes):
-    return lambda rows, columns: rows * columns + row_bytes * rows
-
-
 def nf4_held(rows, columns):
     """A scale for 64 weights, which a CPU with bfloat16 halves, and a table of 16 numbers."""
     from bitsandbytes.functional import has_avx512bf16
@@ -135,12 +131,9 @@ def of_tensors(preset, label, held):
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FORMS = {
-    "torchao-int8": Form(
-        "torchao", by_transformers(int8), "torchao-int8weightonly-", with_scales(5)
-    ),
     "torchao-int8-inputs": Form(
-        "torchao", by_transformers(lambda: int8("Int8DynamicActivationInt8WeightConfig")),
-        "torchao-int8dynamicactivationint8weight-", with_scales(5),
+        "torchao", by_transformers(int8),
+        "torchao-int8dynamicactivationint8weight-", lambda n, k: n * k + 5 * n,
     ),
     "torchao-int4": Form(  # a byte each; a scale and a zero point a group
         "torchao", by_transformers(int4), "torchao-intxweightonly-",
@@ -150,15 +143,9 @@ FORMS = {
         "bitsandbytes", by_transformers(lambda: BitsAndBytesConfig(**NF4)), "bitsandbytes-4bit",
         nf4_held,
     ),
-    "bitsandbytes-int8": Form(
-        "bitsandbytes", by_transformers(lambda: BitsAndBytesConfig(load_in_8bit=True)),
-        "bitsandbytes-8bit", with_scales(4),
-    ),
-    "quanto-int8": Form("optimum.quanto", by_quanto("qint8"), "quanto-qint8", with_scales(4)),
     "quanto-int4": Form(  # a scale and a shift a row
         "optimum.quanto", by_quanto("qint4"), "quanto-qint4", lambda n, k: n * k / 2 + 8 * n
     ),
-    "w8a16": of_tensors("W8A16", "compressed-tensors-w8a16-g32", unpacked_groups),
     "w4a16": of_tensors("W4A16", "compressed-tensors-w4a16-g32", unpacked_groups),
     "w8a8": of_tensors("W8A8", "compressed-tensors-w8a8", unpacked),
     "fp8-dynamic": of_tensors("FP8_DYNAMIC", "compressed-tensors-fpw8a8", unpacked),

@@ -140,8 +140,8 @@ def bitnet_folder(folder):
     return change_config(folder, quantization_config=settings)
 
 
-def test_what_a_quantised_target_reads(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "disable", True)  # BitNet's layers are compiled
+@torch._dynamo.config.patch(disable=True)  # BitNet's layers are compiled
+def test_what_a_quantised_target_reads(tmp_path):
     loaded = load(bitnet_folder(tmp_path / "tiny"), dtype=torch.float32)
     assert loaded.quantization == "bitnet"
     packed = [p for p in (*loaded.model.parameters(), *loaded.model.buffers())

@@ -378,17 +378,6 @@ def test_half_of_what_split_keys_save_is_doubted(package, splits):
     assert f"{bar.attention:.1%} as splitting keys in a verification is unverified" in stated.note
 
 
-def test_an_all_reduce_is_looked_up_by_its_values(package):
-    """16 rows of 4096 values are 65,536 values: the knee of this curve."""
-    tables = load_published(H100)
-    curve = (np.array([1.0, 65536.0, 131072.0]), np.array([4e-6, 4e-6, 8e-6]))
-    curves = ((curve[0], np.full(3, 4e-6)), curve)
-    reducing = [dataclasses.replace(tables, all_reduce={2: one}) for one in curves]
-    rows = np.array([16.0, 32.0])
-    flat, rising = (forward_of(one, tensor_parallel=2).linear_s(rows) for one in reducing)
-    assert rising - flat == pytest.approx([0.0, 2 * LLAMA.layers * 4e-6])
-
-
 def test_bad_requests(package):
     with pytest.raises(InputError, match="no engine is called 'tgi'"):
         load_published(H100, "tgi")

@@ -37,28 +37,17 @@ def test_an_unknown_drafter_is_named():
         StepCosts(make_engine_profile(), "other")
 
 
-def test_a_slower_machine_is_learnt():
-    slow = costs()
-    before = slow.verify_s(1, CONTEXT, 4)
-    for _ in range(300):
-        for drafted in (0, 4):
-            predicted_s = float(slow.verify_s(1, CONTEXT, 4)[drafted])
-            slow.observe(predicted_s, 1.3 * float(before[drafted]), drafted=drafted > 0)
-    assert slow.verify_s(1, CONTEXT, 4) == pytest.approx(
-        [1.3 * seconds for seconds in before], rel=0.01
-    )
-
-
-def test_drafts_that_cost_more_than_the_profile_says_are_learnt():
+@pytest.mark.parametrize("factors", [(1.3, 1.3), (1.0, 1.25)])
+def test_a_slower_machine_and_dearer_drafts_are_learnt(factors):
     wrong = costs()
     before = wrong.verify_s(1, CONTEXT, 4)
     for _ in range(400):
-        for drafted, factor in ((0, 1.0), (4, 1.25)):
+        for drafted, factor in zip((0, 4), factors, strict=True):
             predicted_s = float(wrong.verify_s(1, CONTEXT, 4)[drafted])
             wrong.observe(predicted_s, factor * float(before[drafted]), drafted=drafted > 0)
     after = wrong.verify_s(1, CONTEXT, 4)
-    assert after[0] == pytest.approx(before[0], rel=0.02)
-    assert after[4] == pytest.approx(1.25 * before[4], rel=0.02)
+    wanted = [factors[0] * before[0], factors[1] * before[4]]
+    assert [after[0], after[4]] == pytest.approx(wanted, rel=0.02)
 
 
 def test_one_wild_time_changes_little():

@@ -1,5 +1,8 @@
-"""The client against a small HTTP server: what it sends, what it refuses, and its limits."""
+"""The client against made-up answers: what it sends, what it refuses, and its limits."""
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise, repeat
 
 import httpx
@@ -8,40 +11,70 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError, MeasurementError
+from integrations.openai_server import client as client_module
 from integrations.openai_server.client import Address, RequestLimits, ServerClient
-from tests.integrations.openai_server.made_server import MODEL, OpenAIServer
+
+MODEL = "SmolLM2-135M-Instruct"
 
 
-def connected(server: OpenAIServer, **options) -> ServerClient:
-    client = ServerClient(Address.parse(server.url), **options)
+class Answers:
+    """A transport of httpx for a server that is honest, unless an answer or its usage is given.
+
+    requests  the bodies and API keys of all requests so far
+    """
+
+    def __init__(self, answer=None, usage=lambda usage: usage):
+        self.answer, self.usage, self.requests = answer, usage, []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        told = {"id": MODEL, "owned_by": "vllm", "max_model_len": 4096}
+        plain = {"/v1/models": {"data": [told]}, "/version": {"version": "0.32.0"}}
+        if request.url.path in plain:
+            return httpx.Response(200, json=plain[request.url.path])
+        assert request.url.path == "/v1/completions"
+        body = json.loads(request.content)
+        self.requests.append((body, request.headers.get("Authorization")))
+        if self.answer is not None:
+            status, headers, content = self.answer
+            return httpx.Response(status, headers=headers, content=content)
+        counts = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+        usage = self.usage(counts)
+        if not body.get("stream"):
+            return httpx.Response(200, json={"choices": [{"text": "a"}], "usage": usage})
+        events = [{"choices": [{"text": "a"}]}] * body["max_tokens"]
+        lines = [json.dumps(one) for one in [*events, {"choices": [], "usage": usage}]]
+        text = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
+        return httpx.Response(200, content=text.encode())
+
+
+def connected(answers: Answers, **options) -> ServerClient:
+    transport = httpx.MockTransport(answers)
+    client = ServerClient(Address.parse("http://host"), transport=transport, **options)
     client.model = MODEL
     return client
 
 
 def test_a_server_says_what_it_is():
-    with OpenAIServer() as server:
-        (model,), version = connected(server).models()
+    (model,), version = connected(Answers()).models()
     assert (model.name, model.most_tokens, version) == (MODEL, 4096, "vllm-0.32.0")
 
 
 def test_a_completion_is_of_the_ids_that_were_given():
-    with OpenAIServer() as server:
-        readings = iter([0.0, 1.0, 10.0, 10.25])  # at the start, for the limit, around the call
-        client = connected(server, now_s=lambda: next(readings))
-        answer = client.complete([5, 6, 7])
-    path, _, body = server.requests[-1]
-    assert path == "/v1/completions"
+    server = Answers()
+    readings = iter([0.0, 1.0, 10.0, 10.25])  # at the start, for the limit, around the call
+    answer = connected(server, now_s=lambda: next(readings)).complete([5, 6, 7])
+    [(body, _)] = server.requests
     assert (body["prompt"], body["max_tokens"], body["temperature"]) == ([5, 6, 7], 1, 0)
     assert body["ignore_eos"] is True
     assert (answer.seconds, answer.cached_tokens) == (0.25, None)
 
 
 def test_streams_run_at_once_and_have_a_time_for_each_token():
-    with OpenAIServer() as server:
-        arrivals = connected(server).stream([[1, 2], [3, 4], [5, 6]], 5)
+    server = Answers()
+    arrivals = connected(server).stream([[1, 2], [3, 4], [5, 6]], 5)
     assert [len(times) for times in arrivals] == [5, 5, 5]
     assert all(times == sorted(times) for times in arrivals)
-    assert sorted(body["prompt"] for _, _, body in server.requests) == [[1, 2], [3, 4], [5, 6]]
+    assert sorted(body["prompt"] for body, _ in server.requests) == [[1, 2], [3, 4], [5, 6]]
 
 
 STREAM = b"""\
@@ -71,7 +104,8 @@ def test_a_stream_cut_at_any_byte_has_the_same_tokens(cuts):
 
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("part", [b"a" * 65536, b"data: {}\n\n" * 6554])
-def test_an_answer_has_an_end(status, part):
+def test_an_answer_has_an_end(status, part, monkeypatch):
+    monkeypatch.setattr(client_module, "MOST_ANSWER_BYTES", 400_000)
     transport = httpx.MockTransport(lambda request: httpx.Response(status, content=repeat(part)))
     client = ServerClient(Address.parse("http://host"), transport=transport)
     for ask in (lambda: client.complete([1]), lambda: client.stream([[1]], 1)):
@@ -91,18 +125,17 @@ def test_an_answer_has_an_end(status, part):
     ],
 )
 def test_errors_have_the_servers_own_words(error):
-    with OpenAIServer({"/v1/completions": (error[0], {"Retry-After": "7"}, error[1])}) as server:
-        with pytest.raises((InputError, MeasurementError), match="'no memory'") as raised:
-            connected(server).stream([[1]], 1)
-        assert ("in 7 s" in str(raised.value.hint)) == (error[0] == 503)
+    server = Answers((error[0], {"Retry-After": "7"}, error[1]))
+    with pytest.raises((InputError, MeasurementError), match="'no memory'") as raised:
+        connected(server).stream([[1]], 1)
+    assert ("in 7 s" in str(raised.value.hint)) == (error[0] == 503)
 
 
 def test_the_key_is_sent_only_where_one_is_given():
-    with OpenAIServer() as server:
-        connected(server, api_key="secret").complete([1])
-        connected(server).complete([1])
-    keys = [headers.get("Authorization") for _, headers, _ in server.requests]
-    assert keys == ["Bearer secret", None]
+    server = Answers()
+    connected(server, api_key="secret").complete([1])
+    connected(server).complete([1])
+    assert [key for _, key in server.requests] == ["Bearer secret", None]
 
 
 @pytest.mark.parametrize(
@@ -118,29 +151,28 @@ def test_the_key_is_sent_only_where_one_is_given():
     ],
 )
 def test_an_answer_that_is_none(answer, message):
-    with OpenAIServer({"/v1/completions": answer}) as server:
-        for ask in (lambda c: c.complete([1]), lambda c: c.stream([[1], [2]], 3)):
-            with pytest.raises((InputError, MeasurementError), match=message) as raised:
-                ask(connected(server))
-            assert "\n" not in str(raised.value)
+    for ask in (lambda c: c.complete([1]), lambda c: c.stream([[1], [2]], 3)):
+        with pytest.raises((InputError, MeasurementError), match=message) as raised:
+            ask(connected(Answers(answer)))
+        assert "\n" not in str(raised.value)
 
 
 def test_proxies_of_the_environment_are_not_used(monkeypatch):
-    with OpenAIServer() as proxy, OpenAIServer() as server:
+    """Over a network: the server that is asked for refuses, and the proxy would too."""
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request).start()
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-            monkeypatch.setenv(name, proxy.url)
-        connected(server).complete([1])
-    assert len(server.requests) == 1
-    assert proxy.requests == []
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        address = Address.parse(f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(MeasurementError, match="answers 501"):
+            ServerClient(address).complete([1])
 
 
 @pytest.mark.parametrize("changed", [{"prompt_tokens": 4}, {"completion_tokens": 2}])
 def test_other_counts_than_asked_are_refused(changed):
-    with (
-        OpenAIServer(usage=lambda usage: usage | changed) as server,
-        pytest.raises(MeasurementError, match="was sent 3 tokens and asked for 1, and counts"),
-    ):
-        connected(server).complete([1, 2, 3])
+    client = connected(Answers(usage=lambda usage: usage | changed))
+    with pytest.raises(MeasurementError, match="was sent 3 tokens and asked for 1, and counts"):
+        client.complete([1, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -170,11 +202,11 @@ def test_a_connection_that_fails(failure, message):
     ],
 )
 def test_requests_are_bounded(limits, message):
-    with OpenAIServer() as server:
-        client = connected(server, limits=limits)
-        with pytest.raises(MeasurementError, match=message):
-            for _ in range(2):
-                client.complete([1, 2, 3])
+    server = Answers()
+    client = connected(server, limits=limits)
+    with pytest.raises(MeasurementError, match=message):
+        for _ in range(2):
+            client.complete([1, 2, 3])
     assert len(server.requests) <= 1
 
 

@@ -23,24 +23,17 @@ def swept(times: dict[Task, float]) -> SweepResult:
     return SweepResult(samples=samples, unmeasured=(), spent_s=1.0, resumed_samples=0)
 
 
-def test_a_floor_that_grows_with_the_context():
-    floor = Floor.fit([100, 200, 400], [0.011, 0.012, 0.014])
-    assert (floor.base_s, floor.token_s) == (pytest.approx(0.010), pytest.approx(1e-5))
-    assert floor.error_s == pytest.approx(0.0, abs=1e-12)
-    assert floor.seconds(300) == pytest.approx(0.013)
-
-
-def test_a_floor_never_falls_with_the_context():
-    floor = Floor.fit([100, 300], [0.006, 0.004])
-    assert (floor.base_s, floor.token_s) == (pytest.approx(0.005), 0.0)
-    assert floor.error_s == pytest.approx(0.001)
-
-
-def test_a_floor_is_never_negative():
-    assert Floor.fit([100, 300], [-0.004, -0.002]).seconds(200) == 0.0
-    through_zero = Floor.fit([100, 300], [0.0, 0.004])
-    assert through_zero.base_s == 0.0
-    assert through_zero.token_s == pytest.approx(300 * 0.004 / (100**2 + 300**2))
+@pytest.mark.parametrize(("contexts", "seconds", "base_s", "token_s", "error_s"), [
+    ([100, 200, 400], [0.011, 0.012, 0.014], 0.010, 1e-5, 0.0),
+    ([100, 300], [0.006, 0.004], 0.005, 0.0, 0.001),  # it never falls with the context
+    ([100, 300], [-0.004, -0.002], 0.0, 0.0, 10**0.5 * 1e-3),  # nor is it negative
+    ([100, 300], [0.0, 0.004], 0.0, 300 * 0.004 / (100**2 + 300**2), 0.8**0.5 * 1e-3),
+])  # fmt: skip
+def test_the_floor_of_requests(contexts, seconds, base_s, token_s, error_s):
+    floor = Floor.fit(contexts, seconds)
+    assert (floor.base_s, floor.token_s) == (pytest.approx(base_s), pytest.approx(token_s))
+    assert floor.error_s == pytest.approx(error_s, abs=1e-9)
+    assert floor.seconds(300) == pytest.approx(base_s + 300 * token_s)
 
 
 def test_no_floor_without_a_plain_step():

@@ -30,7 +30,7 @@ from integrations.openai_server.source import UrlSource
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import Task
-from tests.integrations.openai_server.made_server import MODEL, OpenAIServer
+from tests.integrations.openai_server.test_client import MODEL
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -357,8 +357,18 @@ def test_one_line_for_each_mistake(run, arguments, message):
 )
 def test_models_are_named_and_the_key_comes_from_the_environment(run, monkeypatch, answer, message):
     monkeypatch.setenv("ROOFTREE_API_KEY", "secret")
-    with OpenAIServer({"/v1/models": answer}) as server:
-        code, _, err = run("calibrate", "url", server.url)
+    keys = []
+
+    def answered(request):
+        keys.append(request.headers["Authorization"])
+        status, _, content = answer
+        return httpx.Response(status, content=content)
+
+    def client(address, **options):
+        return ServerClient(address, transport=httpx.MockTransport(answered), **options)
+
+    monkeypatch.setattr(module, "ServerClient", client)
+    code, _, err = run("calibrate", "url", URL)
     assert code != 0 and re.search(message, err.strip().splitlines()[-1]), err
-    assert server.requests[0][1]["Authorization"] == "Bearer secret"
+    assert keys[0] == "Bearer secret"
     assert "secret" not in err

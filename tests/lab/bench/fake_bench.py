@@ -8,9 +8,9 @@ from typing import Any
 
 from lab.bench.arms.base import Details, Put
 from lab.bench.prompts import Encoded
-from lab.bench.record import Arm, BenchSettings, Model, Prompt, Response, Result, Rounds
+from lab.bench.record import Arm, Result
 from lab.bench.schedule import Schedule, Tools, run_schedule
-from tests.lab.bench.made_bench import ENVIRONMENT
+from tests.lab.bench.made_bench import prompt, result, settings
 
 END = 9
 
@@ -91,15 +91,6 @@ class FakeSteppedDecoding(FakeDecoding):
         yield from self._rounds(put)
 
 
-def arm(name: str, **changed: Any) -> Arm:
-    kind = "plain" if name == "plain" else "policy"
-    return Arm(**{"name": name, "kind": kind, "policy": name.partition("+")[0]} | changed)
-
-
-def prompt(name: str, prompt_set: str = "set", tokens: int = 3) -> Prompt:
-    return Prompt(id=name, set=prompt_set, category="", tokens=tokens, hash=f"hash-{name}")
-
-
 def encoded(name: str, ids: Sequence[int], prompt_set: str = "set") -> Encoded:
     return Encoded(prompt=prompt(name, prompt_set, len(ids)), ids=tuple(ids))
 
@@ -113,49 +104,6 @@ def schedule(prompts: int = 2, **changed: Any) -> Schedule:
     texts = [encoded(f"p{i}", [5] * (i + 1)) for i in range(prompts)]
     usual = {"prompts": texts, "new_tokens": 21, "repeats": 1, "ends": frozenset([END])}
     return Schedule(**usual | changed)
-
-
-def settings(**changed: Any) -> BenchSettings:
-    usual: dict[str, Any] = {
-        "new_tokens": 64, "temperature": 0.0, "repeats": 1, "chat": False, "seed": 0, "files": (),
-        "dtype": "float32", "runtime": "eager", "device": "cpu",
-    }  # fmt: skip
-    return BenchSettings(**usual | changed)
-
-
-def response(arm_name: str, prompt_id: str, tokens: int, decode_s: float, **more: Any) -> Response:
-    """`tokens` tokens, the first of them after 1 s and the last `decode_s` later."""
-    usual: dict[str, Any] = {
-        "arm": arm_name, "prompt": prompt_id, "repeat": 0, "place": 0, "finish": "length",
-        "tokens": tuple(range(tokens)), "first_token_s": 1.0, "total_s": 1.0 + decode_s,
-    }  # fmt: skip
-    return Response(**usual | more)
-
-
-def rounds(
-    nodes: Sequence[int], accepted: Sequence[int], depths: Sequence[int] | None = None, **more: Any
-) -> Rounds:
-    """Rounds of chains, unless `depths` says otherwise; every forward takes 10 ms."""
-    count = len(nodes)
-    usual: dict[str, Any] = {
-        "nodes": tuple(nodes), "depths": tuple(nodes if depths is None else depths),
-        "accepted": tuple(accepted), "expected": (1.0,) * count, "verify_s": (0.01,) * count,
-        "cycle_s": (0.02,) * count,
-    }  # fmt: skip
-    return Rounds(**usual | more)
-
-
-def result(
-    arms: Sequence[Arm], prompts: Sequence[Prompt], responses: Sequence[Response], **changed: Any
-) -> Result:
-    labels = dict.fromkeys(one.drafter for one in arms if one.drafter is not None)
-    usual: dict[str, Any] = {
-        "environment": ENVIRONMENT, "settings": settings(),
-        "target": Model(name="target", hash="t" * 16),
-        "drafters": tuple(Model(name=label, hash=label) for label in labels), "profile": None,
-        "arms": tuple(arms), "prompts": tuple(prompts), "responses": tuple(responses),
-    }  # fmt: skip
-    return Result(**usual | changed)
 
 
 def run(own: Sequence[FakeArm], plan: Schedule, **changed: Any) -> Result:

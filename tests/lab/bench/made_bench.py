@@ -1,7 +1,8 @@
-"""A benchmark result made by hand: believable numbers from a seed, no model, no clock."""
+"""Benchmark results made by hand, and believable ones from a seed: no model, no clock."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -40,103 +41,123 @@ def policy_arm(policy: str, drafter: str = "demo", **changes: object) -> Arm:
     )
 
 
-def full_arms() -> tuple[Arm, ...]:
-    """Every study that the harness knows, with two drafters and the peers."""
-    arms = [PLAIN_ARM]
-    for drafter in ("demo", "ngram"):
-        arms += [policy_arm("chain", drafter), policy_arm("bastion", drafter)]
-        arms += [policy_arm(f"fixed:{nodes}", drafter) for nodes in (1, 3, 7, 15, 31, 63)]
-    for estimator in ("static", "ema", "ema+calib"):
-        name = f"bastion[{estimator}]+demo"
-        arms.append(policy_arm("bastion", name=name, variant=estimator, estimator=estimator,
-                               studies=("estimator",)))  # fmt: skip
-    arms.append(policy_arm("beam:4x15", studies=("shape",), nodes=60))
-    arms.append(policy_arm("fixed:60", studies=("shape",), nodes=60))
-    for policy, variant in (("static-tree:5x2", ""), ("dynatree", "no-history"), ("dynatree", "")):
-        name = f"{policy}[{variant}]+demo" if variant else f"{policy}+demo"
-        arms.append(policy_arm(policy, name=name, variant=variant, studies=("dynatree",)))
-    for peer in ("plain", "prompt-lookup", "assisted"):
-        arms.append(Arm(name=f"transformers:{peer}", kind="peer", policy=peer,
-                        studies=("policies",), options={"do_sample": False}))  # fmt: skip
-    return tuple(arms)
+def arm(name: str, **changed: Any) -> Arm:
+    kind = "plain" if name == "plain" else "policy"
+    return Arm(**{"name": name, "kind": kind, "policy": name.partition("+")[0]} | changed)
+
+
+def prompt(name: str, prompt_set: str = "set", tokens: int = 3) -> Prompt:
+    return Prompt(id=name, set=prompt_set, category="", tokens=tokens, hash=f"hash-{name}")
+
+
+def settings(**changed: Any) -> record.BenchSettings:
+    usual: dict[str, Any] = {
+        "new_tokens": 64, "temperature": 0.0, "repeats": 1, "chat": False, "seed": 0, "files": (),
+        "dtype": "float32", "runtime": "eager", "device": "cpu",
+    }  # fmt: skip
+    return record.BenchSettings(**usual | changed)
+
+
+def response(arm_name: str, prompt_id: str, tokens: int, decode_s: float, **more: Any) -> Response:
+    """`tokens` tokens, the first of them after 1 s and the last `decode_s` later."""
+    usual: dict[str, Any] = {
+        "arm": arm_name, "prompt": prompt_id, "repeat": 0, "place": 0, "finish": "length",
+        "tokens": tuple(range(tokens)), "first_token_s": 1.0, "total_s": 1.0 + decode_s,
+    }  # fmt: skip
+    return Response(**usual | more)
+
+
+def rounds(
+    nodes: Sequence[int], accepted: Sequence[int], depths: Sequence[int] | None = None, **more: Any
+) -> Rounds:
+    """Rounds of chains, unless `depths` says otherwise; every forward takes 10 ms."""
+    count = len(nodes)
+    usual: dict[str, Any] = {
+        "nodes": tuple(nodes), "depths": tuple(nodes if depths is None else depths),
+        "accepted": tuple(accepted), "expected": (1.0,) * count, "verify_s": (0.01,) * count,
+        "cycle_s": (0.02,) * count,
+    }  # fmt: skip
+    return Rounds(**usual | more)
+
+
+def result(
+    arms: Sequence[Arm], prompts: Sequence[Prompt], responses: Sequence[Response], **changed: Any
+) -> Result:
+    labels = dict.fromkeys(one.drafter for one in arms if one.drafter is not None)
+    usual: dict[str, Any] = {
+        "environment": ENVIRONMENT, "settings": settings(),
+        "target": Model(name="target", hash="t" * 16),
+        "drafters": tuple(Model(name=label, hash=label) for label in labels), "profile": None,
+        "arms": tuple(arms), "prompts": tuple(prompts), "responses": tuple(responses),
+    }  # fmt: skip
+    return Result(**usual | changed)
 
 
 def make_result(
-    arms: Sequence[Arm] | None = None,
+    arms: Sequence[Arm],
     *,
     per_set: int = 6,
     repeats: int = 2,
     seed: int = 1,
     sets: Sequence[str] = SETS,
 ) -> Result:
-    """A run of `arms` (all of them by default) over made prompts, the same for a seed."""
+    """A run of `arms` over made prompts, the same for a seed."""
     generator = np.random.default_rng(seed)
-    arms = full_arms() if arms is None else tuple(arms)
-    prompts = tuple(
-        Prompt(id=f"{name}/{index}", set=name, category="", hash=f"{name}{index}",
-               tokens=int(generator.integers(40, 400)))
-        for name in sets for index in range(per_set)
-    )  # fmt: skip
-    lengths = {prompt.id: int(generator.integers(20, NEW_TOKENS + 20)) for prompt in prompts}
+    pairs = [(name, index) for name in sets for index in range(per_set)]
+    prompts = [prompt(f"{s}/{i}", s, int(generator.integers(40, 400))) for s, i in pairs]
+    lengths = {one.id: int(generator.integers(20, NEW_TOKENS + 20)) for one in prompts}
     responses: list[Response] = []
     for repeat in range(repeats):
-        for prompt in prompts:
-            for arm in arms:
-                response = _respond(arm, prompt, lengths[prompt.id], generator)
-                responses.append(replace(response, repeat=repeat, place=len(responses)))
-    drafters = tuple(dict.fromkeys(arm.drafter for arm in arms if arm.drafter is not None))
-    return Result(
-        environment=ENVIRONMENT,
-        settings=record.BenchSettings(
-            new_tokens=NEW_TOKENS, temperature=0.0, repeats=repeats, chat=True, seed=seed,
-            dtype="bfloat16", runtime="eager", device="cpu",
-            files=tuple(record.PromptFile(name=one, sha256="ab" * 32, prompts=80) for one in sets),
-        ),
-        target=Model(name="made/target-135m", hash="0123abcd", source="made"),
-        drafters=tuple(Model(name=name, hash=f"hash-of-{name}") for name in drafters),
-        profile=record.ProfileInfo(line="measured on the made device", sha256="cd" * 32,
-                                   kind="measured", created_utc="2026-03-01T00:00:00Z"),
-        arms=arms,
-        prompts=prompts,
-        responses=tuple(responses),
+        for one in prompts:
+            for own in arms:
+                answer = _respond(own, one, lengths[one.id], generator)
+                responses.append(replace(answer, repeat=repeat, place=len(responses)))
+    files = tuple(record.PromptFile(name=one, sha256="ab" * 32, prompts=80) for one in sets)
+    profile = record.ProfileInfo(
+        line="measured on the made device", sha256="cd" * 32, kind="measured",
+        created_utc="2026-03-01T00:00:00Z",
+    )  # fmt: skip
+    return result(
+        arms, prompts, responses, profile=profile,
+        settings=settings(new_tokens=NEW_TOKENS, repeats=repeats, chat=True, files=files),
         warnings=("other processes were busy; stop them and run again",),
     )  # fmt: skip
 
 
-def raw_rate(result: Result, arm: str, prompt_set: str | None = None) -> float:
+def raw_rate(of: Result, arm_name: str, prompt_set: str | None = None) -> float:
     """Tokens after the first over seconds after the first, from the raw responses alone."""
-    inside = {one.id for one in result.prompts if prompt_set in (None, one.set)}
-    own = [one for one in result.responses if one.arm == arm and one.prompt in inside]
+    inside = {one.id for one in of.prompts if prompt_set in (None, one.set)}
+    own = [one for one in of.responses if one.arm == arm_name and one.prompt in inside]
     tokens = sum(len(one.tokens) - one.first_tokens for one in own)
     return tokens / sum(one.total_s - one.first_token_s for one in own)
 
 
-def _respond(arm: Arm, prompt: Prompt, wanted: int, generator: np.random.Generator) -> Response:
+def _respond(own: Arm, to: Prompt, wanted: int, generator: np.random.Generator) -> Response:
     """One response: the same tokens for every arm, times as drawn."""
     new_tokens = min(wanted, NEW_TOKENS)
-    tokens = tuple((7 * index + prompt.tokens) % 49000 for index in range(new_tokens))
+    tokens = tuple((7 * index + to.tokens) % 49000 for index in range(new_tokens))
     finish = "eos" if wanted <= NEW_TOKENS else "length"
-    first_token_s, decoded = 0.0004 * prompt.tokens, new_tokens - 1
-    common = {"arm": arm.name, "prompt": prompt.id, "repeat": 0, "place": 0, "tokens": tokens,
+    first_token_s, decoded = 0.0004 * to.tokens, new_tokens - 1
+    common = {"arm": own.name, "prompt": to.id, "repeat": 0, "place": 0, "tokens": tokens,
               "finish": finish, "first_token_s": first_token_s}  # fmt: skip
-    if arm.kind == "peer":
-        gain = {"plain": 0.8, "prompt-lookup": 1.1, "assisted": 0.6}[arm.policy]
+    if own.kind == "peer":
+        gain = {"plain": 0.8, "prompt-lookup": 1.1, "assisted": 0.6}[own.policy]
         rate = PLAIN_STEP_S * float(generator.normal(1.0, 0.02))
         return Response(total_s=first_token_s + decoded * rate / gain, **common)
-    rounds, stages = _rounds(arm, decoded, generator)
-    total_s = first_token_s + sum(rounds.cycle_s)
+    made, stages = _rounds(own, decoded, generator)
+    total_s = first_token_s + sum(made.cycle_s)
     return Response(total_s=total_s, limit_s=0.6 * PLAIN_STEP_S * decoded, stages=stages,
-                    rounds=rounds, **common)  # fmt: skip
+                    rounds=made, **common)  # fmt: skip
 
 
 def _rounds(
-    arm: Arm, decoded: int, generator: np.random.Generator
+    own: Arm, decoded: int, generator: np.random.Generator
 ) -> tuple[Rounds, dict[str, float]]:
     """Rounds until so many tokens are there, each of the arm's nodes, and the stages' seconds."""
     rows, stages_s = [], np.zeros(5)
     done = 0
     while done < decoded:
-        nodes = 0 if arm.kind == "plain" or done + 1 == decoded else arm.nodes or BLOCK
+        nodes = 0 if own.kind == "plain" or done + 1 == decoded else own.nodes or BLOCK
         depth = min(nodes, BLOCK, decoded - done - 1)
         accepted = int(generator.integers(depth + 1))
         parts_s = np.array([0.1 * (nodes > 0), 0.01, 1.0, 0.01, 0.01]) * PLAIN_STEP_S

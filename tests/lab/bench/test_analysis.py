@@ -17,7 +17,7 @@ from lab.bench.analysis.ratios import Tally, paired_ratio
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.record import ProfileInfo, Result, write_result
-from tests.lab.bench.fake_bench import arm, prompt, response, result, rounds
+from tests.lab.bench.made_bench import arm, prompt, response, result, rounds
 
 
 def tallied(seconds: list[float], tokens: int = 100) -> dict[str, Tally]:

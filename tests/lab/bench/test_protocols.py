@@ -12,7 +12,7 @@ from lab.bench.protocols import Changes, plan_run
 from lab.bench.record import ProtocolUse
 from lab.bench.report.published import paper_table
 from lab.papers.protocols import find_protocol, find_set, take_sample
-from tests.lab.bench.fake_bench import arm, prompt, response, result, rounds
+from tests.lab.bench.made_bench import arm, prompt, response, result, rounds
 
 
 def write(folder: Path, name: str, records: list[dict]) -> Path:

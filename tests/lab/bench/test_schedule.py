@@ -10,7 +10,8 @@ import pytest
 from costmodel.errors import InputError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.record import read_result, write_result
-from tests.lab.bench.fake_bench import END, Clock, FakeArm, arm, endless, run, schedule
+from tests.lab.bench.fake_bench import END, Clock, FakeArm, endless, run, schedule
+from tests.lab.bench.made_bench import arm
 
 
 def ending_after(tokens: int):
@@ -106,14 +107,9 @@ class TestByRound:
 class TestRecord:
     @pytest.mark.parametrize(("change", "message"), [
         (lambda data: data.update(schema_version=2), "schema_version must be 1 (is 2)"),
-        (lambda data: data["settings"].pop("dtype"), "settings.dtype: is missing"),
         (
             lambda data: data["responses"][1].update(tokens=[1, -1]),
             "responses[1].tokens[1]: must be greater than or equal to 0 (is -1)",
-        ),
-        (
-            lambda data: data["responses"][0].update(total_s="long"),
-            "responses[0].total_s: must be a valid number (is 'long')",
         ),
         (lambda data: data["responses"].pop(), "responses: 1 are missing, as ("),
         (

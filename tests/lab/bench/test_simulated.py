@@ -5,11 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from costmodel.acceptance import AcceptanceProcess, constant
-from decoder.drafters.base import DraftRequest
-from decoder.tree.growth import TopPaths
+from costmodel.acceptance import AcceptanceProcess
 from lab.bench.simulated import SimulatedDrafter, Truth
-from tests.decoder.models import decoder_of, greedy, random_model
+from tests.decoder.models import request
 
 VOCAB = 1000
 FADING_RATES = tuple(0.9 * 0.93**depth for depth in range(6))
@@ -17,10 +15,6 @@ FADING_RATES = tuple(0.9 * 0.93**depth for depth in range(6))
 
 def given_process(rank1=FADING_RATES, **options):
     return AcceptanceProcess(label="a test", kind="given", rank1=rank1, **options)
-
-
-def request(depth=15, width=40):
-    return DraftRequest(depth=depth, width=width, growth=TopPaths())
 
 
 def text_of(length, seed=0):
@@ -99,21 +93,3 @@ class TestCalibration:
         assert block.probabilities[0] == pytest.approx(by_hand, abs=1e-12)
         at = int(np.argmin(np.abs(confidences[0] - block.probabilities[0, 0])))
         assert table[0, at] == pytest.approx(by_hand, abs=1e-9)
-
-
-@pytest.mark.parametrize("policy", ["bastion", "bastion:paper", "fixed:20", "chain"])
-def test_decoding_with_it_gives_the_plain_text(policy, tmp_path, monkeypatch):
-    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    model = random_model("llama-gqa")
-    prompts = [[1, 5, 9, 5], [2, 7]]
-    expected = [greedy(model, prompt, 40) for prompt in prompts]
-    texts = [prompt + plain for prompt, plain in zip(prompts, expected, strict=True)]
-    # One text's truth breaks off, and one has a wrong token, half way through.
-    texts[0] = texts[0][:24]
-    texts[1][20] = (texts[1][20] + 1) % 97
-    drafter = SimulatedDrafter(Truth(texts), constant(5.0), vocab=97)
-    decoder = decoder_of(model, policy, drafter, max_nodes=32)
-    for prompt, plain in zip(prompts, expected, strict=True):
-        result = decoder.generate(prompt, max_new_tokens=40)
-        assert result.token_ids == plain
-        assert result.stats.accepted_tokens > 5

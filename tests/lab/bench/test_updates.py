@@ -23,17 +23,8 @@ from lab.bench.record import Model, Update
 from lab.bench.schedule import Schedule, Tools, run_schedule
 from tests.decoder.models import greedy
 from tests.lab.bench import fake_bench
-from tests.lab.bench.fake_bench import (
-    Clock,
-    FakeArm,
-    FakeDecoding,
-    arm,
-    encoded,
-    endless,
-    result,
-    schedule,
-    settings,
-)
+from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, encoded, endless, schedule
+from tests.lab.bench.made_bench import arm, result, settings
 from tests.lab.papers.specblock.specblock_models import specblock_folder
 from tests.tiny_folder import isolate, write_all
 

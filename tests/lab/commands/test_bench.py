@@ -192,10 +192,8 @@ class TestRefused:
 class TestPromptFiles:
     @pytest.mark.parametrize(("text", "message"), [
         ("", "holds no prompt"),
-        ("\n\n", "holds no prompt"),
         ('{"prompt": "a"}\nnonsense', "line 2 cannot be read as JSON"),
         ('{"prompt": 3}', "line 1 is not a JSON object with a text `prompt`"),
-        ('["a"]', "line 1 is not a JSON object with a text `prompt`"),
         ('\n{"prompt": "  "}', "line 2: the prompt is empty"),
         (
             '{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}',

@@ -49,6 +49,7 @@ def test_wrong_words_are_named(capsys, target, tmp_path, words, said):
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "specblock"])
 def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tmp_path, kind):
     common = ["--kind", kind, "--target", target, "--texts", "64", "--steps", "1", "--json"]
+    common += ["--set", "answer_tokens=16"]
     status, out, err = run(capsys, *common, "--output", str(tmp_path / "first"))
     assert status == 0, err
     first = json.loads(out)

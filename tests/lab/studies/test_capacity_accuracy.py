@@ -86,11 +86,6 @@ def work(**changes) -> TokenWork:
     return TokenWork(**(fields | changes))
 
 
-def test_kernels_alone_are_their_sum():
-    assert Overheads().time_per_token_s(work(), overlaps_host=False) == pytest.approx(7.5e-3)
-    assert Overheads().time_per_token_s(work(), overlaps_host=True) == pytest.approx(7.5e-3)
-
-
 def test_the_formula_by_hand():
     """Device 7.5 + 32 x (0.02 + 0.1 x 0.1) = 8.46 ms; host 1 + 64 x 0.05 + 2 x 0.4 = 5 ms.
 

@@ -136,14 +136,11 @@ class TestHeldOut:
         assert profile.regret.contexts == (100, 200)
         assert profile.regret.curves == 18
 
-    def test_no_points_no_claim(self):
-        profile = make_profile()
-        assert with_held_out(profile, points_of(swept(), "held_out")) is profile
-
     def test_contexts_without_a_choice_make_no_regret(self):
         """A budget that ended early leaves a point or two: that is no proof of anything."""
-        few = held_out([[0.005, 0.02]], rows=(1, 16))
-        profile = with_held_out(make_profile(), few)
+        made = make_profile()
+        assert with_held_out(made, points_of(swept(), "held_out")) is made
+        profile = with_held_out(made, held_out([[0.005, 0.02]], rows=(1, 16)))
         assert profile.regret is None
         assert profile.held_out.error.points == 2
 
@@ -163,10 +160,7 @@ def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file):
     assert with_stored_drafters(new, output) == new  # nothing is stored yet
     old = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
     old = old.with_drafter(SECOND, drafter("second", 9e-3))
-    if output is None:
-        ProfileStore().save(old)
-    else:
-        old.to_yaml(output)
+    old.to_yaml(output) if output else ProfileStore().save(old)
     merged = with_stored_drafters(new, output)
     found = {key: value.median_s for key, value in merged.drafters.items()}
     assert found == {FIRST: (1e-3,), SECOND: (2e-3,)}

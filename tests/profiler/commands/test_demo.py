@@ -16,26 +16,17 @@ from tests.decoder.draft_models import LAYERS, dflash_folder, draft_target
 pytestmark = pytest.mark.cpu_kind
 
 
-@pytest.fixture
-def folder(run):
-    """The folder of the demo model in a data directory of one's own."""
-    folder = demo_model_folder()
+def test_the_folder_is_printed_alone_on_stdout(run, refused):
+    folder = demo_model_folder()  # in a data directory of one's own
     folder.mkdir(parents=True)
-    return folder
-
-
-def test_the_folder_is_printed_alone_on_stdout(folder, run):
+    (folder / "thesis.txt").write_text("important")
+    assert "is not the demo model" in refused("demo-model")
     for name in FILES:
         (folder / name).write_text("{}")
     assert run("demo-model")[:2] == (0, f"{folder}\n")
     assert json.loads(run("demo-model", "--json")[1]) == {
         "schema_version": 1, "folder": str(folder), "comparison": None,
     }  # fmt: skip
-
-
-def test_another_folder_is_refused_in_one_line(folder, refused):
-    (folder / "thesis.txt").write_text("important")
-    assert "is not the demo model" in refused("demo-model")
 
 
 def counts(tokens: int, seconds: float, rounds: int) -> dict[str, Any]:

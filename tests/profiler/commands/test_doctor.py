@@ -40,7 +40,7 @@ def found() -> dict[str, checks.DoctorCheck]:
     return {check.name: check for check in checks.run_checks()}
 
 
-def test_a_new_machine_is_told_to_calibrate(home):
+def test_a_new_machine_is_told_to_calibrate(home, monkeypatch):
     result = found()
     assert result["data directory"].status == "ok"
     assert result["profile"].status == "missing"
@@ -48,9 +48,7 @@ def test_a_new_machine_is_told_to_calibrate(home):
     assert "rooftree demo-model" in result["demo model"].advice
     assert checks.next_step(list(result.values())).startswith("`rooftree calibrate`")
     assert result["versions"].found.count(torch.__version__.partition("+")[0]) == 1
-
-
-def test_a_directory_that_cannot_be_written_comes_first(home, monkeypatch):
+    # A directory that cannot be written comes first.
     (home / "file").write_text("")
     monkeypatch.setenv("ROOFTREE_HOME", str(home / "file" / "below"))
     result = found()
@@ -87,8 +85,7 @@ def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
 def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
     monkeypatch.setattr(checks, "_unused_gpu", lambda: "NVIDIA H200")
     device = found()["device"]
-    assert device.status == "warn"
-    assert "NVIDIA H200" in device.found
+    assert device.status == "warn" and "NVIDIA H200" in device.found
     assert "CUDA build of torch" in device.advice
 
 

@@ -29,13 +29,9 @@ def invented_rows(noise=0.003):
             yield rows, context, micros * np.exp(noise * random.standard_normal())
 
 
-@pytest.fixture
-def table(tmp_path):
-    return write(tmp_path / "points.csv", list(invented_rows()))
-
-
 @pytest.mark.slow
-def test_errors_of_every_calibration_are_reported(table, run):
+def test_errors_of_every_calibration_are_reported(tmp_path, run):
+    table = write(tmp_path / "points.csv", list(invented_rows()))
     report = json.loads(run("fit", table, *KNOWN, "--json")[1])
     assert report["points"] == 48 and report["fitted"] == 48
     assert set(report["calibrations"]) == {"linear", "physical", "stairs"}
@@ -56,9 +52,7 @@ def test_units_follow_from_the_column(tmp_path, column, unit):
     path = write(tmp_path / "t.csv", rows, ("new_tokens", "context_tokens", column))
     points = read_csv(path).points
     assert points.seconds == pytest.approx(np.array([5.0, 6.0, 7.0, 9.5]) * unit)
-
-
-def test_the_whole_forward_is_preferred_and_repeats_are_averaged(tmp_path):
+    # The whole forward is preferred, and repeats are averaged.
     rows = [(1, 64, 1, 5), (1, 64, 1, 7), (2, 64, 1, 8), (4, 64, 1, 9), (8, 64, 1, 10)]
     columns = ("new_tokens", "context_tokens", "attention_us", "forward_us")
     points = read_csv(write(tmp_path / "t.csv", rows, columns)).points
@@ -90,12 +84,9 @@ def test_bad_tables_are_one_clear_line(tmp_path, refused, rows, columns, message
 ON = ["--device", "h100-sxm", "--target", "Qwen/Qwen3-8B"]
 
 
-@pytest.fixture
-def forward(tmp_path):
-    return str(write_points(tmp_path / "forward.csv", batches=(1,)))
-
-
-def test_from_a_file_to_an_engine(forward, tmp_path, run):
+def test_from_a_file_to_an_engine(tmp_path, run, refused):
+    forward = str(write_points(tmp_path / "forward.csv", batches=(1,)))
+    assert "Give --source" in refused("fit", forward, *ON, "--output", "p.yaml")
     made = str(tmp_path / "mine.yaml")
     words = ["fit", forward, *ON, "--source", "vLLM 0.33.0"]
     record = json.loads(run(*words, "--output", made, "--json")[1])
@@ -109,21 +100,14 @@ def test_from_a_file_to_an_engine(forward, tmp_path, run):
     assert config["num_speculative_tokens_per_batch_size"][-1][1] == 256
 
 
-def test_without_output_the_errors_are_reported(forward, run, refused):
-    report = json.loads(run("fit", forward, *ON, "--json")[1])
-    assert report["points"] == 18 and report["target"] == "Qwen/Qwen3-8B"
-    assert "Give --source" in refused("fit", forward, *ON, "--output", "p.yaml")
-
-
 def test_a_plan_and_a_profile_give_the_same_settings(run):
     wanted = ["--acceptance", "0.7", "--drafter", "ngram"]
     lengths = ["--prompt-tokens", "1000", "--output-tokens", "500"]
-    for engine in ("vllm", "tensorrt-llm", "sglang-dspark"):
-        alone = run("export", "h100-sxm/qwen3-8b", "--engine", engine, *wanted)
-        plan = ["plan", "--target", "qwen3-8b", "--gpus", "h100-sxm", "--rate", "1/s"]
-        planned = run(*plan, *lengths, *wanted, "--export", engine)
-        assert alone[0] == planned[0] == 0
-        assert alone[1].splitlines()[1:] == planned[1].splitlines()[1:]
+    alone = run("export", "h100-sxm/qwen3-8b", "--engine", "tensorrt-llm", *wanted)
+    plan = ["plan", "--target", "qwen3-8b", "--gpus", "h100-sxm", "--rate", "1/s"]
+    planned = run(*plan, *lengths, *wanted, "--export", "tensorrt-llm")
+    assert alone[0] == planned[0] == 0
+    assert alone[1].splitlines()[1:] == planned[1].splitlines()[1:]
 
 
 def test_without_acceptance_nothing_is_drafted(run):

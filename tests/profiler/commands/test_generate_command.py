@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from costmodel.errors import InputError
-from profiler import cli
 from profiler.commands.generate import read_prompts
 from tests.tiny_folder import isolate, write_all
 
@@ -18,19 +17,14 @@ PROMPT = "hällo hällo"
 class Command:
     """Calls of the command on a tiny target with a data directory of its own."""
 
-    def __init__(self, folder: Path, home: Path, capture: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.home, self._capture = folder, home, capture
-        write_all(folder / "tiny")
+    def __init__(self, folder: Path, run) -> None:
+        self.folder, self._run = folder, run
+        self.target = write_all(folder / "tiny")
 
     def __call__(self, *more: str, tokens: int = 12) -> tuple[int, str, list[str]]:
-        arguments = [
-            "generate", "--target", str(self.folder / "tiny"), "--device", "cpu",
-            "--dtype", "float32", "--max-new-tokens", str(tokens), *more,
-        ]  # fmt: skip
-        self._capture.readouterr()
-        exit_code = cli.run(arguments)
-        captured = self._capture.readouterr()
-        return exit_code, captured.out, captured.err.splitlines()
+        on_cpu = ("--target", str(self.target), "--device", "cpu", "--dtype", "float32")
+        code, out, err = self._run("generate", *on_cpu, "--max-new-tokens", str(tokens), *more)
+        return code, out, err.splitlines()
 
     def record(self, *more: str, **options: int) -> dict:
         exit_code, out, lines = self(*more, "--json", **options)
@@ -39,12 +33,13 @@ class Command:
 
 
 @pytest.fixture
-def generate(tmp_path, monkeypatch, capsys):
-    return Command(tmp_path, isolate(monkeypatch, tmp_path), capsys)
+def generate(tmp_path, monkeypatch, run):
+    isolate(monkeypatch, tmp_path)
+    return Command(tmp_path, run)
 
 
 class TestOutput:
-    def test_text_and_json_agree(self, generate):
+    def test_text_and_json_agree_and_busy_processes_are_named_first(self, generate, monkeypatch):
         record = generate.record("--prompt", PROMPT, "--policy", "fixed:6")
         assert sorted(record) == ["id", "schema_version", "stats", "text", "token_ids"]
         assert record["id"] == "prompt-0"
@@ -52,11 +47,8 @@ class TestOutput:
         exit_code, out, lines = generate("--prompt", PROMPT, "--policy", "fixed:6")
         assert (exit_code, out) == (0, record["text"] + "\n")
         assert lines == ["policy fixed:6 needs no profile"]
-
-    def test_busy_processes_are_named_first(self, generate, monkeypatch):
         monkeypatch.setattr("profiler.measure.machine.disturbances", lambda: ["miner is busy"])
-        exit_code, _, lines = generate("--prompt", "ab", "--policy", "plain")
-        assert (exit_code, lines[0]) == (0, "warning: miner is busy")
+        assert generate("--prompt", "ab", "--policy", "plain")[2][0] == "warning: miner is busy"
 
     def test_several_prompts_are_headed_by_their_names(self, generate):
         file = generate.folder / "prompts.jsonl"
@@ -71,19 +63,17 @@ class TestOutput:
         assert names == ["prompt-0", "first", "line-3"]
 
     def test_ends_are_ignored_if_wanted(self, generate):
-        file = generate.folder / "tiny" / "generation_config.json"
+        file = generate.target / "generation_config.json"
         file.write_text(json.dumps({"eos_token_id": list(range(260))}))
         for more, tokens in ((), 1), (("--ignore-eos",), 12):
             record = generate.record("--prompt", PROMPT, "--policy", "fixed:6", *more)
             assert len(record["token_ids"]) == tokens
 
-    def test_seeds(self, generate):
-        options = ("--prompt", PROMPT, "--policy", "fixed:5", "--temperature", "2")
-        drawn = (generate.record(*options, "--seed", seed, tokens=30) for seed in "112")
+    def test_seeds_top_k_and_stops_reach_the_decoder(self, generate):
+        warm = ("--prompt", PROMPT, "--policy", "fixed:5", "--temperature", "2")
+        drawn = (generate.record(*warm, "--seed", seed, tokens=30) for seed in "112")
         one, again, other = (record["token_ids"] for record in drawn)
         assert one == again != other
-
-    def test_top_k_and_stops_reach_the_decoder(self, generate):
         options = ("--prompt", PROMPT, "--policy", "plain")
         greedy = generate.record(*options)
         warm = generate.record(*options, "--temperature", "2", "--top-k", "1")
@@ -95,7 +85,7 @@ class TestOutput:
 
 class TestChat:
     def write_template(self, generate: Command) -> None:
-        (generate.folder / "tiny" / "chat_template.jinja").write_text(
+        (generate.target / "chat_template.jinja").write_text(
             "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
             "{% if not enable_thinking %}!{% endif %}"
         )
@@ -119,9 +109,7 @@ class TestChat:
         assert (exit_code, first["id"], second["id"]) == (0, "a/1", "a/2")
         history = f"[user]hi[assistant]{first['text']}[user]and?!"
         assert second["stats"]["prompt_tokens"] == len(history.encode())
-
-    def test_a_template_without_the_option_says_so(self, generate):
-        (generate.folder / "tiny" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        (generate.target / "chat_template.jinja").write_text("{{ messages[0].content }}")
         arguments = ("--prompt", "hi", "--policy", "plain", "--template", "enable_thinking=false")
         exit_code, out, lines = generate(*arguments, tokens=2)
         assert (exit_code, out) == (2, "")
@@ -129,20 +117,20 @@ class TestChat:
 
 
 class TestPrompts:
-    def write(self, folder: Path, text: str) -> Path:
-        file = folder / "prompts.jsonl"
-        file.write_text(text, encoding="utf-8")
-        return file
+    @pytest.fixture
+    def read(self, tmp_path):
+        def prompts(text: str) -> list:
+            (tmp_path / "prompts.jsonl").write_text(text, encoding="utf-8")
+            return read_prompts((), tmp_path / "prompts.jsonl")
 
-    def test_other_line_ends_may_stand_in_a_text(self, tmp_path):
-        file = self.write(tmp_path, '{"prompt": "one\u2028two\x85three"}\r\n')
-        assert read_prompts((), file) == [("line-1", "one\u2028two\x85three")]
+        return prompts
 
-    def test_turns_of_a_chat(self, tmp_path):
+    def test_turns_of_a_chat_and_other_line_ends(self, read):
+        assert read('{"prompt": "a\u2028b\x85c"}\r\n') == [("line-1", "a\u2028b\x85c")]
         turns = [{"role": "user", "content": "ab"}]
         for content in ("ab", [{"type": "text", "text": one} for one in "ab"]):
             line = json.dumps({"messages": [{"role": "user", "content": content}]})
-            assert read_prompts((), self.write(tmp_path, line + "\n")) == [("line-1", turns)]
+            assert read(line + "\n") == [("line-1", turns)]
 
     @pytest.mark.parametrize(("line", "message"), [
         *((line, r".*JSON") for line in ("no json", "[1]", "{}", '{"messages": []}')),
@@ -150,12 +138,8 @@ class TestPrompts:
         ('{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}', "`prompt` beside"),
         ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "no text"),
     ])  # fmt: skip
-    def test_a_bad_line_is_named(self, tmp_path, line, message):
+    def test_a_bad_line_is_named(self, read, line, message):
         with pytest.raises(InputError, match=rf"prompts\.jsonl, line 2.*{message}"):
-            read_prompts((), self.write(tmp_path, '{"prompt": "good"}\n' + line + "\n"))
-
-    def test_no_prompt_at_all(self, tmp_path):
+            read('{"prompt": "good"}\n' + line + "\n")
         with pytest.raises(InputError, match="there is no prompt"):
-            read_prompts((), None)
-        with pytest.raises(InputError, match="there is no prompt"):
-            read_prompts((), self.write(tmp_path, "\n\n"))
+            read("\n\n")

@@ -1,7 +1,6 @@
 """The output of every command: one form of JSON."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from profiler.measure.machine import Activity
 from tests.costmodel.conftest import altered, without_tables
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.made_profile import make_profile
+from tests.source_files import commands
 from tests.tiny_folder import isolate, write_all
 
 ROOT = Path(__file__).parents[3]
@@ -132,24 +132,15 @@ def arms() -> dict[str, dict[str, float]]:
     return dict.fromkeys(("plain", "chain", "fixed:15", "bastion"), one)
 
 
-def commands(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something by itself, with its name."""
-    context = click.Context(group)
-    for word in group.list_commands(context):
-        command = group.get_command(context, word)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{name}{word} ")
-        if not isinstance(command, click.Group) or command.params:
-            yield f"{name}{word}", command
-
-
 SOURCES = {"calibrate fleet", "calibrate url", "calibrate vllm"}  # their output is calibrate's
-EVERY = dict(commands(cli.cli))
-NAMES = pytest.mark.parametrize("name", sorted(EVERY.keys() - SOURCES))
+# Every command that does something by itself.
+EVERY = {
+    name for name, command in commands()
+    if name and (command.params or not isinstance(command, click.Group))
+}  # fmt: skip
 
 
-@NAMES
+@pytest.mark.parametrize("name", sorted(EVERY - SOURCES))
 def test_json_is_alone_on_stdout_with_its_version(name, place, capsys):
     assert cli.run([*name.split(), *place.arguments()[name], "--json"]) == 0
     out = capsys.readouterr().out

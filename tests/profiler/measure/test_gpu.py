@@ -4,7 +4,7 @@ import os
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -17,146 +17,83 @@ from decoder.nvml import Gpu, driver_facts
 from profiler.measure.instruments import CudaTimer, GpuGuard, Guard, gpu_guard
 from profiler.measure.machine import Metadata, run_collectors, warnings
 
+UUIDS = ("GPU-1111-aaaa", "GPU-2222-bbbb", "MIG-3333-cccc")
+
 
 class FakeNvml:
-    """Two GPUs as NVML shows them; calls that are not defined are not supported."""
+    """Two GPUs as NVML shows them, the second of which may have a slice, handle 2.
+
+    Calls that are not defined are not supported; of a slice NVML tells only what is its own.
+    """
 
     class NVMLError(Exception):
         pass
 
-    uuids = ("GPU-1111-aaaa", "GPU-2222-bbbb")
-    answers: ClassVar = {
-        "nvmlDeviceGetCount": 2,
-        "nvmlDeviceGetName": b"NVIDIA H200",
-        "nvmlSystemGetDriverVersion": b"570.86",
-        "nvmlDeviceGetEccMode": [1, 1],
-    }
-
-    def __init__(self, reasons: int = 0) -> None:
-        self.reasons = reasons
+    def __init__(self, reasons: int = 0, sliced: bool = False, board_given: bool = True) -> None:
+        self.reasons, self.sliced, self.board_given = reasons, sliced, board_given
         self.clock_mhz = 1980
         self.processes: list[SimpleNamespace] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        def answer(*arguments: object) -> Any:
-            if name not in self.answers:
+        def answer(*arguments: Any) -> Any:
+            handle = arguments[0] if arguments else None
+            own: dict[str, Any] = {
+                "nvmlDeviceGetCount": 2,
+                "nvmlDeviceGetName": b"NVIDIA H200",
+                "nvmlSystemGetDriverVersion": b"570.86",
+                "nvmlDeviceGetEccMode": [1, 1],
+            }
+            if name in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID"):
+                known = (0, 1) if name.endswith("Index") else UUIDS[: 2 + self.sliced]
+                own |= {name: known.index(handle)} if handle in known else {}
+            elif handle is not None:
+                own["nvmlDeviceGetUUID"] = UUIDS[handle]
+                own |= {"nvmlDeviceIsMigDeviceHandle": int(handle == 2)} if self.sliced else {}
+                if self.processes is not None:
+                    own["nvmlDeviceGetComputeRunningProcesses"] = self.processes
+                if handle == 2 and self.board_given:
+                    own["nvmlDeviceGetDeviceHandleFromMigDeviceHandle"] = 1
+            if handle in (0, 1):
+                own |= {
+                    "nvmlDeviceGetClockInfo": {1: self.clock_mhz, 2: 3201}.get(arguments[-1]),
+                    "nvmlDeviceGetTemperature": 60 + self.clock_mhz // 100,
+                    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+                    "nvmlDeviceGetCurrentClocksEventReasons": self.reasons,
+                }
+                own |= {"nvmlDeviceGetMigMode": [handle, handle]} if self.sliced else {}
+            if name not in own:
                 raise self.NVMLError(f"{name}: not supported")
-            return self.answers[name]
+            return own[name]
 
         return answer
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index > 1:
-            raise self.NVMLError("Invalid Argument")
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        if uuid not in self.uuids:
-            raise self.NVMLError("not found")
-        return self.uuids.index(uuid)
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return self.uuids[handle]
-
-    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
-        return {1: self.clock_mhz, 2: 3201}[kind]
-
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
-        return 60 + self.clock_mhz // 100
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
-        return 700_000
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
-        if self.processes is None:
-            raise self.NVMLError("not permitted")
-        return self.processes
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
-        return self.reasons
-
-
-def test_the_uuid_that_torch_knows_comes_first(monkeypatch):
-    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: ["MIG-2222-bbbb", "GPU-2222-bbbb"])
-    assert nvml.find_handle(FakeNvml(), 0) == 1
-
-
-WHOLE_ONLY = (
-    "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetEnforcedPowerLimit",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-)  # fmt: skip
-
-
-class SlicedNvml(FakeNvml):
-    """The second GPU is cut into slices; of a slice (2) NVML tells only what is its own."""
-
-    slices = ("MIG-3333-cccc",)
-
-    def __init__(self, board_given: bool = True, reasons: int = 0) -> None:
-        super().__init__(reasons)
-        self.board_given = board_given
-
-    def nvmlDeviceIsMigDeviceHandle(self, handle: int) -> int:
-        return int(handle >= 2)
-
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: int) -> int:
-        if not self.board_given:
-            raise self.NVMLError("no permission")
-        return 1
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        return 2 if uuid in self.slices else super().nvmlDeviceGetHandleByUUID(uuid)
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return (self.uuids + self.slices)[handle]
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
-        self.whole(handle)
-        return [handle, handle]
-
-    def __getattribute__(self, name: str) -> Any:
-        call = super().__getattribute__(name)
-        if name not in WHOLE_ONLY:
-            return call
-
-        def of_a_whole_gpu(handle: int, *arguments: int) -> Any:
-            self.whole(handle)
-            return call(handle, *arguments)
-
-        return of_a_whole_gpu
-
-    def whole(self, handle: int) -> None:
-        if handle >= 2:
-            raise self.NVMLError("not supported for a MIG slice")
-
 
 class TestMig:
-    def test_the_slice_is_opened_by_its_uuid(self, monkeypatch):
-        uuids = ["MIG-3333-cccc", "GPU-3333-cccc"]
-        monkeypatch.setattr(nvml, "_torch_uuids", lambda index: uuids)
-        assert nvml.find_handle(SlicedNvml(), 0) == 2
+    @pytest.mark.parametrize(("library", "uuid", "handle"), [
+        (FakeNvml(), "2222-bbbb", 1), (FakeNvml(sliced=True), "3333-cccc", 2),
+    ])  # fmt: skip
+    def test_the_uuid_that_torch_knows_opens_gpu_or_slice(self, monkeypatch, library, uuid, handle):
+        monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [f"MIG-{uuid}", f"GPU-{uuid}"])
+        assert nvml.find_handle(library, 0) == handle
 
     def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self):
-        gpu = Gpu(SlicedNvml(reasons=0x40), 2)
+        gpu = Gpu(FakeNvml(0x40, sliced=True), 2)
         fields = gpu.read()
         assert fields["gpu_uuid"] == "MIG-3333-cccc"
         assert fields["gpu_mig"] is True
         assert (fields["gpu_sm_clock_hz"], fields["gpu_power_limit_w"]) == (1.98e9, 700.0)
-        guard = GpuGuard(gpu)
-        assert guard.disturbance() == "hardware thermal slowdown"
+        assert GpuGuard(gpu).disturbance() == "hardware thermal slowdown"
         assert any("MIG slices" in line for line in warnings(Metadata(fields=fields, absent={})))
-
-    def test_a_container_that_hides_the_gpu_around_it(self):
-        gpu = Gpu(SlicedNvml(board_given=False), 2)
-        fields = gpu.read()
-        assert fields["gpu_mig"] is True
-        assert "gpu_sm_clock_hz" not in fields
-        assert GpuGuard(gpu).disturbance() == ""
+        hidden = Gpu(FakeNvml(0, True, board_given=False), 2)  # in a container
+        assert hidden.read()["gpu_mig"] is True and "gpu_sm_clock_hz" not in hidden.read()
+        assert GpuGuard(hidden).disturbance() == ""
 
     @pytest.mark.parametrize(("board_given", "limit_w"), [(True, 700.0), (False, None)])
     def test_the_power_limit_of_the_soft_key(self, monkeypatch, board_given, limit_w):
         driver_facts.cache_clear()
-        monkeypatch.setattr("decoder.nvml.open_handle", lambda index: (SlicedNvml(board_given), 2))
+        monkeypatch.setattr(
+            "decoder.nvml.open_handle", lambda index: (FakeNvml(0, True, board_given), 2)
+        )
         assert driver_facts(0) == SoftKey(driver="570.86", power_limit_w=limit_w)
         driver_facts.cache_clear()
 
@@ -193,16 +130,6 @@ def test_reading_leaves_out_what_the_gpu_cannot_tell():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("reasons", "expected"), [
-    (0x00, ""), (0x04, ""), (0x20, "software thermal slowdown"), (0x48, "hardware"),
-])  # fmt: skip
-def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons, expected):
-    guard = GpuGuard(Gpu(FakeNvml(reasons), 0))
-    guard.start()
-    assert expected in guard.disturbance()
-    assert bool(guard.disturbance()) == bool(expected)
-
-
 @pytest.mark.gpu
 def test_nvml_and_torch_mean_the_same_gpu():
     fields = Gpu.open(0).read()
@@ -210,28 +137,23 @@ def test_nvml_and_torch_mean_the_same_gpu():
     assert str(torch.cuda.get_device_properties(0).uuid) in fields["gpu_uuid"]
 
 
-def test_samples_below_the_clock_floor_are_rejected():
-    fake = FakeNvml()
-    guard = GpuGuard(Gpu(fake, 0))
-    rejections = []
-    for clock_mhz, reasons in ((1900, 0), (1980, 0), (1600, 0), (1500, 0), (1400, 0x04)):
-        fake.clock_mhz, fake.reasons = clock_mhz, reasons
-        guard.start()
-        rejections.append(guard.disturbance())
-    assert rejections == ["", "", "", "SM clock 1500 MHz, below 80% of 1980 MHz", ""]
-
-
-def test_what_the_guard_saw_is_summed_up():
+def test_heat_and_clocks_below_the_floor_are_rejected_and_summed_up():
+    """But not the power cap."""
     fake = FakeNvml()
     guard = GpuGuard(Gpu(fake, 0))
     assert guard.summary() == {}
-    for clock_mhz, reasons in ((1900, 0), (1980, 0x04), (1700, 0x40)):
+    for clock_mhz, reasons, rejection in (
+        (1900, 0, ""), (1980, 0x04, ""), (1600, 0, ""), (1400, 0x04, ""),
+        (1500, 0, "SM clock 1500 MHz, below 80% of 1980 MHz"),
+        (1900, 0x20, "software thermal slowdown"), (1900, 0x48, "hardware"),
+    ):  # fmt: skip
         fake.clock_mhz, fake.reasons = clock_mhz, reasons
-        guard.disturbance()
-    reasons = ["power cap", "hardware thermal slowdown"]
-    assert guard.summary() == {
-        "gpu_sm_clock_hz": 1.9e9, "gpu_temperature_c": 79.0, "gpu_clock_reasons": reasons,
-    }  # fmt: skip
+        guard.start()
+        found = guard.disturbance()
+        assert rejection in found and bool(rejection) == bool(found)
+    summary = guard.summary()
+    assert (summary["gpu_sm_clock_hz"], summary["gpu_temperature_c"]) == (1.9e9, 79.0)
+    assert {"power cap", "software thermal slowdown"} <= set(summary["gpu_clock_reasons"])
 
 
 def test_other_processes_are_named():
@@ -267,8 +189,6 @@ class TestWithoutNvml:
         metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
         (warning,) = warnings(metadata)
         assert "cannot be watched" in warning and "Driver Not Loaded" in warning
-
-    def test_the_soft_keys_stay_unknown(self):
         assert driver_facts(0) == SoftKey(driver=None, power_limit_w=None)
         driver_facts.cache_clear()
 

@@ -22,14 +22,15 @@ def test_another_rooftree_is_named_with_its_command(tmp_path):
     program.write_text("print('up', flush=True); input()")
     command = [sys.executable, str(program), "bench", "--seed", "1"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as other:  # type: ignore[call-overload]
+    with subprocess.Popen(command, **pipes) as other:
         other.stdout.readline()  # its arguments are not readable while it is being started
         busy = BusyProcess(pid=other.pid, name="rooftree", core_share=0.9)
         try:
-            (line,) = warnings(metadata(), Activity(processes=(busy,), steal_share=0.0))
+            line, stolen = warnings(metadata(), Activity(processes=(busy,), steal_share=0.31))
         finally:
             other.kill()
-    assert line.startswith(f"rooftree bench (process {other.pid}) is using 90% of a core")
+    assert line.startswith(f"rooftree bench (process {other.pid}) is using 90% of a core: stop it")
+    assert "31% of the processor time" in stolen
 
 
 def test_collect_tells_the_versions_and_this_machine():
@@ -56,37 +57,22 @@ def test_a_failing_collector_leaves_a_reason_in_place_of_its_fields():
 @pytest.mark.slow
 def test_busy_processes_are_found_by_name_without_ourselves():
     other = subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True)
+    program = (
+        "from profiler.measure.machine import observe\n"
+        f"found = [p for p in observe(0.5).processes if p.pid == {other.pid}]\n"
+        "print(found[0].name, found[0].core_share)"
+    )
+    command = [sys.executable, "-c", program]
     try:
         # A child of ours is not "another process"; a process with another parent is.
         assert all(process.pid != other.pid for process in observe(0.3).processes)
-        found = _observed_by_another(other.pid)
+        found = subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+        ).stdout
     finally:
         other.kill()
         other.wait()
-    assert found.startswith("sh ")
-    assert float(found.split()[1]) > 0.2
-
-
-def _observed_by_another(pid: int) -> str:
-    """Name and core share of `pid` as seen from a process that is not its parent."""
-    program = (
-        "from profiler.measure.machine import observe\n"
-        f"found = [p for p in observe(0.5).processes if p.pid == {pid}]\n"
-        "print(found[0].name, found[0].core_share)"
-    )
-    root = Path(__file__).parents[3]
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
-    ).stdout
-
-
-def test_warnings_name_the_process_and_say_what_to_do():
-    activity = Activity(
-        processes=(BusyProcess(pid=42, name="cc1plus", core_share=0.97),), steal_share=0.31
-    )
-    found = warnings(metadata(), activity)
-    assert found[0].startswith("cc1plus (process 42) is using 97% of a core: stop it")
-    assert "31% of the processor time" in found[1]
+    assert found.startswith("sh ") and float(found.split()[1]) > 0.2
 
 
 @pytest.mark.parametrize(("fields", "expected"), [

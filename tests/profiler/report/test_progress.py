@@ -13,10 +13,7 @@ def test_a_pipe_gets_a_line_for_each_tenth_and_every_message(capsys):
     lines = err.splitlines()
     assert lines[0] == "a message"
     assert lines[1:] == [f"decoding: {10 * tenth} of 100" for tenth in range(1, STEPS + 1)]
-
-
-def test_a_share_that_falls_back_is_not_told_twice(capsys):
-    """A calibration finds more points to measure."""
+    # A share falls back where a calibration finds more points to measure.
     with progress("measuring") as shown:
         for share in (0.5, 0.4, 0.5, 0.6):
             shown.update(share, f"{share:.0%}")

@@ -44,8 +44,6 @@ class TestVerdict:
         assert text.endswith("Grade: do not use: a choice loses 9.0% at worst, more than 8.0%.")
         again = f"then `rooftree calibrate --target {TARGET} --time-budget 3m`"
         assert again in next_command(checked(worst=0.09), "a.yaml")
-
-    def test_few_samples_are_never_certain(self):
         assert "uncertain by less than 0.1%, or by too few samples" in verdict(checked(noise=0.0))
 
     def test_markdown_has_the_points_and_the_verdict(self, capsys):
@@ -70,23 +68,17 @@ class TestVerdict:
         assert "Grade: usable: not checked against points held out" in text
 
 
-class TestPicture:
-    def test_a_profile_without_points_is_drawn_too(self, tmp_path):
-        profile = make_profile().model_copy(update={"surface": None})
-        assert plot_profile(profile, tmp_path / "a.png").stat().st_size > 1000
+def test_a_profile_without_points_is_drawn_too(tmp_path):
+    profile = make_profile().model_copy(update={"surface": None})
+    assert plot_profile(profile, tmp_path / "a.png").stat().st_size > 1000
 
 
-class TestJson:
-    def test_numbers_that_json_lacks_are_null(self, capsys):
-        print_json({"a": float("nan"), "b": (1.0, float("inf")), "c": {"d": [float("-inf")]}})
-        shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-        assert shown == {"a": None, "b": [1.0, None], "c": {"d": [None]}, "schema_version": 1}
-
-
-class TestTable:
-    def test_control_characters_do_not_reach_the_terminal(self):
-        lines = table_lines(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")], 80)
-        assert lines[2] == r"\x1b[2Jx\ny  \u202etxt"
+def test_numbers_that_json_lacks_are_null_and_control_characters_are_spelt_out(capsys):
+    print_json({"a": float("nan"), "b": (1.0, float("inf")), "c": {"d": [float("-inf")]}})
+    shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert shown == {"a": None, "b": [1.0, None], "c": {"d": [None]}, "schema_version": 1}
+    lines = table_lines(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")], 80)
+    assert lines[2] == r"\x1b[2Jx\ny  \u202etxt"
 
 
 @pytest.mark.parametrize(

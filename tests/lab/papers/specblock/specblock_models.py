@@ -3,8 +3,6 @@
 import numpy as np
 import torch
 
-from decoder.drafters.base import DraftRequest
-from decoder.tree.growth import TopPaths
 from lab.papers.specblock.training.objective import SpecBlockObjective, SpecBlockSettings
 from lab.papers.specblock.training.recipe import first_model
 from lab.training.features import Example
@@ -63,11 +61,6 @@ def specblock_folder(folder, seed=1, like=SPECBLOCK, **changed):
 TOKENS = tuple((mapping(SPECBLOCK)["d2t"] + torch.arange(41)).tolist())
 
 
-def asked(depth=99, width=64, temperature=1.0):
-    """A request whose rule of growth does not count."""
-    return DraftRequest(depth=depth, width=width, growth=TopPaths(), temperature=temperature)
-
-
 class Reference:
     """Rows one after another, every layer of one before the next row begins.
 
@@ -105,7 +98,8 @@ class Reference:
         """One row at in-block position k (from 0); returns its number."""
         config, part, eps = self.config, self.parts, self.config["rms_norm_eps"]
         width = HIDDEN // config["num_attention_heads"]
-        theta = config.get("rope_theta", 10000.0)
+        speeds = config.get("rope_theta", 10000.0) ** (-torch.arange(0, width, 2).double() / width)
+        place = torch.tensor([position])
         number = len(self.hidden)
         state = self.fused(condition, token, k)
         self.keys.append([])
@@ -122,9 +116,9 @@ class Reference:
             query, key, value = (
                 (layer[f"self_attn.{name}_proj.weight"] @ normed).view(-1, width) for name in "qkv"
             )
-            self.keys[number].append(turned(key, position, theta))
+            self.keys[number].append(made.turned(key[None], place, speeds)[0])
             self.values[number].append(value)
-            query = turned(query, position, theta)
+            query = made.turned(query[None], place, speeds)[0]
             drawn = self.attended(query, i, [*seen, number])
             state = state + layer["self_attn.o_proj.weight"] @ drawn
             normed = rms(state, layer["post_attention_layernorm.weight"], eps)
@@ -151,13 +145,12 @@ class Reference:
     def attended(self, query, i, seen):
         """What a row's heads draw from the rows it sees, in layer i."""
         group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
-        drawn = []
-        for head, own in enumerate(query):
-            scores = torch.stack([own @ self.keys[j][i][head // group] for j in seen])
-            weights = (scores / len(own) ** 0.5).softmax(0)
-            values = [self.values[j][i][head // group] for j in seen]
-            drawn.append(sum(w * v for w, v in zip(weights, values, strict=True)))
-        return torch.cat(drawn)
+        keys, values = (
+            torch.stack([rows[j][i] for j in seen]).repeat_interleave(group, dim=1)
+            for rows in (self.keys, self.values)
+        )
+        weights = (torch.einsum("hd,khd->hk", query, keys) / query.shape[1] ** 0.5).softmax(-1)
+        return torch.einsum("hk,khd->hd", weights, values).flatten()
 
     def first_block(self):
         """The last token's block, and what its rows see of earlier ones."""
@@ -187,18 +180,6 @@ class Reference:
         q = (self.read(row)[0] / temperature).softmax(0)
         order = sorted(range(len(q)), key=lambda i: -float(q[i]))[:count]
         return [(self.tokens[i], float(q[i])) for i in order]
-
-
-def turned(heads, position, theta):
-    """Rotary embedding of [heads, width] at one position, pair by pair."""
-    width = heads.shape[-1]
-    out = heads.clone()
-    for i in range(width // 2):
-        angle = torch.tensor(position * theta ** (-2 * i / width)).double()
-        first, second = heads[:, i], heads[:, i + width // 2]
-        out[:, i] = first * angle.cos() - second * angle.sin()
-        out[:, i + width // 2] = second * angle.cos() + first * angle.sin()
-    return out
 
 
 def plain_summary(logits):

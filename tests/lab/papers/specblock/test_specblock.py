@@ -1,25 +1,47 @@
-"""The SpecBlock drafter against a reference of single rows, and its checkpoints."""
+"""The SpecBlock drafter against a reference of single rows, its trees and its checkpoints."""
+
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from costmodel.errors import InputError
 from decoder.drafters import caches
+from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
 from lab.papers.specblock import drafter as specblock
 from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
-from lab.papers.specblock.tree import REPOSITORY, BlockGrowth
-from tests.decoder.draft_models import VOCAB, draft_target, rounds
-from tests.decoder.models import as_paths, greedy
+from lab.papers.specblock.model import save_specblock
+from lab.papers.specblock.tree import (
+    CONCENTRATED,
+    FALLBACK,
+    PUBLISHED,
+    REPOSITORY,
+    BlockGrowth,
+    BlockTree,
+)
+from tests.decoder.draft_models import EAGLE3, VOCAB, draft_target, rounds
+from tests.decoder.models import as_paths, greedy, request
 from tests.lab.papers.specblock import specblock_models as made
-from tests.lab.papers.specblock.specblock_models import LENGTH, Reference, asked, specblock_folder
-from tests.tiny_folder import isolate
+from tests.lab.papers.specblock.specblock_models import (
+    LENGTH,
+    QWEN,
+    SPECBLOCK,
+    Reference,
+    reference_tree,
+    specblock_folder,
+)
 
 PROMPT = [5, 17, 3, 88, 41]
 ACCEPTED = [3, 0, 0, 1]  # 0: a plain round, or one where nothing was accepted
 PLAIN = 2  # a round of these in which nothing is drafted
+COMPARED = (1, 4)  # behind accepted tokens, and behind the plain round
 VARIANTS = {
     "llama": ({}, BlockGrowth()),
     "qwen": ({"like": made.QWEN}, BlockGrowth()),
@@ -52,11 +74,12 @@ class TestAgainstTheReference:
         for round_, (session, context) in enumerate(rounds(target, drafter, prompt, ACCEPTED)):
             if round_ == PLAIN:
                 continue
-            tree = session.draft(context, asked())
-            reference = Reference(config, tensors, target, context)
-            expected = made.reference_tree(reference, growth)
-            assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
-            again = session.draft(context, asked())
+            tree = session.draft(context, request(99, 64))
+            if round_ in COMPARED:
+                reference = Reference(config, tensors, target, context)
+                expected = made.reference_tree(reference, growth)
+                assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
+            again = session.draft(context, request(99, 64))
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
 
@@ -90,7 +113,9 @@ class TestAgainstTheReference:
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
         expected = made.reference_tree(reference, BlockGrowth())
         for _ in range(2):
-            assert as_paths(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
+            assert as_paths(session.draft(context, request(99, 64))) == pytest.approx(
+                expected, abs=1e-6
+            )
 
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Children come from the block's next position, and behind its end from a new block."""
@@ -137,43 +162,136 @@ def first_blocks(drafter, context):
     return blocks
 
 
-POLICIES = ["fixed:60", "fixed:7", "chain", "bastion", "plain", "beam:3x6", "static-tree:5x2"]
-
-
-def decoder_with(folder, family, policy, growth=None, **options):
-    target = draft_target(family, torch.float64)
-    drafter = SpecBlockDrafter(target, folder, growth)
-    choice = ProfileChoice(calibrate=False)
-    return TreeDecoder(target, drafter=drafter, policy=policy, profile=choice, **options)
-
-
 @pytest.mark.slow
-class TestWholeGenerations:
-    @pytest.fixture(autouse=True)
-    def home(self, monkeypatch, tmp_path):
-        """A data directory of one's own, and peaks that are known at once."""
-        isolate(monkeypatch, tmp_path)
+def test_prompts_together_are_what_they_are_alone(tmp_path):
+    target = draft_target(dtype=torch.float64)
+    drafter = SpecBlockDrafter(target, specblock_folder(tmp_path / "draft")[0])
+    decoder = TreeDecoder(target, drafter=drafter, policy="fixed:60")
+    prompts = [PROMPT[:length] for length in (1, 4, 5, 2)]
+    together = decoder.generate_batch(prompts, max_new_tokens=20)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert result.token_ids == greedy(target.model, prompt, 20)
 
-    @pytest.mark.parametrize("policy", POLICIES)
-    @pytest.mark.parametrize("family", ["qwen3", "llama"])
-    def test_greedy_output_is_that_of_plain_decoding(self, tmp_path, family, policy):
-        decoder = decoder_with(specblock_folder(tmp_path / "draft")[0], family, policy)
-        for prompt in (PROMPT, [9]):
-            result = decoder.generate(prompt, max_new_tokens=30)
-            assert result.token_ids == greedy(decoder.target.model, prompt, 30)
 
-    def test_prompts_together_are_what_they_are_alone(self, tmp_path):
-        folder = specblock_folder(tmp_path / "draft")[0]
-        decoder = decoder_with(folder, "qwen3", "fixed:60")
-        prompts = [PROMPT[:length] for length in (1, 4, 5, 2)]
-        together = decoder.generate_batch(prompts, max_new_tokens=20)
-        for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
+class Tables:
+    """Random distributions and buckets of every block, in the place of a drafter.
 
-    @pytest.mark.parametrize("rule", ["walk", "recursive", "traversal"])
-    def test_sampling_is_repeatable_under_every_rule(self, tmp_path, rule):
-        folder = specblock_folder(tmp_path / "draft")[0]
-        decoder = decoder_with(folder, "qwen3", "fixed:40", acceptance=rule)
-        options = {"max_new_tokens": 20, "temperature": 1.0}
-        texts = [decoder.generate(PROMPT, seed=seed, **options).token_ids for seed in (1, 1, 2)]
-        assert texts[0] == texts[1] != texts[2]
+    A row is its block's path of start tokens and its position.
+    """
+
+    def __init__(self, seed, length, width):
+        self.seed, self.length, self.width = seed, length, width
+
+    def drawn(self, path):
+        random = np.random.default_rng([self.seed, *path])
+        tokens = np.stack([random.permutation(self.width + 5)[: self.width] for _ in self.places])
+        q = -np.sort(-random.dirichlet(np.ones(self.width), self.length), axis=1)
+        return tokens, q, random.integers(0, 4, self.length)
+
+    @property
+    def places(self):
+        return range(self.length)
+
+    def first_block(self):
+        return [((), place) for place in self.places], ()
+
+    def next_block(self, rows, above, place, token):
+        start = (*rows[place][0], place, token)
+        return [(start, k) for k in self.places], ()
+
+    def read(self, row):
+        return None, int(self.drawn(row[0])[2][row[1]])
+
+    def best(self, row, count, temperature):
+        tokens, q, _ = self.drawn(row[0])
+        return list(zip(tokens[row[1]][:count].tolist(), q[row[1]][:count].tolist(), strict=True))
+
+
+class TestTrees:
+    @settings(max_examples=40)
+    @given(
+        seed=st.integers(0, 10**6),
+        length=st.integers(1, 4),
+        depth=st.integers(1, 12),
+        width=st.integers(1, 12),
+        growth=st.builds(
+            BlockGrowth,
+            branching=st.sampled_from([CONCENTRATED, FALLBACK, (3, 3, 3, 3), (0, 1, 2, 3)]),
+            adaptive=st.booleans(), blocks=st.integers(1, 3), beam=st.integers(1, 5),
+            nodes=st.integers(1, 60),
+        ),
+    )  # fmt: skip
+    def test_random_tables(self, seed, length, depth, width, growth):
+        tables = Tables(seed, length, growth.widest)
+        tree, paths = BlockTree(growth, depth, width), [()]
+        for _ in range(growth.blocks):
+            drawn = [tables.drawn(path) for path in paths]
+            tree.attach(*(np.stack(part) for part in zip(*drawn, strict=True)))
+            s = tree.starts
+            starts = zip(s.blocks, s.positions.tolist(), s.tokens.tolist(), strict=True)
+            paths = [(*paths[block], position, token) for block, position, token in starts]
+            if not paths:
+                break
+        expected = reference_tree(tables, growth, depth, width)
+        assert as_paths(tree.candidates()) == pytest.approx(expected)
+
+
+class TestCheckpoints:
+    def test_saving_gives_the_same_files(self, tmp_path):
+        """In the released names, with the counts of texts that ours have too."""
+        folder, config, tensors = specblock_folder(tmp_path / "released")
+        save_specblock(tmp_path / "saved", SpecBlockDrafter(draft_target(), folder).model)
+        assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert set(saved) == {*tensors, "examples"}
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
+
+    def test_both_released_kinds_are_told_from_eagle3(self, tmp_path):
+        """Their configs have all fields of an EAGLE-3 drafter's."""
+        for like in (SPECBLOCK, QWEN):
+            folder = specblock_folder(tmp_path / "draft", like=like)[0]
+            drafter = load_drafter(str(folder), draft_target("llama"))
+            assert isinstance(drafter, SpecBlockDrafter) and drafter.name == "specblock"
+            assert drafter.feature_layers == (2, 3, 3) and drafter.max_depth == 8
+        assert not SpecBlockDrafter.recognises(EAGLE3)
+        named = specblock_folder(tmp_path / "named", tree="repository", branching=[1, 2, 3, 4])[0]
+        growths = [drafter.growth, SpecBlockDrafter(draft_target(), named).growth]
+        assert growths == [PUBLISHED, replace(REPOSITORY, branching=(1, 2, 3, 4))]
+        (folder / "config.json").write_text(json.dumps({"architectures": ["SpecBlockDraftModel"]}))
+        with pytest.raises(InputError, match="is of SpecBlockDraftModel, not of"):
+            load_drafter(str(folder), draft_target())
+
+
+BAD_CONFIGS = {
+    "another target's vocabulary": ({"vocab_size": 98}, "vocabulary is 98, the target's is 97"),
+    "heads of odd width": ({"hidden_size": 36}, "'hidden_size' must be an even multiple of 4"),
+    "other buckets": ({"rank_classes": 5}, "rank_classes = 5, which is not supported"),
+    "too many draft ids": ({"draft_vocab_size": 98}, "'draft_vocab_size' must be at most"),
+    "features that are not there": ({"feature_layers": [1, 3, 6]}, "reads hidden state 6"),
+    "a wild branching": ({"branching": [1, 2, 3, 999]}, "at most 64"),
+    "no positions": ({"diffspec_draft_token_num": 0}, "must be a whole number of at least 1"),
+    "a part that is a word": ({"layer_shift": "yes"}, "'layer_shift' must be true or false"),
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("case", BAD_CONFIGS)
+    def test_configs(self, tmp_path, case):
+        changed, message = BAD_CONFIGS[case]
+        folder = specblock_folder(tmp_path / "draft", **changed)[0]
+        with pytest.raises(InputError, match=message):
+            SpecBlockDrafter(draft_target(), folder)
+
+    @pytest.mark.parametrize(("name", "change", "message"), [
+        ("d2t", lambda t: t + 97, "do not name the same 41 tokens of the vocabulary of 97"),
+        ("d2t", lambda t: t * 0, "do not name the same 41 tokens of the vocabulary of 97"),
+        ("t2d", lambda t: ~t, "do not name the same 41 tokens of the vocabulary of 97"),
+        ("d2t", lambda t: t.float(), "must hold torch.int64 and is torch.float32"),
+    ])  # fmt: skip
+    def test_damaged_numbers(self, tmp_path, name, change, message):
+        folder, _, tensors = specblock_folder(tmp_path / "draft")
+        save_file(tensors | {name: change(tensors[name])}, folder / "model.safetensors")
+        with pytest.raises(InputError, match=message):
+            SpecBlockDrafter(draft_target(), folder)
