@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from costmodel.imports.profiles import read_times
+from costmodel.imports import read_times
 from costmodel.planning.acceptance import find_acceptance, from_file
 from integrations.model_optimizer.settings import speculation_profile
 from integrations.vllm.read import read_metrics

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import find_target
+from costmodel.catalog import DeviceFingerprint, find_target
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import EngineRules, ValueBytes, engine_rules
-from costmodel.planning.forwards import DeviceLimits, ForwardSeconds, Origin
+from costmodel.planning.forwards import ForwardSeconds, Origin
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.simulation.steps import Speculation, StepTime, exact_steps
@@ -22,6 +22,9 @@ from costmodel.profile.store import ProfileStore
 
 SHIPPED = ProfileStore([shipped_directory()])
 LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
+MADE_UP = DeviceFingerprint(
+    kind="cuda", name="made up", memory_bytes=80_000_000_000, power_limit_w=500.0
+)
 CHAT = Traffic(prompt_tokens=1000, output_tokens=400)
 
 
@@ -45,16 +48,19 @@ def server_of(forward, **changes) -> Server:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LineSteps:
-    """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token; a prompt `row_s` a row."""
+    """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token.
+
+    A prompt takes `row_s` a row and `key_s` a key of each row.
+    """
 
     architecture: ModelArchitecture = LLAMA
+    engine: str = "trtllm"
     fixed_s: float = 10e-3
     row_s: float = 20e-6
     token_s: float = 1e-8
+    key_s: float = 0.0
     value_bytes: ValueBytes = dataclasses.field(default_factory=ValueBytes)
-    device: DeviceLimits = dataclasses.field(
-        default_factory=lambda: DeviceLimits(name="made up", memory_bytes=80e9, power_w=500.0)
-    )
+    device: DeviceFingerprint = MADE_UP
     origin: Origin = dataclasses.field(
         default_factory=lambda: Origin(kind="measured", text="", error=0.05, whole_runtime=True)
     )
@@ -79,9 +85,11 @@ class LineSteps:
         )
 
     def prompt(self, tokens: float, rows: float, chunks: int, cached: float = 0) -> ForwardSeconds:
-        return ForwardSeconds(
-            products=self.row_s * tokens, attention=self.token_s * tokens * cached
-        )
+        attention_s = self.prompt_attention_s(tokens, tokens / 2 + cached)
+        return ForwardSeconds(products=self.row_s * tokens, attention=attention_s)
+
+    def prompt_attention_s(self, tokens: float, keys: float) -> float:
+        return self.key_s * tokens * keys
 
     def logits_s(self, rows: float) -> float:
         return self.logit_s * rows
@@ -102,10 +110,10 @@ def point(running: int, shape: str = "plain", nodes: int = 0, **numbers: float) 
     return OperatingPoint(running=running, shape=shape, nodes=nodes, **fields)
 
 
-def plain_steps(forward, rules: EngineRules, overheads: Overheads, prompt_tokens=0.0) -> StepTime:
+def plain_steps(forward, rules: EngineRules, overheads: Overheads) -> StepTime:
     """The steps of a server that drafts nothing."""
     server = server_of(forward, rules=rules, overheads=overheads)
-    return exact_steps(server, [point(1)], prompt_tokens)
+    return exact_steps(server, [point(1)])
 
 
 # Chains of 0.8 a token; trees that gain half of 6 tokens by 8 nodes.
