@@ -282,13 +282,16 @@ def test_where_triton_cannot_run_torch_computes(cuda, monkeypatch):
     assert fused.kernels_refused(device) and len(trials) == 1
 
 
-def test_memory_that_torch_holds_and_does_not_use_is_free(cuda):
+def test_memory_that_torch_holds_and_does_not_use_is_free(cuda, monkeypatch):
     cuda.free, cuda.held, cuda.used = 2 * GB, 22 * GB, 15 * GB
     assert free_gpu_bytes(torch.device("cuda")) == 9 * GB
     sizes = SimpleNamespace(name="x", parameters=4 * GB)
     loading._check_memory(sizes, torch.bfloat16, torch.device("cuda"))
     cuda.free, cuda.used = GB // 10, cuda.held
-    assert measured_profile._buffer_bytes(torch.device("cuda")) == 200 << 20  # four of its L2
+    asked_bytes = []
+    monkeypatch.setattr(torch, "ones", lambda count, **_: asked_bytes.append(4 * count))
+    measured_profile._buffer(torch.device("cuda"))
+    assert asked_bytes == [200 << 20]  # four of its L2
 
 
 def test_fusing_gives_the_old_weights_back(cuda, monkeypatch):
