@@ -67,13 +67,7 @@ class AcceptanceProcess:
 
     @property
     def gamma(self) -> int:
-        """Positions of a draft."""
         return len(self.rank1)
-
-    @property
-    def chain_length(self) -> float:
-        """Acceptance length of the chain: expected tokens a round, the bonus token included."""
-        return 1.0 + float(np.cumprod(self.rank1).sum())
 
     def rank_table(self, width: int) -> Array:
         """Probabilities of the ranks at each confidence, [gamma, QUANTILES, width]."""
@@ -189,37 +183,12 @@ class PublishedRow:
 
 
 def published_rows() -> list[PublishedRow]:
-    """All lines of the file, in its order."""
     text = files("costmodel").joinpath("published_acceptance.csv").read_text(encoding="utf-8")
+    kinds = {"temperature": int, "tree_nodes": int, "chain": float, "tree": float, "tail": float}
     return [
-        PublishedRow(
-            table=line["table"],
-            target=line["target"],
-            temperature=int(line["temperature"]),
-            dataset=line["dataset"],
-            chain=float(line["chain"]),
-            tree=float(line["tree"]),
-            tree_nodes=int(line["tree_nodes"]),
-            tail=float(line["tail"]),
-        )
+        PublishedRow(**{name: kinds.get(name, str)(cell) for name, cell in line.items()})
         for line in csv.DictReader(text.splitlines())
     ]
-
-
-def published(
-    table: str, dataset: str, *, target: str = "qwen3-8b", temperature: int = 0
-) -> AcceptanceProcess:
-    """The process of one line. Raises InputError where the file has no such line."""
-    rows = published_rows()
-    wanted = (table, dataset, target, temperature)
-    for row in rows:
-        if (row.table, row.dataset, row.target, row.temperature) == wanted:
-            return process_of(row)
-    existing = sorted({f"{row.table} {row.target} {row.dataset}" for row in rows})
-    raise InputError(
-        f"no published acceptance of {table} {target} {dataset} at temperature {temperature}",
-        hint=f"There is, at temperatures 0 and 1: {', '.join(existing)}.",
-    )
 
 
 def process_of(row: PublishedRow) -> AcceptanceProcess:

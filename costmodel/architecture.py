@@ -116,10 +116,14 @@ class ModelArchitecture:
             value, needed = getattr(self, field.name), field.default is dataclasses.MISSING
             if field.type == "bool" and not isinstance(value, bool):
                 raise InputError(f"{field.name} must be true or false")
-            if field.name in ("other_weights", "lookup_weights"):
-                _check_int(field.name, value, 0, _MOST_PARAMETERS)
-            elif field.type == "int" or (field.name == "sliding_window" and value is not None):
-                _check_int(field.name, value, 1 if needed or field.default is None else 0)
+            if field.type == "int" or (field.name == "sliding_window" and value is not None):
+                least = 1 if needed or field.default is None else 0
+                counts = field.name not in ("other_weights", "lookup_weights")
+                if not is_whole(value, least, most := MOST if counts else _MOST_PARAMETERS):
+                    raise InputError(
+                        f"{field.name} must be a whole number from {least} to {most}"
+                        f" (is {shown(value)})"
+                    )
         if self.heads % self.kv_heads:
             raise InputError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
         for names in (_COUNTS, _LATENT, _INDEXER):
@@ -205,34 +209,26 @@ class ModelArchitecture:
     @property
     def token_values(self) -> int:
         """Values of one token in the caches of all layers, those with a window included."""
-        return int(self.cached_values(1))
+        full, windowed = self.kept_layers
+        whole = full * self.full_cached_width + self.index_values
+        return whole + windowed * self.cached_width
 
     @property
     def index_values(self) -> int:
         """Values of one token in the caches of all indexers."""
         return self.index_layers * self.index_dim
 
-    def cached_values(self, tokens: float) -> float:
-        """Values in the caches of one sequence of `tokens`, without what has left the windows."""
-        full, windowed = self.kept_layers
-        seen = min(tokens, self.sliding_window or tokens)
-        whole = full * self.full_cached_width + self.index_values
-        return whole * tokens + windowed * self.cached_width * seen
-
     @property
     def state_inner(self) -> int:
-        """Width of a recurrent layer's values."""
         short = self.recurrent == "short_conv"
         return self.hidden if short else self.state_heads * self.state_value_dim
 
     @property
     def conv_channels(self) -> int:
-        """Channels of a recurrent layer's convolution."""
         return 2 * self.state_groups * self.state_key_dim + self.state_inner
 
     @property
     def state_values(self) -> int:
-        """Entries of one recurrent layer's state."""
         return self.state_inner * self.state_key_dim
 
     def state_bytes(self, element_bytes: float = 2) -> float:
@@ -248,7 +244,6 @@ class ModelArchitecture:
 
     @property
     def recurrent_matrices(self) -> int:
-        """Weights of one recurrent layer's projections."""
         made = {
             "gated_delta": self.conv_channels + self.state_inner + 2 * self.state_heads,
             "mamba2": self.conv_channels + self.state_inner + self.state_heads,
@@ -329,14 +324,12 @@ class ModelArchitecture:
 
     @property
     def query_parameters(self) -> int:
-        """Weights of one layer's query projection."""
         if self.query_rank:
             return self.query_rank * (self.hidden + self.query_width)
         return self.hidden * self.query_width * (2 if self.gated_attention else 1)
 
     @property
     def key_value_parameters(self) -> int:
-        """Weights of one layer's key and value projections."""
         if self.latent_rank:
             made = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
             return self.hidden * self.cached_width + self.latent_rank * made
@@ -344,7 +337,6 @@ class ModelArchitecture:
 
     @property
     def output_parameters(self) -> int:
-        """Weights of one layer's output projection."""
         return self.hidden * self.heads * (self.value_dim or self.head_dim)
 
     @property
@@ -391,7 +383,6 @@ class ModelArchitecture:
 
     @property
     def small_parameters(self) -> int:
-        """Biases, norms, sinks and routers of all layers."""
         count = self.layer_norms * self.hidden * (2 if self.norm_bias else 1)
         attention = 2 * self.head_dim if self.qk_norm else 0
         queries = self.query_width * (2 if self.gated_attention else 1)
@@ -460,10 +451,3 @@ class ModelArchitecture:
         Raises InputError naming the field that is missing or the kind that is not supported.
         """
         return cls(**architecture_fields(config, name, approximate=approximate))
-
-
-def _check_int(field: str, value: object, least: int, most: int = MOST) -> None:
-    if not is_whole(value, least, most):
-        raise InputError(
-            f"{field} must be a whole number from {least} to {most} (is {shown(value)})"
-        )

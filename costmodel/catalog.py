@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -75,7 +76,6 @@ class DeviceSpec:
 
     @property
     def peaks(self) -> Peaks:
-        """The dense 16-bit rate and the memory bandwidth."""
         return Peaks(flops_per_s=self.peak_flops_per_s, bytes_per_s=self.peak_bytes_per_s)
 
 
@@ -98,7 +98,6 @@ class DeviceFingerprint(Section):
 
     @property
     def slug(self) -> str:
-        """The name of this device's folder of profiles."""
         return device_slug(self.name)
 
 
@@ -116,12 +115,13 @@ def device_slug(name: str) -> str:
 
 @cache
 def load_devices() -> Mapping[str, DeviceSpec]:
-    """All known devices by slug."""
     table = read_yaml(shipped_directory() / "devices.yaml")
     devices = {}
     for slug, row in table.items():
         dtype: Literal["bfloat16", "float16"] = "bfloat16" if "bf16_tflops" in row else "float16"
         dense = row["bf16_tflops" if dtype == "bfloat16" else "fp16_tflops"]
+        rates = {"fp8_flops_per_s": "fp8_tflops", "fp4_flops_per_s": "fp4_tflops"}
+        rates["int8_ops_per_s"] = "int8_tops"
         devices[slug] = DeviceSpec(
             slug=slug,
             name=row["name"],
@@ -136,15 +136,9 @@ def load_devices() -> Mapping[str, DeviceSpec]:
             confidence=row["confidence"],
             source=row["source"],
             note=row.get("note", ""),
-            fp8_flops_per_s=_rate(row, "fp8_tflops"),
-            fp4_flops_per_s=_rate(row, "fp4_tflops"),
-            int8_ops_per_s=_rate(row, "int8_tops"),
+            **{name: row[field] * 1e12 for name, field in rates.items() if field in row},
         )
     return devices
-
-
-def _rate(row: Mapping[str, Any], field: str) -> float | None:
-    return row[field] * 1e12 if field in row else None
 
 
 @cache
@@ -245,7 +239,6 @@ class TargetEntry:
 
 @cache
 def load_targets() -> Mapping[str, TargetEntry]:
-    """All known targets by name."""
     table = read_yaml(shipped_directory() / "targets.yaml")
     targets = {}
     for name, row in table.items():
@@ -274,14 +267,19 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         try:
             return find_target(name)
         except InputError:
-            entry = _quantised(name.strip())
-            if entry is None and not (hub and is_hub_id(name.strip())):
+            label = name.strip()
+            base, weights = checkpoint_name(label)
+            if weights is not None:  # a known target's quantised checkpoint
+                with contextlib.suppress(InputError):
+                    known = find_target(base.rpartition("/")[2])
+                    sizes = dataclasses.replace(known.architecture, name=label)
+                    return dataclasses.replace(
+                        known, name=label, architecture=sizes, weights=weights
+                    )
+            if not (hub and is_hub_id(label)):
                 raise
-        if entry is not None:
-            return entry
-        entry = _target_of(name.strip(), hub_config(name.strip()))
-        weights = checkpoint_name(name.strip())[1]  # what the config does not say
-        if entry.weights == "bfloat16" and weights:
+        entry = _target_of(label, hub_config(label))
+        if entry.weights == "bfloat16" and weights:  # which the config does not say
             return dataclasses.replace(entry, weights=weights)
         return entry
     where = folder / "config.json"
@@ -292,19 +290,6 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
         return _target_of(folder.resolve().name, fields, folder, approximate=approximate)
     except InputError as failure:
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
-
-
-def _quantised(name: str) -> TargetEntry | None:
-    """A known target's quantised checkpoint, by its name; None where that says nothing."""
-    base, weights = checkpoint_name(name)
-    if weights is None:
-        return None
-    try:
-        known = find_target(base.rpartition("/")[2])
-    except InputError:
-        return None
-    architecture = dataclasses.replace(known.architecture, name=name)
-    return dataclasses.replace(known, name=name, architecture=architecture, weights=weights)
 
 
 def _target_of(

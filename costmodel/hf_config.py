@@ -192,7 +192,6 @@ def positions_of(fields: Fields) -> int | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form owner/model."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", name) is not None
 
 
@@ -204,30 +203,22 @@ def hub_config(name: str) -> Any:
     kilobytes, no weights), which needs a network, and for a gated model a token. Raises
     InputError that says which of them is missing.
     """
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import constants, get_token, try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")
-    raw = read_bytes(Path(cached), InputError) if isinstance(cached, str) else _fetch(name)
-    try:
-        return parse_json(raw, finite=False)
-    except NotJson as failure:
-        raise InputError(f"the config.json of {name} is not JSON: {failure}") from None
-
-
-def _fetch(name: str) -> bytes:
-    from huggingface_hub import constants, get_token
-
     problem = f"'{name}' is no folder and no known target"
-    if constants.HF_HUB_OFFLINE:
-        raise InputError(f"{problem}, and HF_HUB_OFFLINE forbids to ask the hub", hint=_HINT)
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
-    request = urllib.request.Request(f"{endpoint}/{name}/resolve/main/config.json")
-    token = get_token()
-    if token:
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            raw: bytes = response.read(MAX_CONFIG_BYTES + 1)
+        if isinstance(cached, str):
+            raw = read_bytes(Path(cached), InputError)
+        elif constants.HF_HUB_OFFLINE:
+            raise InputError(f"{problem}, and HF_HUB_OFFLINE forbids to ask the hub", hint=_HINT)
+        else:
+            request = urllib.request.Request(f"{endpoint}/{name}/resolve/main/config.json")
+            if token := get_token():
+                request.add_unredirected_header("Authorization", f"Bearer {token}")
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                raw = response.read(MAX_CONFIG_BYTES + 1)
     except urllib.error.HTTPError as failure:
         raise InputError(
             f"{problem}, and the hub does not give its config (HTTP {failure.code}: it has none,"
@@ -242,4 +233,7 @@ def _fetch(name: str) -> bytes:
         ) from None
     if len(raw) > MAX_CONFIG_BYTES:
         raise InputError(f"the config.json of {name} is larger than a config can be")
-    return raw
+    try:
+        return parse_json(raw, finite=False)
+    except NotJson as failure:
+        raise InputError(f"the config.json of {name} is not JSON: {failure}") from None

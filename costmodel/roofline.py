@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import LinkProtocol, Peaks
+from costmodel.catalog import Peaks
 from costmodel.statistics import Array
 
 
@@ -26,7 +26,6 @@ class _Count:
 
     @property
     def total(self) -> Array:
-        """The work of the whole forward."""
         total = sum(getattr(self, field.name) for field in dataclasses.fields(self))
         return np.asarray(total, dtype=np.float64)
 
@@ -300,7 +299,6 @@ class Roofline:
     device repeats: for `physical` still a lower bound. `weight_bytes` and `head_bytes` are read
     of one weight of the layers and of the LM head, `cache_bytes`, which count in `physical`, of one
     cached value; None where it is stored like the rest.
-    `protocols` are the all-reduces among them, for calibrations; empty where none were measured.
     """
 
     architecture: ModelArchitecture
@@ -311,7 +309,6 @@ class Roofline:
     weight_bytes: float | None = None
     head_bytes: float | None = None
     cache_bytes: float | None = None
-    protocols: tuple[LinkProtocol, ...] = ()
 
     @property
     def read_bytes(self) -> tuple[float, float]:

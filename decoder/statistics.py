@@ -15,7 +15,7 @@ import torch
 
 from costmodel.errors import InputError
 from costmodel.io import write_error
-from costmodel.online.estimator import OnlineEstimator
+from costmodel.online import OnlineEstimator
 from decoder.acceptance.rules import Accepted
 from decoder.device import synchronise
 from decoder.tree.draft_tree import DraftTree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,13 +12,14 @@ from costmodel.catalog import device_by_name, find_target
 from costmodel.errors import ProfileError, RooftreeError
 from costmodel.profile.grade import grade
 from costmodel.profile.profile import ProfileKey
+from costmodel.profile.schema import RuntimeSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.device import default_dtype, dtype_name, fingerprint, select_device
 from decoder.model.demo_model import demo_model_folder, has_demo_model
 from decoder.model.loading import default_target
 from decoder.model.making import runtime_kind
+from decoder.model.runtime.fused import kernels_refused
 from decoder.model.runtime.linear import packing_refused
-from decoder.model.runtime.trial import kernels_refused
 from decoder.nvml import Gpu
 from decoder.profiling.measured_profile import ATTENTION
 from profiler.measure.machine import collect, observe, warnings
@@ -39,23 +39,31 @@ class DoctorCheck:
 
 
 def run_checks() -> list[DoctorCheck]:
-    """All checks on this machine."""
     device = select_device()
     metadata = collect(0 if device.type == "cuda" else None)
+    target, demo = default_target(device), demo_model_folder()
     names = ("rooftree", "torch", "transformers", "numba", "python")
     versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
     installed = ", ".join(f"{name} {version}" for name, version in versions if version)
-    folder = demo_model_folder()
-    disturbed = "; ".join(warnings(metadata, observe()))
+    disturbed, folder = "; ".join(warnings(metadata, observe())), user_directory()
+    directory = DoctorCheck("data directory", "ok", str(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        advice = "Set ROOFTREE_HOME to a directory that you can write to."
+        found = f"{folder}: {error.strerror or error}"
+        directory = DoctorCheck("data directory", "missing", found, advice)
     return [
         DoctorCheck("versions", "ok", installed),
         _device(device),
-        _directory(user_directory()),
-        DoctorCheck("default target", "ok", default_target(device)),
-        _profile(default_target(device), device),
-        DoctorCheck("demo model", "ok", str(folder))
+        directory,
+        DoctorCheck("default target", "ok", target),
+        _profile(target, device),
+        DoctorCheck("demo model", "ok", str(demo))
         if has_demo_model()
-        else DoctorCheck("demo model", "missing", f"not in {folder}", DEMO),
+        else DoctorCheck("demo model", "missing", f"not in {demo}", DEMO),
         DoctorCheck("machine", "warn", disturbed, "Measure when the machine is quiet.")
         if disturbed
         else DoctorCheck("machine", "ok", "quiet"),
@@ -63,7 +71,6 @@ def run_checks() -> list[DoctorCheck]:
 
 
 def next_step(checks: list[DoctorCheck]) -> str:
-    """The most important next step."""
     for name in ("data directory", "profile"):
         for check in checks:
             if check.name == name and check.status != "ok":
@@ -73,7 +80,8 @@ def next_step(checks: list[DoctorCheck]) -> str:
 
 def _device(device: torch.device) -> DoctorCheck:
     here = fingerprint(device)
-    text = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {_dtype(device)}"
+    dtype = dtype_name(default_dtype(device))
+    text = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {dtype}"
     if device.type == "cuda":
         if device_by_name(here.name) is None:
             text += ", not in devices.yaml: its peaks are measured"
@@ -81,8 +89,9 @@ def _device(device: torch.device) -> DoctorCheck:
         text += f", PyTorch's own kernels ({refused})" if refused else ", our kernels"
         return DoctorCheck("device", "ok", text)
     text += f", {here.threads} threads, {here.instruction_set}"
-    gpu = _unused_gpu()
-    if not gpu:
+    try:
+        gpu = Gpu.open(0).read().get("gpu_name", "a GPU")
+    except RooftreeError:  # the driver shows none
         return DoctorCheck("device", "ok", text)
     text += f"; the driver shows {gpu}, but torch cannot use it"
     return DoctorCheck(
@@ -90,45 +99,20 @@ def _device(device: torch.device) -> DoctorCheck:
     )
 
 
-def _unused_gpu() -> str:
-    """The name of a GPU that the driver shows but torch cannot use; empty without one."""
-    try:
-        return str(Gpu.open(0).read().get("gpu_name", "a GPU"))
-    except RooftreeError:
-        return ""
-
-
-def _directory(folder: Path) -> DoctorCheck:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        advice = "Set ROOFTREE_HOME to a directory that you can write to."
-        found = f"{folder}: {error.strerror or error}"
-        return DoctorCheck("data directory", "missing", found, advice)
-    return DoctorCheck("data directory", "ok", str(folder))
-
-
 def _profile(target: str, device: torch.device) -> DoctorCheck:
     here = fingerprint(device)
     packable = packing_refused(device, default_dtype(device)) is None
-    key = ProfileKey(
-        device_name=here.name,
-        memory_bytes=here.memory_bytes,
-        mig=here.mig,
-        threads=here.threads,
-        instruction_set=here.instruction_set,
-        architecture_hash=find_target(target).architecture.hash,
-        dtype=_dtype(device),
-        runtime=runtime_kind("auto", device, packable=packable),
+    runtime = RuntimeSection(
+        kind=runtime_kind("auto", device, packable=packable),
+        dtype=dtype_name(default_dtype(device)),
         attention=ATTENTION,
     )
+    key = ProfileKey.of(here, find_target(target).architecture.hash, runtime)
     measure = "`rooftree calibrate` measures this device (about a minute)."
     try:
         result = ProfileStore().find(key)
     except ProfileError:
-        found = f"none for {target} in {_dtype(device)} on this device"
+        found = f"none for {target} in {runtime.dtype} on this device"
         return DoctorCheck("profile", "missing", found, measure)
     kind, mark = result.profile.provenance.kind, grade(result.profile)
     status: Status
@@ -136,7 +120,3 @@ def _profile(target: str, device: torch.device) -> DoctorCheck:
     if mark.word == "do not use":
         status, advice = "warn", "Run `rooftree calibrate --time-budget 3m` on a quieter machine."
     return DoctorCheck("profile", status, f"{kind}, {result.path}; {mark}", advice)
-
-
-def _dtype(device: torch.device) -> str:
-    return dtype_name(default_dtype(device))

@@ -30,32 +30,21 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
+# The place of each command in profiler.commands, and what it does.
 COMMANDS = {
-    "calibrate": "Measure this device and write its profile.",
-    "generate": "Generate text with draft trees sized by the profile.",
-    "compose": "Compose a profile of a GPU that is not at hand.",
-    "transfer": "Scale a profile to another GPU.",
-    "profiles": "List, show, check and draw profiles.",
-    "support": "List what is known of each target on each device.",
-    "devices": "List known devices and their figures.",
-    "targets": "List known targets and their sizes.",
-    "plan": "Plan GPUs, tree size and cost for traffic and goals.",
-    "export": "Write an engine's speculative settings from a profile.",
-    "fit": "Fit calibrations to forward times, and import them.",
-    "doctor": "Say what was found, what is missing and what to do.",
-    "demo-model": "Fetch a small real model without a model hub.",
-}
-
-# Commands that share a module; each has its own name there.
-TOGETHER = {
-    "support": "catalog",
-    "devices": "catalog",
-    "targets": "catalog",
-    "export": "plan",
-    "compose": "compose",
-    "transfer": "compose",
-    "doctor": "catalog",
-    "demo-model": "generate",
+    "calibrate": ("calibrate.command", "Measure this device and write its profile."),
+    "generate": ("generate.command", "Generate text with draft trees sized by the profile."),
+    "compose": ("compose.compose", "Compose a profile of a GPU that is not at hand."),
+    "transfer": ("compose.transfer", "Scale a profile to another GPU."),
+    "profiles": ("profiles.command", "List, show, check and draw profiles."),
+    "support": ("catalog.support", "List what is known of each target on each device."),
+    "devices": ("catalog.devices", "List known devices and their figures."),
+    "targets": ("catalog.targets", "List known targets and their sizes."),
+    "plan": ("plan.command", "Plan GPUs, tree size and cost for traffic and goals."),
+    "export": ("plan.export", "Write an engine's speculative settings from a profile."),
+    "fit": ("fit.command", "Fit calibrations to forward times, and import them."),
+    "doctor": ("catalog.doctor", "Say what was found, what is missing and what to do."),
+    "demo-model": ("generate.demo_model", "Fetch a small real model without a model hub."),
 }
 
 
@@ -87,13 +76,13 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             known = cmd_name in plugin_names(PLUGINS)
             return with_json_told(load_plugin(PLUGINS, cmd_name)) if known else None
-        module = importlib.import_module(f"profiler.commands.{TOGETHER.get(cmd_name, cmd_name)}")
-        function = cmd_name.replace("-", "_") if cmd_name in TOGETHER else "command"
-        return with_json_told(getattr(module, function))
+        module, _, function = COMMANDS[cmd_name][0].partition(".")
+        commands = importlib.import_module(f"profiler.commands.{module}")
+        return with_json_told(getattr(commands, function))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
         plugins = [name for name in self.list_commands(ctx) if name not in COMMANDS]
         if plugins:
             with formatter.section("Commands of the lab and of other packages"):
@@ -140,7 +129,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     arguments  None: those of the process
     """
-    _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As stderr has it: a locale of ASCII has no é, and no encoding has half a surrogate pair.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         result = cli.main(
             args=None if arguments is None else list(arguments),
@@ -204,21 +195,6 @@ def _unexpected(error: Exception) -> int:
         "This is a fault of rooftree; set ROOFTREE_DEBUG=1 to see where it happened.",
         EXIT_INTERNAL,
     )
-
-
-def _open_missing_streams() -> None:
-    """Streams for the standard files that are closed, and no encoding error in those that are open.
-
-    A file opened later would take the number of a closed one, and get what is printed.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = getattr(sys, name)
-        if stream is None:
-            mode = "r" if number == 0 else "w"
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
-        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
-            # As stderr has it; a locale of ASCII has no é, and no encoding half a pair.
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_stdout() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from costmodel.errors import InputError
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.engine import Generation, TreeDecoder
+from decoder.engine import TreeDecoder
 from decoder.model.making import make_target
 from decoder.model.target import Target
 from profiler.measure.samples import in_turn
@@ -53,25 +53,29 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     say(adaptive.profile_line)
     for decoder in arms.values():
         decoder.generate("Hello", max_new_tokens=WARM_TOKENS)
-    new_tokens = _planned_tokens(plain)
-    rows = []
+    new_tokens, rows = _planned_tokens(plain), []
     for index, (name, prompt) in enumerate(PROMPTS.items()):
         say(f"decoding {index + 1} of {len(PROMPTS)}: {name}")
-        results = decode_together(arms, prompt, new_tokens)
+        runs = {
+            policy: decoder.stream(prompt, max_new_tokens=new_tokens, chat=True)
+            for policy, decoder in arms.items()
+        }
+        texts = dict.fromkeys(runs, "")
+        for policy, pieces in in_turn({policy: run.rounds() for policy, run in runs.items()}):
+            texts[policy] += "".join(pieces)
         counts = {
             policy: {
-                "tokens": result.stats.new_tokens - 1,
-                "seconds": result.stats.decode_s,
-                "rounds": result.stats.rounds,
+                "tokens": run.stats.new_tokens - 1,
+                "seconds": run.stats.decode_s,
+                "rounds": run.stats.rounds,
             }
-            for policy, result in results.items()
+            for policy, run in runs.items()
         }
-        plain_ids = results["plain"].token_ids
         row = {
             "name": name,
             "prompt": prompt,
-            "text": results[ADAPTIVE].text,
-            "same_tokens": all(result.token_ids == plain_ids for result in results.values()),
+            "text": texts[ADAPTIVE],
+            "same_tokens": all(run.token_ids == runs["plain"].token_ids for run in runs.values()),
             "arms": _rates(counts),
         }
         rows.append(row)
@@ -103,35 +107,22 @@ def _planned_tokens(plain: TreeDecoder) -> int:
     return int(min(max(fitting, least), most))
 
 
-def decode_together(
-    arms: Mapping[str, TreeDecoder], prompt: str, new_tokens: int
-) -> dict[str, Generation]:
-    """The prompt's text by each decoder; the decoders must not share a target."""
-    runs = {
-        policy: decoder.stream(prompt, max_new_tokens=new_tokens, chat=True)
-        for policy, decoder in arms.items()
-    }
-    texts = dict.fromkeys(runs, "")
-    for policy, pieces in in_turn({policy: run.rounds() for policy, run in runs.items()}):
-        texts[policy] += "".join(pieces)
-    return {
-        policy: Generation(run.token_ids, texts[policy], run.stats) for policy, run in runs.items()
-    }
-
-
 def print_comparison(comparison: dict[str, Any]) -> None:
-    """Print the texts and the table on stdout."""
     for row in comparison["prompts"]:
         click.echo(f"\n> {row['prompt']}\n{row['text'].strip()}")
     click.echo()
     rows = [*comparison["prompts"], comparison["pooled"]]
+
+    def shown(value: float | None, form: str, unit: str = "") -> str | None:
+        return None if value is None else format(value, form) + unit
+
     columns = ("prompt", "plain tokens/s", *POLICIES[1:], "tokens/verification", "same")
     cells = [
         [
             row["name"],
-            _shown(row["arms"]["plain"]["tokens_per_s"], ".1f"),
-            *(_shown(row["arms"][policy]["speedup"], ".2f", "x") for policy in POLICIES[1:]),
-            _shown(row["arms"][ADAPTIVE]["tokens_per_verification"], ".2f"),
+            shown(row["arms"]["plain"]["tokens_per_s"], ".1f"),
+            *(shown(row["arms"][policy]["speedup"], ".2f", "x") for policy in POLICIES[1:]),
+            shown(row["arms"][ADAPTIVE]["tokens_per_verification"], ".2f"),
             "yes" if row["same_tokens"] else "no",
         ]
         for row in rows
@@ -150,10 +141,6 @@ def print_comparison(comparison: dict[str, Any]) -> None:
             "Texts differ where two tokens score nearly the same: on a GPU, and where a CPU runs "
             "the model eagerly, one row and several round differently. In float32 they are equal."
         )
-
-
-def _shown(value: float | None, form: str, unit: str = "") -> str | None:
-    return None if value is None else format(value, form) + unit
 
 
 def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -178,19 +165,17 @@ def _rates(counts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     The first token belongs to the prefill and is left out. A rate is None where every text
     ended at its first token.
     """
+
+    def ratio(value: float, by: float) -> float | None:
+        return value / by if by else None
+
     plain = counts["plain"]
     return {
-        policy: count
+        policy: one
         | {
-            "tokens_per_s": _ratio(count["tokens"], count["seconds"]),
-            "speedup": _ratio(
-                count["tokens"] * plain["seconds"], count["seconds"] * plain["tokens"]
-            ),
-            "tokens_per_verification": _ratio(count["tokens"], count["rounds"]),
+            "tokens_per_s": ratio(one["tokens"], one["seconds"]),
+            "speedup": ratio(one["tokens"] * plain["seconds"], one["seconds"] * plain["tokens"]),
+            "tokens_per_verification": ratio(one["tokens"], one["rounds"]),
         }
-        for policy, count in counts.items()
+        for policy, one in counts.items()
     }
-
-
-def _ratio(value: float, by: float) -> float | None:
-    return value / by if by else None

@@ -14,76 +14,47 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from costmodel.errors import InputError, ProfileError, RooftreeError
-    from costmodel.planning.request import Goals, PlanRequest, ServingPolicy
-    from costmodel.planning.result import Plan
-    from costmodel.planning.search import plan
-    from costmodel.planning.traffic import SimulationSettings, Traffic, read_trace
-    from costmodel.profile.lookup import find_profile, load_profile
-    from costmodel.profile.profile import Profile
-    from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-    from decoder.engine import Generation, TreeDecoder
-    from decoder.policies.base import Cost, Limits, Policy, TreeRequest
-    from decoder.profiling.startup import ProfileChoice
-    from decoder.statistics import Round
-    from decoder.tree.draft_tree import (
-        EMPTY,
-        Candidates,
-        CandidateTree,
-        DraftTree,
-        Lattice,
-        best_first,
-    )
-    from decoder.tree.growth import Growth, TopPaths
-    from decoder.tree.pairs import PairLattice
-    from profiler.calibrate.run import CalibrationListener, CalibrationResult, calibrate
-    from profiler.calibrate.source import CalibrationSettings
+    from costmodel.errors import InputError as InputError
+    from costmodel.errors import ProfileError as ProfileError
+    from costmodel.errors import RooftreeError as RooftreeError
+    from costmodel.planning.request import Goals as Goals
+    from costmodel.planning.request import PlanRequest as PlanRequest
+    from costmodel.planning.request import ServingPolicy as ServingPolicy
+    from costmodel.planning.result import Plan as Plan
+    from costmodel.planning.search import plan as plan
+    from costmodel.planning.traffic import SimulationSettings as SimulationSettings
+    from costmodel.planning.traffic import Traffic as Traffic
+    from costmodel.planning.traffic import read_trace as read_trace
+    from costmodel.profile.lookup import find_profile as find_profile
+    from costmodel.profile.lookup import load_profile as load_profile
+    from costmodel.profile.profile import Profile as Profile
+    from decoder.drafters.base import Drafter as Drafter
+    from decoder.drafters.base import DraftRequest as DraftRequest
+    from decoder.drafters.base import DraftSession as DraftSession
+    from decoder.drafters.base import Draws as Draws
+    from decoder.engine import Generation as Generation
+    from decoder.engine import TreeDecoder as TreeDecoder
+    from decoder.policies.base import Cost as Cost
+    from decoder.policies.base import Limits as Limits
+    from decoder.policies.base import Policy as Policy
+    from decoder.policies.base import TreeRequest as TreeRequest
+    from decoder.profiling.startup import ProfileChoice as ProfileChoice
+    from decoder.statistics import Round as Round
+    from decoder.tree.draft_tree import EMPTY as EMPTY
+    from decoder.tree.draft_tree import Candidates as Candidates
+    from decoder.tree.draft_tree import CandidateTree as CandidateTree
+    from decoder.tree.draft_tree import DraftTree as DraftTree
+    from decoder.tree.draft_tree import Lattice as Lattice
+    from decoder.tree.draft_tree import best_first as best_first
+    from decoder.tree.growth import Growth as Growth
+    from decoder.tree.growth import TopPaths as TopPaths
+    from decoder.tree.pairs import PairLattice as PairLattice
+    from profiler.calibrate.run import CalibrationListener as CalibrationListener
+    from profiler.calibrate.run import CalibrationResult as CalibrationResult
+    from profiler.calibrate.run import calibrate as calibrate
+    from profiler.calibrate.source import CalibrationSettings as CalibrationSettings
 
     __version__: str
-
-__all__ = [
-    "EMPTY",
-    "CalibrationListener",
-    "CalibrationResult",
-    "CalibrationSettings",
-    "CandidateTree",
-    "Candidates",
-    "Cost",
-    "DraftRequest",
-    "DraftSession",
-    "DraftTree",
-    "Drafter",
-    "Draws",
-    "Generation",
-    "Goals",
-    "Growth",
-    "InputError",
-    "Lattice",
-    "Limits",
-    "PairLattice",
-    "Plan",
-    "PlanRequest",
-    "Policy",
-    "Profile",
-    "ProfileChoice",
-    "ProfileError",
-    "RooftreeError",
-    "Round",
-    "ServingPolicy",
-    "ShadowedPackageError",
-    "SimulationSettings",
-    "TopPaths",
-    "Traffic",
-    "TreeDecoder",
-    "TreeRequest",
-    "__version__",
-    "best_first",
-    "calibrate",
-    "find_profile",
-    "load_profile",
-    "plan",
-    "read_trace",
-]
 
 # The module of each name, as in the imports for type checkers above.
 _NAMES_BY_MODULE = {
@@ -113,6 +84,7 @@ _NAMES_BY_MODULE = {
     "profiler.calibrate.source": ("CalibrationSettings",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+__all__ = sorted(["ShadowedPackageError", "__version__", *_MODULES])  # noqa: PLE0605
 
 
 class ShadowedPackageError(ImportError):

@@ -1,5 +1,5 @@
 """Calibrations: seconds of a forward by rows, context and batch, and their fits to points.
 
 Each calibration is its own schema, as stored in a profile. Imports architecture, roofline,
-speculation, fields and statistics; never the profile.
+fields and statistics; never the profile.
 """

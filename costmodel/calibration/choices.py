@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.points import Points
-from costmodel.speculation import Regret, standard_curves
 from costmodel.statistics import Array, Bools
 
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
@@ -23,16 +22,55 @@ _INTERVAL = (0.05, 0.95)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LikelyRegret:
-    """Decision regret without the noise of the times that it is judged by.
+class AcceptanceCurve:
+    """Expected committed tokens a verification, by the number of drafted nodes N.
 
-    mean, worst  expected loss over all choices, and that of the choice with the largest one
-    interval     90 % interval of the mean
+    A(N) = 1 + (saturation - 1) N / (N + half_nodes): one token without a draft, half of the
+    gain at `half_nodes`, and concave like the curve of any best-first tree (paper, eq. 5).
+    """
+
+    saturation: float
+    half_nodes: float
+
+    @property
+    def text(self) -> str:
+        """A(N) as a formula."""
+        return f"1 + {self.saturation - 1:g} N / (N + {self.half_nodes:g})"
+
+    def committed(self, nodes: ArrayLike) -> Array:
+        n = np.asarray(nodes, dtype=np.float64)
+        committed: Array = 1.0 + (self.saturation - 1.0) * n / (n + self.half_nodes)
+        return committed
+
+
+# 4.5 tokens a verification, half of the gain at 16 nodes: one of the standard curves.
+USUAL_CURVE = AcceptanceCurve(saturation=4.5, half_nodes=16.0)
+
+
+def standard_curves() -> tuple[AcceptanceCurve, ...]:
+    """The 18 curves over which decision regret is stated.
+
+    Saturations of 1.3, 2, 3, 4.5, 6.5 and 10 tokens a verification, from a useless drafter to
+    the paper's best (table 1), each with half of its gain at 4, 16 and 64 nodes.
+    """
+    return tuple(
+        AcceptanceCurve(saturation=saturation, half_nodes=half_nodes)
+        for saturation in (1.3, 2.0, 3.0, 4.5, 6.5, 10.0)
+        for half_nodes in (4, 16, 64)
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Regret:
+    """Shares of tokens/s lost, 0 .. 1, by choosing N from predicted times instead of true ones.
+
+    Times of verifications alone give the regret for a free draft, the harder case. `worst` is the
+    expected loss of the choice with the largest one; `interval` a 90 % interval of the mean.
     """
 
     mean: float
     worst: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None = None
 
 
 def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
@@ -46,10 +84,10 @@ def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
     if not losses:
         return None
     lost = np.concatenate(losses, axis=1)
-    return Regret(mean=float(lost.mean()), worst=float(lost.max()), decisions=lost.size)
+    return Regret(mean=float(lost.mean()), worst=float(lost.max()))
 
 
-def likely_regret(points: Points, predicted_s: ArrayLike) -> LikelyRegret | None:
+def likely_regret(points: Points, predicted_s: ArrayLike) -> Regret | None:
     """The regret of `regret_at_contexts` under times that are likely given the measured ones.
 
     The prediction is off by a model error, the measured time by its noise. The variance of the
@@ -77,7 +115,7 @@ def likely_regret(points: Points, predicted_s: ArrayLike) -> LikelyRegret | None
     )
     means = lost.mean(axis=1)
     low, high = np.quantile(means, _INTERVAL)
-    return LikelyRegret(
+    return Regret(
         mean=float(means.mean()),
         worst=float(lost.mean(axis=0).max()),
         interval=(float(low), float(high)),

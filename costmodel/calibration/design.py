@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
@@ -39,34 +38,18 @@ def quick_fit(points: Points, roofline: Roofline) -> StairsCalibration | None:
         return None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False)
-class CandidateShapes:
-    """Shapes that can be measured: arrays of one length, each shape once."""
-
-    rows: Array
-    context: Array
-    batch: Array
-
-    def __init__(self, *, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> None:
-        columns = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (rows, context, batch)))
-        for name, column in zip(("rows", "context", "batch"), columns, strict=True):
-            object.__setattr__(self, name, column)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
 class PointDesign:
     """Sequential design: chooses shapes in rounds, from the times measured so far.
 
-        design = PointDesign(candidates, roofline)
+        design = PointDesign(Points(rows=..., context=..., seconds=nan), roofline)
         chosen = design.first(6)
         ... measure them, then while the held-out error is too large:
         chosen = design.next(points, 4)
 
-    Both return indices into the candidates. `first` fills the space: the plain step (fewest
-    rows) at the shortest and longest context, then each time the candidate farthest from all
-    chosen, in rows (logarithm and expected steps) and the logarithm of the context.
+    Both return indices into the candidates, whose seconds are not looked at. `first` fills the
+    space: the plain step (fewest rows) at the shortest and longest context, then each time the
+    candidate farthest from all chosen, in rows (logarithm and expected steps) and the logarithm of
+    the context.
 
     `next` fits the stairs calibration and takes the candidate that lowers the expected squared
     error over all candidates most; every row count has the same weight. The error has two
@@ -76,7 +59,7 @@ class PointDesign:
     share u of the expected steps before it.
     """
 
-    def __init__(self, candidates: CandidateShapes, roofline: Roofline) -> None:
+    def __init__(self, candidates: Points, roofline: Roofline) -> None:
         self.candidates = candidates
         self.roofline = roofline
         # [n, 2] rows (logarithm and expected steps) and logarithm of context, each 0 .. 1.
@@ -175,9 +158,7 @@ def _unit(values: Array) -> Array:
 
 def design_points(table: Points, roofline: Roofline, n: int) -> Indices:
     """Indices of `n` points of a table, chosen from the times of points chosen before only."""
-    design = PointDesign(
-        CandidateShapes(rows=table.rows, context=table.context, batch=table.batch), roofline
-    )
+    design = PointDesign(table, roofline)
     chosen = design.first(min(n, FIRST_POINTS)).tolist()
     while len(chosen) < min(n, len(table)):
         chosen += design.next(table.take(np.array(chosen)), 1).tolist()

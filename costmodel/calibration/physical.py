@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ValidationError, model_validator
 
 from costmodel.calibration.points import Points, RooflineCalibration
-from costmodel.catalog import all_reduce_s
 from costmodel.errors import InputError
 from costmodel.fields import Count, Factor, Statistic
 from costmodel.roofline import (
@@ -26,8 +25,6 @@ from costmodel.roofline import (
     state_traffic,
 )
 from costmodel.statistics import Array, non_negative_minima, robust_sigma
-
-CommunicationForm = Literal["curve", "step", "line"]
 
 WORK_TERMS = ("floor", "weights", "matrix_flops", "attention_flops", "kv_read")
 COEFFICIENTS = ("floor", "weights", "matrix_flops", "kv_read", "attention_flops", "activations")
@@ -99,13 +96,12 @@ class KernelShape:
     """The discrete part of a physical calibration.
 
     `tile_rows`: rows of a matrix product's tile; `attention_rows`: rows that fill the device;
-    `communication_form`: all-reduces as `PhysicalCalibration` has them (None: not told apart).
+    `switch_tokens`: tokens beyond which all-reduces take longer (None: not told apart).
     """
 
     tile_rows: int
     attention_rows: int
-    communication_form: CommunicationForm | None = None
-    switch_tokens: int = 0
+    switch_tokens: int | None = None
 
 
 class PhysicalCalibration(RooflineCalibration):
@@ -115,16 +111,10 @@ class PhysicalCalibration(RooflineCalibration):
     as reading the weights once. Matrix FLOPs count rows in whole tiles of `tile_rows`.
     Attention of more than one row costs at least as much as attention of `attention_rows`
     rows, the number that fills the device. Under tensor parallelism there is `communication`
-    where it explains the points: a multiple of two all-reduces a layer, by its form
-
-        curve  as they were published for the device, of all tokens
-        step   beyond `switch_tokens`, where libraries change the protocol, the same for all
-        line   beyond `switch_tokens`, growing with the tokens
-
-    The last two count as reading the weights once (a line: for 512 tokens); what smaller messages
-    cost is then in `floor` and `activations`. A standard error (`..._se`) is None where the points
-    do not determine the coefficient. `noise` is the robust relative spread of the `points` points
-    around the fit.
+    where it explains the points: all-reduces beyond `switch_tokens`, where libraries change the
+    protocol, which count as reading the weights once; what smaller messages cost is in `floor` and
+    `activations`. A standard error (`..._se`) is None where the points do not determine the
+    coefficient. `noise` is the robust relative spread of the `points` points around the fit.
     """
 
     floor: Factor
@@ -142,7 +132,6 @@ class PhysicalCalibration(RooflineCalibration):
     tile_rows: Count
     attention_rows: Count
     communication: Factor | None = None
-    communication_form: CommunicationForm | None = None
     switch_tokens: Count | None = None
     noise: Statistic
     points: Count
@@ -151,26 +140,20 @@ class PhysicalCalibration(RooflineCalibration):
     def _check(self) -> PhysicalCalibration:
         if max(self.floor, self.weights, self.matrix_flops) < LEAST_FACTOR:
             raise ValueError(f"floor, weights or matrix_flops must be at least {LEAST_FACTOR:g}")
-        form = self.communication_form
-        if (form is None) != (self.communication is None):
-            raise ValueError("communication and communication_form belong together")
-        if (form in ("step", "line")) != (self.switch_tokens is not None):
-            raise ValueError("switch_tokens belongs to the communication forms step and line")
+        if (self.switch_tokens is None) != (self.communication is None):
+            raise ValueError("communication and switch_tokens belong together")
         return self
 
     @property
     def shape(self) -> KernelShape:
-        """The tiles and the switch of the terms."""
         return KernelShape(
             tile_rows=self.tile_rows,
             attention_rows=self.attention_rows,
-            communication_form=self.communication_form,
-            switch_tokens=self.switch_tokens or 0,
+            switch_tokens=self.switch_tokens,
         )
 
     @cached_property
     def coefficients(self) -> tuple[float, ...]:
-        """The coefficients in the order of COEFFICIENTS."""
         return tuple(getattr(self, name) for name in COEFFICIENTS)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
@@ -230,7 +213,6 @@ class PhysicalCalibration(RooflineCalibration):
 
     @property
     def bound(self) -> Roofline:
-        """The physical bound."""
         return self.roofline.with_count("physical")
 
     def intervals(self) -> dict[str, tuple[float, float] | None]:
@@ -249,33 +231,37 @@ def physical_terms(
     roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike, shape: KernelShape
 ) -> list[Array]:
     """Seconds at the peaks of each of COEFFICIENTS."""
+    return _in_shape(_shapeless(roofline, rows, context, batch), shape)
+
+
+def _shapeless(
+    roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike
+) -> tuple[Array, ...]:
+    """New tokens of a sequence and of all, and the terms as they are in any kernel shape."""
     s, c, b = np.broadcast_arrays(
         *(np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     )
-    floor, weights, matrix, attention, kv = work_terms(roofline, s, c, b)
-    tokens = s * b
-    matrix = matrix * (np.ceil(tokens / shape.tile_rows) * shape.tile_rows / tokens)
-    # One row takes a kernel that splits the keys and costs what reading them costs.
-    filled = np.where(s > 1, np.maximum(tokens, shape.attention_rows) / tokens, 0.0)
     moved = paper_bytes(roofline.architecture, s, 0, b, roofline.element_bytes)
     scores = 2.0 * roofline.element_bytes * roofline.architecture.attention_layers * b * s * s
     io = moved.attention_io - scores * roofline.architecture.heads + moved.ffn_io + moved.lm_head_io
     activations = io / (roofline.peaks.bytes_per_s * roofline.tensor_parallel)
+    return s, s * b, *work_terms(roofline, s, c, b), activations
+
+
+def _in_shape(terms: tuple[Array, ...], shape: KernelShape) -> list[Array]:
+    s, tokens, floor, weights, matrix, attention, kv, activations = terms
+    matrix = matrix * (np.ceil(tokens / shape.tile_rows) * shape.tile_rows / tokens)
+    # One row takes a kernel that splits the keys and costs what reading them costs.
+    filled = np.where(s > 1, np.maximum(tokens, shape.attention_rows) / tokens, 0.0)
     return [floor, weights, matrix, kv, attention * filled, activations]
 
 
 def communication_term(
     roofline: Roofline, rows: ArrayLike, batch: ArrayLike, shape: KernelShape
 ) -> Array:
-    """Unit seconds of two all-reduces a layer in the shape's form."""
-    a = roofline.architecture
+    """Unit seconds of the all-reduces of as many tokens as take longer."""
     tokens = np.asarray(rows, dtype=np.float64) * np.asarray(batch, dtype=np.float64)
-    token_bytes = a.hidden * roofline.element_bytes
-    if shape.communication_form == "curve":
-        return 2 * a.layers * all_reduce_s(roofline.protocols, tokens * token_bytes)
-    counted = tokens / _SWITCH_TOKENS[-1] if shape.communication_form == "line" else 1.0
-    seconds = work_terms(roofline, 1, 0)[0] * counted
-    return np.where(tokens > shape.switch_tokens, seconds, 0.0)
+    return np.where(tokens > (shape.switch_tokens or 0), work_terms(roofline, 1, 0)[0], 0.0)
 
 
 def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
@@ -320,11 +306,10 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
         if np.any(design[:, index] > 0):
             fields[f"{name}_se"] = float(np.sqrt(variances[index]))
     shape = best.shape
-    if shape.communication_form is not None:
+    if shape.switch_tokens is not None:
         fields |= {
             "communication": float(best.coefficients[-1]),
-            "communication_form": shape.communication_form,
-            "switch_tokens": shape.switch_tokens or None,
+            "switch_tokens": shape.switch_tokens,
         }
     try:
         calibration = PhysicalCalibration(
@@ -361,11 +346,12 @@ class _Fit:
 def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -> _Fit:
     """The best fit over all kernel shapes; under tensor parallelism also with communication."""
     penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+    work = _shapeless(roofline, points.rows, points.context, points.batch)
 
     def fit_of(shape: KernelShape) -> tuple[float, _Fit]:
         """Loss and fit at the best ratio of FLOPs to weights."""
-        columns = physical_terms(roofline, points.rows, points.context, points.batch, shape)
-        if shape.communication_form is not None:
+        columns = _in_shape(work, shape)
+        if shape.switch_tokens is not None:
             columns.append(communication_term(roofline, points.rows, points.batch, shape))
         terms = np.stack(columns, axis=1) / points.seconds[:, None]
         matrix = np.maximum(terms[:, 1], _RATIOS[:, None] * terms[:, 2])  # [ratios, n]
@@ -390,24 +376,12 @@ def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -
     if roofline.tensor_parallel == 1:
         return best
     tokens = points.rows * points.batch
-    forms: list[tuple[CommunicationForm, int]] = [("curve", 0)] if roofline.protocols else []
     inside = [n for n in _SWITCH_TOKENS if np.any(tokens > n) and np.any(tokens <= n)]
-    forms += [("step", n) for n in inside] + [("line", n) for n in inside]
-    told = [
-        dataclasses.replace(best.shape, communication_form=form, switch_tokens=switch)
-        for form, switch in forms
-    ]
-    if not told:
+    if not inside:
         return best
-    apart = best_of(told)
-    apart = best_of(
-        dataclasses.replace(
-            shape,
-            communication_form=apart.shape.communication_form,
-            switch_tokens=apart.shape.switch_tokens,
-        )
-        for shape in tiles
-    )
+    apart = best_of(dataclasses.replace(best.shape, switch_tokens=n) for n in inside)
+    switch = apart.shape.switch_tokens
+    apart = best_of(dataclasses.replace(shape, switch_tokens=switch) for shape in tiles)
     lost, left = (float(weights @ fit.residual**2) for fit in (best, apart))
     return apart if left < (1 - _WORTH_A_TERM) * lost else best
 

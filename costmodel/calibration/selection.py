@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from costmodel.calibration.choices import choices, regret_at_contexts
+from costmodel.calibration.choices import Regret, choices, regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import (
@@ -20,7 +20,6 @@ from costmodel.calibration.points import (
 from costmodel.calibration.stairs import StairsCalibration, fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
-from costmodel.speculation import Regret
 from costmodel.statistics import Array
 
 # A step of the points: times rise by over 10 % more than the roofline, and by over three standard
@@ -51,7 +50,6 @@ class Selection:
 
     @property
     def calibration(self) -> Calibration:
-        """The selected one."""
         return self.fitted()[self.selected]
 
     def fitted(self) -> dict[str, Calibration]:
@@ -69,13 +67,14 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
     from it. A calibration is None where the points are too few for it. Raises InputError where
     not even the linear one can be fitted.
     """
-    calibrations = {"linear": fit_linear(points, roofline)} | _fit_all(points, roofline)
+    calibrations = _fit_all(points, roofline)
     # Each point as predicted by fits without its group, of calibrations that need no group.
     order = np.random.default_rng(0).permutation(len(points))
     left_out: dict[CalibrationName, Array] = {name: np.empty(len(points)) for name in CALIBRATIONS}
     for group in np.array_split(order, len(points) if len(points) <= _ONE_BY_ONE else 10):
-        part = points.take(group)
-        fitted = _fit_all(points.take(np.setdiff1d(order, group)), roofline)
+        part, fitted = points.take(group), {}
+        with contextlib.suppress(InputError):
+            fitted = _fit_all(points.take(np.setdiff1d(order, group)), roofline)
         left_out = {name: left_out[name] for name in fitted if name in left_out}
         for name in left_out:
             left_out[name][group] = fitted[name].predict_s(part.rows, part.context, part.batch)
@@ -107,10 +106,11 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
 
 
 def _fit_all(points: Points, roofline: Roofline) -> dict[CalibrationName, Calibration]:
-    """Every calibration for which the points are enough, the simplest first."""
-    fitted: dict[CalibrationName, Calibration] = {}
-    with contextlib.suppress(InputError):
-        fitted["linear"] = fit_linear(points, roofline)
+    """Every calibration for which the points are enough, the simplest first.
+
+    Raises InputError where not even the linear one can be fitted.
+    """
+    fitted: dict[CalibrationName, Calibration] = {"linear": fit_linear(points, roofline)}
     with contextlib.suppress(InputError):
         fitted["physical"] = physical = fit_physical(points, roofline)
         fitted["stairs"] = fit_stairs(points, physical)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import Points, predict_slices
+from costmodel.calibration.points import Points
 from costmodel.errors import InputError
 from costmodel.fields import LogScale, LogScaleOrZero, Section
 from costmodel.roofline import cached_tokens
@@ -181,11 +181,19 @@ class StairsCalibration:
     _tables: dict[float, _Table] = dataclasses.field(default_factory=dict, repr=False)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
-        """Seconds in the broadcast shape of the arguments."""
-        return predict_slices(self._slice, rows, context, batch)
+        """Seconds in the broadcast shape of the arguments, one context and batch at a time."""
+        r = np.asarray(rows, dtype=np.float64)
+        if np.ndim(context) == 0 and np.ndim(batch) == 0:
+            return self._slice(r, float(np.asarray(context)), float(np.asarray(batch)))
+        r, c, b = np.broadcast_arrays(r, np.asarray(context, float), np.asarray(batch, float))
+        settings = np.stack([c.ravel(), b.ravel()], axis=1)
+        pairs, which = np.unique(settings, axis=0, return_inverse=True)
+        which, result = which.reshape(r.shape), np.empty(r.shape)
+        for index, (one_context, one_batch) in enumerate(pairs.tolist()):
+            result[which == index] = self._slice(r[which == index], one_context, one_batch)
+        return result
 
     def _slice(self, rows: Array, context: float, batch: float) -> Array:
-        """Seconds of any rows at one context and batch."""
         table = self._tables.get(batch)
         if table is None:
             table = self._tables[batch] = _Table(self, batch)

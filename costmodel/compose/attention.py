@@ -7,8 +7,8 @@ rows of one head walks over all keys, one tile a multiprocessor, so
     seconds(s, c) = context(s) + c x key_s x waves,   waves = ceil(heads x ceil(s / M) / SMs)
 
 with key_s the time of a tile for one key. The additive form, the wave count and M were fitted to
-chunked attention measured on other devices (see `fit_tile_rows`). key_s comes from the context
-tables of the device itself, where few heads over long prompts leave one wave of tiles.
+chunked attention measured on other devices (`integrations/llmservingsim`). key_s comes from the
+context tables of the device itself, where few heads over long prompts leave one wave of tiles.
 
 A verification of few rows leaves most multiprocessors idle in that form. Kernels made for it
 (FlashAttention 3, Flash-Decoding, TensorRT-LLM's decoding kernels, this decoder's own) pack the
@@ -25,7 +25,7 @@ heads on one key-value head are 16 rows of a group of 4, and take about as long 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -193,54 +193,6 @@ def measure_keys(
             f"the context attention table (head size {head_dim}) has no long prompt of few heads"
         )
     return float(np.median(alone)), float(busy)
-
-
-def fit_tile_rows(
-    rows: ArrayLike,
-    cached: ArrayLike,
-    seconds: ArrayLike,
-    *,
-    heads: int,
-    sm_count: int,
-    candidates: Sequence[int] = (32, 64, 128, 256),
-) -> tuple[int, float, float]:
-    """The tile height that fits chunked attention best: (M, key_s, mean relative error).
-
-    `rows` new tokens over `cached` ones took `seconds`; arrays [points]. One key_s is fitted for
-    all row counts, and one time without a cache for each. Raises InputError for fewer than two row
-    counts measured at two cached lengths each.
-    """
-    s, c, t = (np.asarray(x, dtype=np.float64) for x in (rows, cached, seconds))
-    counts = [n for n in np.unique(s) if len(np.unique(c[s == n])) > 1]
-    if len(counts) < 2:
-        raise InputError("chunked attention needs two row counts at two cached lengths each")
-    fits = []
-    for height in candidates:
-        form = TileForm(tile_rows=height)
-        waves = np.ceil(form.tiles(s, heads, heads) / sm_count)
-        x = waves * c
-        key_s = _shared_slope(s, x, t, counts)
-        errors = []
-        for n in counts:
-            here = s == n
-            level = np.median(t[here] - key_s * x[here])
-            errors.append(np.abs(level + key_s * x[here] - t[here]) / t[here])
-        fits.append((float(np.mean(np.concatenate(errors))), int(height), key_s))
-    error, height, key_s = min(fits)
-    return height, key_s, error
-
-
-def _shared_slope(s: Array, x: Array, t: Array, counts: Sequence[float]) -> float:
-    """The common slope of a relative least-squares fit with one level per row count."""
-    top = bottom = 0.0
-    for n in counts:
-        here = s == n
-        weight = 1 / t[here] ** 2
-        dx = x[here] - np.average(x[here], weights=weight)
-        dt = t[here] - np.average(t[here], weights=weight)
-        top += float(np.sum(weight * dx * dt))
-        bottom += float(np.sum(weight * dx * dx))
-    return top / bottom
 
 
 def _pick(

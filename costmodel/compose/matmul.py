@@ -45,19 +45,15 @@ class MatmulTable:
     def __post_init__(self) -> None:
         if not self.shapes:
             raise InputError("the operator tables hold no matrix products")
-        n, k = (sorted(set(sizes)) for sizes in zip(*self.shapes, strict=True))
-        object.__setattr__(self, "_sizes", (n, k))
-        object.__setattr__(self, "read_bytes_per_s", self._read_rate())
-
-    def _read_rate(self) -> float:
-        """Bytes/s of reading weights much larger than the cache, at most the peak."""
-        rates = []
+        sizes = tuple(sorted(set(sizes)) for sizes in zip(*self.shapes, strict=True))
+        object.__setattr__(self, "_sizes", sizes)
+        # Bytes/s of reading weights much larger than the cache, at most the peak.
+        rates, peak = [], self.peaks.bytes_per_s
         for (n, k), (m, seconds) in self.shapes.items():
             weight_bytes = n * k * self.element_bytes
             if weight_bytes >= 3 * self.l2_bytes and m[0] <= 16:
                 rates.append(weight_bytes / float(np.min(seconds[m <= 16])))
-        best = max(rates, default=self.peaks.bytes_per_s)
-        return min(best, self.peaks.bytes_per_s)
+        object.__setattr__(self, "read_bytes_per_s", min(max(rates, default=peak), peak))
 
     def seconds(self, rows: ArrayLike, n: int, k: int) -> Array:
         """Seconds [rows] by row count. Raises InputError for (n, k) far from all measured ones."""

@@ -21,6 +21,7 @@ from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, layer_bytes
 # triangular system, under the ancestors' mask or the causal one. Behind it a chain carries its
 # state from tile to tile, which branches cannot share.
 CHUNK_ROWS = 64
+_ALL_USED = 0.99  # share of the experts in use, from which on all are
 BLOCK_COLUMNS = 128  # that share a scale in fp8_block
 # One layer's latent attention and recurrence, where no table is read: seconds of launches, and
 # shares of the bandwidth and of the FLOPs' time that come to it. The first fit operator tables of
@@ -354,7 +355,6 @@ class ComposedForward:
         return products_s + self.tables.small.seconds("norm", rows, inner)
 
     def _ffn_s(self, rows: Array) -> Array:
-        """Seconds of all layers' FFNs [rows]."""
         a = self.architecture
         total = np.zeros_like(rows)
         if a.sparse_layers < a.ffn_layers:
@@ -369,9 +369,13 @@ class ComposedForward:
     def experts_s(self, rows: Array) -> Array:
         """Seconds of all layers' experts [rows], those of the other groups' rows included."""
         a, everywhere = self.architecture, rows * self.data_parallel
-        mean = distinct_experts(a, everywhere) / self.devices
-        used = self._most_experts(mean)
-        measured = self._experts().seconds(a, everywhere) * used / mean
+        used, tokens = distinct_experts(a, everywhere) / self.devices, everywhere
+        if self.expert_parallel and self.devices > 1:
+            used = self._most_experts(used)
+            share = np.minimum(used * self.devices / a.experts, _ALL_USED)
+            as_many = np.log1p(-share) / np.log1p(-a.active_experts / a.experts)
+            tokens = np.maximum(everywhere, as_many)  # that use as many on every device
+        measured = self._experts().seconds(a, tokens)
         moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * used
         read_s = moved / self.tables.read_bytes_per_s
         return np.asarray(a.sparse_layers * np.maximum(measured, read_s), dtype=np.float64)
@@ -382,8 +386,6 @@ class ComposedForward:
         All wait for it. Which of a device's whole experts are in use is near to independent: the
         largest of as many normal counts is expected (Blom's approximation).
         """
-        if not self.expert_parallel:
-            return mean
         each, count = self.architecture.experts / self.devices, self.devices
         most = mean + ndtri((count - 0.375) / (count + 0.25)) * np.sqrt(mean * (1 - mean / each))
         return np.asarray(np.minimum(most, each), dtype=np.float64)
@@ -425,7 +427,6 @@ class ComposedForward:
         return np.asarray(np.interp(moved, size, seconds) * beyond, dtype=np.float64)
 
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
-        """The roofline at the tables' precision."""
         return Roofline(
             architecture=self.group,
             peaks=self.tables.peaks,

@@ -25,7 +25,7 @@ from costmodel.profile import schema
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array
-from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes, quantization
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, layer_bytes, quantization
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -63,7 +63,6 @@ class ErrorBar:
 
     @property
     def total(self) -> float:
-        """All as independent errors."""
         return math.hypot(self.sums, self.tables, self.attention, self.estimated)
 
     @property
@@ -81,7 +80,10 @@ class ErrorBar:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComposeOptions:
-    """The input of `compose`; `device_name` may be left out where `operators` names a folder."""
+    """The input of `compose`; `device_name` may be left out where `operators` names a folder.
+
+    weights  a type of `costmodel.weights.WEIGHT_BYTES`
+    """
 
     target: ModelArchitecture
     device_name: str | None = None
@@ -89,7 +91,7 @@ class ComposeOptions:
     tensor_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: bool = False
-    weights: Weights = "bfloat16"
+    weights: str = "bfloat16"
     cache: Cache = "bfloat16"
     operators: Path | None = None
     source: str = ""
@@ -100,8 +102,17 @@ def compose(options: ComposeOptions) -> Profile:
 
     Raises InputError or DeviceError.
     """
-    if options.operators is not None:
-        return _compose_folder(options, options.operators)
+    if (folder := options.operators) is not None:
+        tables = folder_tables(folder, options.source)
+        named = tables.device if options.device_name is None else find_device(options.device_name)
+        if named.slug != tables.device.slug:
+            raise InputError(
+                f"{folder} holds operators of {tables.device.name}, not of {named.name}"
+            )
+        summed = ComposedForward(
+            architecture=options.target, tables=tables, tensor_parallel=options.tensor_parallel
+        )
+        return composed_profile(summed, error_bar(summed))
     if options.device_name is None:
         raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
     device, target = find_device(options.device_name), options.target
@@ -141,36 +152,30 @@ def table_heads(architecture: ModelArchitecture) -> int:
     return 128 if architecture.latent_rank else architecture.head_dim
 
 
-def _compose_folder(options: ComposeOptions, folder: Path) -> Profile:
-    tables = folder_tables(folder, options.source)
-    device = tables.device
-    if options.device_name is not None:
-        named = find_device(options.device_name)
-        if named.slug != device.slug:
-            raise InputError(f"{folder} holds operators of {device.name}, not of {named.name}")
-    forward = ComposedForward(
-        architecture=options.target, tables=tables, tensor_parallel=options.tensor_parallel
-    )
-    return composed_profile(forward, error_bar(forward))
-
-
 def error_bar(forward: ComposedForward, others: Sequence[ComposedForward] = ()) -> ErrorBar:
     """The error bar of a forward; `others` are the same forward from other tables."""
+
+    def without_attention_s(one: ComposedForward) -> Array:
+        return one.linear_s(rows) + one.lm_head_s(rows) + one.recurrent_s(rows)
+
     rows = np.array(_CHECKED_ROWS, dtype=np.float64)
-    seconds = _without_attention_s(forward, rows)
-    gaps = [
-        float(np.mean(np.abs(np.log(_without_attention_s(other, rows) / seconds))))
-        for other in others
-    ]
+    seconds = without_attention_s(forward)
+    gaps = [float(np.mean(np.abs(np.log(without_attention_s(one) / seconds)))) for one in others]
     if not others:
         matmul = forward.tables.matmul
         interpolated = any((n, k) not in matmul.shapes for _, n, k in forward.products())
         gaps = [matmul.left_out_error()] if interpolated else []
     taken = bool(forward.experts_form) and "experts" not in forward.estimated
     other = FORM_ERROR * float(np.mean(forward.experts_s(rows) / seconds)) if taken else 0.0
+    # The mean share of time that verifications take less than where no tile shares its keys.
+    attention = forward.tables.attention
+    unsplit = dataclasses.replace(attention, form=TileForm(tile_rows=attention.form.tile_rows))
+    tables = dataclasses.replace(forward.tables, attention=unsplit)
+    slower_s = dataclasses.replace(forward, tables=tables).seconds(rows[1:], CONTEXTS)
+    split_s = forward.verifying().seconds(rows[1:], CONTEXTS)
     return ErrorBar(
         tables=float(np.mean(gaps)) if gaps else 0.0,
-        attention=FORM_DOUBT * _form_gap(forward),
+        attention=FORM_DOUBT * float(np.mean(np.maximum(1 - split_s / slower_s, 0.0))),
         estimated=ESTIMATE_ERROR * _estimated_share(forward) + other,
     )
 
@@ -189,21 +194,6 @@ def _estimated_share(forward: ComposedForward) -> float:
         part = part + (forward.experts_s(one) if "experts" in parts else 0.0)
         shares.append(float(np.mean(part / forward.seconds(rows, contexts)[0])))
     return float(np.mean(shares))
-
-
-def _without_attention_s(forward: ComposedForward, rows: Array) -> Array:
-    return forward.linear_s(rows) + forward.lm_head_s(rows) + forward.recurrent_s(rows)
-
-
-def _form_gap(forward: ComposedForward) -> float:
-    """Mean share of time that verifications take less than where no tile shares its keys."""
-    attention = forward.tables.attention
-    unsplit = dataclasses.replace(attention, form=TileForm(tile_rows=attention.form.tile_rows))
-    tables = dataclasses.replace(forward.tables, attention=unsplit)
-    slower = dataclasses.replace(forward, tables=tables)
-    rows = _CHECKED_ROWS[1:]
-    split_s = forward.verifying().seconds(rows, CONTEXTS)
-    return float(np.mean(np.maximum(1 - split_s / slower.seconds(rows, CONTEXTS), 0.0)))
 
 
 def composed_profile(
@@ -296,19 +286,22 @@ def assemble(parts: ProfileParts) -> Profile:
 
 def _stages(forward: ComposedForward) -> schema.StagesSection:
     steps: list[tuple[int, int, float]] = []
+    a, device = forward.group, forward.tables.device
+    token_bytes = CACHE_BYTES[forward.tables.cache] * a.token_values
+    # Beside the weights, in the devices' memory.
+    room = 0.95 * device.memory_bytes * forward.tensor_parallel
+    room -= _weight_bytes(forward) * a.parameters
     for b in BATCHES:
-        contexts = [c for c in CONTEXTS if b == 1 or _fits(forward, b, c)]
+        fits = [b * (token_bytes * c + a.state_bytes()) <= room for c in CONTEXTS]
+        contexts = [c for c, fit in zip(CONTEXTS, fits, strict=True) if b == 1 or fit]
         if contexts:
             seconds = _rising(forward.seconds([1], contexts, b))[0]
             steps.extend((b, c, t) for c, t in zip(contexts, seconds, strict=True))
     prompts = forward.prefill_s(PROMPTS)
-    return schema.StagesSection(
-        plain=schema.PlainSection(
-            batch=tuple(b for b, _, _ in steps),
-            context=tuple(c for _, c, _ in steps),
-            **columns([float(t) for _, _, t in steps]),
-        ),
-        prefill=schema.TokensSection(tokens=PROMPTS, **columns(prompts.tolist())),
+    batches, steps_of, times_s = zip(*steps, strict=True)
+    plain = {"batch": batches, "context": steps_of, "median_s": tuple(map(float, times_s)), "n": 1}
+    return schema.StagesSection.model_validate(
+        {"plain": plain, "prefill": {"tokens": PROMPTS, "median_s": prompts, "n": 1}}
     )
 
 
@@ -318,23 +311,8 @@ def _rising(seconds: Array) -> Array:
 
 
 def _weight_bytes(forward: ComposedForward) -> float:
-    """Mean bytes of a weight of the layers."""
     weights = forward.tables.weights
     return layer_bytes(forward.architecture, weights) or WEIGHT_BYTES[weights]
-
-
-def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
-    """Whether weights and cache of `batch` sequences fit into the devices' memory."""
-    a = forward.group
-    cached = CACHE_BYTES[forward.tables.cache] * a.token_values * context * batch
-    cached += a.state_bytes() * batch
-    memory = forward.tables.device.memory_bytes * forward.tensor_parallel
-    return _weight_bytes(forward) * a.parameters + cached <= 0.95 * memory
-
-
-def columns(seconds: list[float]) -> dict[str, Any]:
-    """Times without spread, as the columns of a section."""
-    return {"median_s": seconds, "mad_s": [None] * len(seconds), "n": [1] * len(seconds)}
 
 
 def _note(forward: ComposedForward, bar: ErrorBar) -> str:

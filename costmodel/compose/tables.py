@@ -60,21 +60,6 @@ class BytesAtBandwidth:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MeasuredSmall:
-    """Small operators measured over row counts at one width; equal bytes take equal time."""
-
-    tables: Mapping[SmallKind, tuple[Array, Array]]
-    widths: Mapping[SmallKind, int]
-
-    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Interpolation over rows x width [rows]; proportional beyond the last point."""
-        grid, seconds = self.tables[kind]
-        place = rows * (width / self.widths[kind])
-        inside = np.interp(place, grid, seconds)
-        return np.asarray(inside * np.maximum(place / grid[-1], 1.0), dtype=np.float64)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertTable:
     """Times of a layer's experts by tokens, for one (hidden, expert width, active, experts).
 
@@ -184,7 +169,6 @@ class OperatorTables:
 
     @property
     def peaks(self) -> Peaks:
-        """The device's peaks for products of these weights."""
         return product_peaks(self.device, self.weights)
 
     def expert_table(

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name, load_devices
 from costmodel.compose.operators import ROUNDING
-from costmodel.compose.profiles import ProfileParts, assemble, columns
+from costmodel.compose.profiles import ProfileParts, assemble
 from costmodel.compose.tables import product_peaks
 from costmodel.errors import InputError
 from costmodel.io import now_utc, read_yaml, shipped_directory
@@ -20,7 +20,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection, StagesSection, TokensSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array
-from costmodel.weights import WEIGHT_BYTES, Weights, weights_label
+from costmodel.weights import WEIGHT_BYTES, weights_label
 
 # Least error of a transfer: the clocks under another power limit are not in a data sheet.
 LEAST_ERROR = 0.05
@@ -51,7 +51,10 @@ def transfer_profile(
         raise InputError("only the profile of a whole GPU can be transferred")
     if profile.device.slug == device.slug:
         raise InputError(f"this profile is of {device.name} already")
-    weights = _table_weights(profile)
+    label = weights_label(profile.runtime.quantization) or "bfloat16"
+    weights = next((weights for weights in WEIGHT_BYTES if weights == label), None)
+    if weights is None:  # whose rate no data sheet states
+        raise InputError(f"a profile of {label} weights is not transferred")
     if profile.runtime.kind == "eager":
         raise InputError(
             "an eager profile is mostly the host's time, which does not scale with the GPU",
@@ -63,7 +66,7 @@ def transfer_profile(
         raise InputError("this profile has no points to transfer")
     before = profile.roofline("physical")
     peaks = product_peaks(device, weights)
-    after = dataclasses.replace(before, peaks=peaks, protocols=())
+    after = dataclasses.replace(before, peaks=peaks)
     points = scaled_points(profile.surface.points(), before, after)
     made, scales = profile.provenance, profile.calibration.stairs
     made_in = profile.runtime.dtype
@@ -133,15 +136,6 @@ def _scaled(
     return np.asarray(fixed + (times - fixed) * ratio, dtype=np.float64)
 
 
-def _table_weights(profile: Profile) -> Weights:
-    """The profile's weights. Raises InputError for those whose rate no data sheet states."""
-    label = weights_label(profile.runtime.quantization) or "bfloat16"
-    for weights in WEIGHT_BYTES:
-        if label == weights:
-            return weights
-    raise InputError(f"a profile of {label} weights is not transferred")
-
-
 def _smooth(roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Array:
     compute_s, memory_s = roofline.branches_s(rows, context, batch)
     seconds: Array = (compute_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
@@ -155,10 +149,12 @@ def _stages(profile: Profile, before: Roofline, after: Roofline) -> StagesSectio
         seconds = np.maximum(
             _scaled(plain.median_s, (before, after), place), ROUNDING * after.seconds(*place)
         )
-        plain = PlainSection(context=plain.context, batch=plain.batch, **columns(seconds.tolist()))
+        axes = {"context": plain.context, "batch": plain.batch}
+        plain = PlainSection.model_validate(axes | {"median_s": seconds, "n": 1})
     if prefill is not None:
         prompts = _scaled(prefill.median_s, (before, after), (prefill.tokens, 0, 1))
-        prefill = TokensSection(tokens=prefill.tokens, **columns(prompts.tolist()))
+        axes = {"tokens": prefill.tokens}
+        prefill = TokensSection.model_validate(axes | {"median_s": prompts, "n": 1})
     return StagesSection(plain=plain, prefill=prefill)
 
 

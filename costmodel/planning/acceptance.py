@@ -23,7 +23,7 @@ from costmodel.acceptance import (
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, read_bytes, read_json
 from costmodel.plugins import READERS, load_plugins
-from costmodel.statistics import Array, Ints
+from costmodel.statistics import Array
 
 Shape = Literal["plain", "chain", "tree"]
 
@@ -196,7 +196,14 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     `doubts`. Files of other tools are read by the entry points of `rooftree.readers`. Raises
     InputError with the field that is missing or wrong.
     """
-    data = _of_other_tools(path) or read_json(path)
+    text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
+    data: Any = None
+    for name, reader in load_plugins(READERS, "acceptance."):
+        try:
+            data = data or reader(text)
+        except (InputError, TypeError, ValueError, LookupError) as failure:
+            raise InputError(f"{path}: this file of {name} cannot be read ({failure})") from None
+    data = data or read_json(path)
     if arm:
         by_arm = data.get("acceptance_by_arm") if isinstance(data, Mapping) else None
         arms = by_arm if isinstance(by_arm, Mapping) else {}
@@ -224,19 +231,6 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     raise InputError(
         f"{path} has no acceptance data", hint=f"It needs one of these fields: {', '.join(_FORMS)}"
     )
-
-
-def _of_other_tools(path: Path) -> dict[str, Any] | None:
-    """The fields of another tool's file; None for a file that no reader knows."""
-    text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
-    for name, reader in load_plugins(READERS, "acceptance."):
-        try:
-            fields: dict[str, Any] | None = reader(text)
-        except (InputError, TypeError, ValueError, LookupError) as failure:
-            raise InputError(f"{path}: this file of {name} cannot be read ({failure})") from None
-        if fields is not None:
-            return fields
-    return None
 
 
 def _measured(data: Mapping[str, Any], form: str) -> AcceptanceSource:
@@ -344,26 +338,18 @@ def tree_curve(process: AcceptanceProcess, nodes: int = MOST_NODES) -> Array:
     curves, chains = np.empty((_BLOCKS, nodes)), np.empty(_BLOCKS)
     for i in range(_BLOCKS):
         block = table[depths, picked[i]]  # [gamma, ranks]
-        curves[i] = np.cumsum(_best_scores(block, parents, ranks))
+        level = np.zeros(nodes)
+        level[0], levels = 1.0, []  # the root, where paths start
+        for probabilities in block:
+            level = -np.sort(-level[parents] * probabilities[ranks])[:nodes]
+            levels.append(level)
+        curves[i] = np.cumsum(-np.sort(-np.concatenate(levels))[:nodes])
         chains[i] = np.cumprod(block[:, 0]).sum()
     exact = float(np.cumprod(process.rank1).sum())
     deviation = chains - chains.mean()
     slope = deviation @ curves / max(float(deviation @ deviation), 1e-12)
     mean = curves.mean(axis=0) - slope * (chains.mean() - exact)
     return np.maximum.accumulate(np.concatenate([[1.0], 1.0 + mean]))
-
-
-def _best_scores(block: Array, parents: Ints, ranks: Ints) -> Array:
-    """The best path scores of a block [gamma, ranks], descending; as many as there are ranks."""
-    nodes = block.shape[1]
-    level = np.zeros(nodes)
-    level[0] = 1.0  # the root, where paths start
-    levels = []
-    for probabilities in block:
-        scores = level[parents] * probabilities[ranks]
-        level = -np.sort(-scores)[:nodes]
-        levels.append(level)
-    return np.asarray(-np.sort(-np.concatenate(levels))[:nodes])
 
 
 @cache

@@ -313,7 +313,20 @@ def acceptance_for(
     if _differ(_last(measured.target), _last(name)):
         doubts.append(f"acceptance is of {measured.target}, which has {name}'s architecture")
         spread = max(spread, OTHER_TARGET_SPREAD)
-    doubts += _check_drafter(acceptance, drafter, name)
+    timed = drafter.timed is not None and measured.drafter_hash == drafter.architecture_hash
+    if not timed and (measured.drafter or measured.drafter_kind):
+        kind = measured.drafter_kind or drafter_kind(measured.drafter or "")
+        if kind != drafter_kind(drafter.name):
+            raise InputError(
+                f"the acceptance of {acceptance.label} is of the drafter"
+                f" {measured.drafter or kind}, not of {drafter.name}",
+                hint=f"Measure it: {_bench_command(name, drafter.name)}, or give a rate such as"
+                " --acceptance 0.6",
+            )
+        if acceptance.kind != "published" and measured.drafter != drafter.name:
+            doubts.append(
+                f"acceptance is of the drafter {measured.drafter}, costs are of {drafter.label}"
+            )
     if acceptance.kind == "recorded":
         missing = [part for part in ("target", "drafter") if getattr(measured, part) is None]
         if missing:
@@ -326,26 +339,6 @@ def acceptance_for(
                 hint="Give that of a chain: FILE#chain+DRAFTER; or plan with --engine rooftree",
             )
     return dataclasses.replace(acceptance, spread=spread, doubts=tuple(doubts))
-
-
-def _check_drafter(acceptance: Acceptance, drafter: DraftCost, target: str) -> list[str]:
-    """Doubts in acceptance of another drafter of this kind. Raises InputError for other kinds."""
-    measured = acceptance.measured
-    if drafter.timed is not None and measured.drafter_hash == drafter.architecture_hash:
-        return []
-    if measured.drafter is None and measured.drafter_kind is None:
-        return []
-    kind = measured.drafter_kind or drafter_kind(measured.drafter or "")
-    if kind != drafter_kind(drafter.name):
-        raise InputError(
-            f"the acceptance of {acceptance.label} is of the drafter"
-            f" {measured.drafter or kind}, not of {drafter.name}",
-            hint=f"Measure it: {_bench_command(target, drafter.name)}, or give a rate such as"
-            " --acceptance 0.6",
-        )
-    if acceptance.kind == "published" or measured.drafter == drafter.name:
-        return []
-    return [f"acceptance is of the drafter {measured.drafter}, costs are of {drafter.label}"]
 
 
 def _differ(one: str | None, other: str | None) -> bool:

@@ -20,7 +20,7 @@ from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
-from costmodel.planning.servers import BatchChoice, OperatingPoint, Server
+from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.plugins import SETTINGS, load_plugin
@@ -43,7 +43,6 @@ class Export:
 
     @property
     def request(self) -> PlanRequest:
-        """What was planned for."""
         return self.plan.request
 
     @property
@@ -53,8 +52,14 @@ class Export:
 
     @property
     def table(self) -> list[list[int]]:
-        """Rows of [first batch, last batch, drafted tokens]."""
-        return batch_table(self.best.points)
+        """Rows of [first batch, last batch, drafted tokens]; neighbours of equal size are joined.
+
+        A size holds up to the batch before the next point.
+        """
+        ordered = sorted(self.best.points, key=lambda point: point.running)
+        firsts = [1, *(point.running for point in ordered[1:])]
+        sizes = [point.nodes for point in ordered]
+        return [[*span, size] for span, size in joined(firsts, ordered[-1].running, sizes)]
 
     @property
     def at_load(self) -> OperatingPoint:
@@ -63,7 +68,6 @@ class Export:
 
     @property
     def drafter(self) -> str:
-        """The planned drafter, or the usual kind."""
         return self.best.drafter.name if self.best.drafter else "dflash"
 
     @property
@@ -80,7 +84,6 @@ class Export:
 
     @property
     def why_plain(self) -> str:
-        """The reason why a plan drafts nothing."""
         if self.request.policy.kind == "plain":
             return "the policy is plain"
         if self.request.acceptance is None:
@@ -174,10 +177,19 @@ def steady(best: PlanOption, acceptance: Acceptance) -> tuple[PlanOption, list[s
     """The option with lengths that fall with the batch, and their loss in words.
 
     Inside the error is what acceptance does not tell apart; that of times is common to all lengths.
+    Of all falling schedules whose losses are inside it, or inside the least error that one keeps
+    to, that of the fewest steps, then of the smallest losses beyond 1 % and the shortest lengths.
     """
     error = max(acceptance.relative_error(choice.best.committed) for choice in best.choices)
     error = min(error, _MOST_LOSS)
-    lengths, losses = steady_lengths(best.choices, error)
+    lost = []  # by length: its time per token over that of the best, less 1; none below plain steps
+    for choice in best.choices:
+        least_s, plain_s = min(choice.chains_s.values()), choice.chains_s[0]
+        lost.append({n: s / least_s - 1 for n, s in choice.chains_s.items() if s <= plain_s})
+    limit = max(error, NO_DIFFERENCE)
+    while (lengths := _falling(lost, limit)) is None:
+        limit *= 1.1
+    losses = [of[length] for of, length in zip(lost, lengths, strict=True)]
     points = [
         dataclasses.replace(point, nodes=nodes, shape="chain" if nodes else "plain")
         for point, nodes in zip(best.points, lengths, strict=True)
@@ -201,17 +213,6 @@ def served_name(target: str) -> str:
     except InputError:
         return target
     return known.name if same else target
-
-
-def batch_table(points: Sequence[OperatingPoint]) -> list[list[int]]:
-    """Rows of [first batch, last batch, drafted tokens]; neighbours of equal size are joined.
-
-    A size holds up to the batch before the next point.
-    """
-    ordered = sorted(points, key=lambda point: point.running)
-    firsts = [1, *(point.running for point in ordered[1:])]
-    sizes = [point.nodes for point in ordered]
-    return [[*span, size] for span, size in joined(firsts, ordered[-1].running, sizes)]
 
 
 def checkpoint_of(drafter: str, target: str) -> str:
@@ -257,24 +258,6 @@ def step_s(
     work = cycle_work(server.forward, server.rules, traffic, running, cycle)
     work = dataclasses.replace(work, prompts_s=0.0, prompt_steps=0.0)
     return server.overheads.time_per_token_s(work, overlaps_host=server.rules.overlaps_host)
-
-
-def steady_lengths(choices: Sequence[BatchChoice], error: float) -> tuple[list[int], list[float]]:
-    """A draft length for each choice that falls with the requests at once, and its loss.
-
-    A loss is the time per token over that of the best length, less 1. Of all falling schedules
-    whose losses are inside `error`, or inside the least error that one keeps to, that of the fewest
-    steps, then of the smallest losses beyond 1 % and the shortest lengths. None is slower than
-    plain steps.
-    """
-    losses = []
-    for choice in choices:
-        least_s, plain_s = min(choice.chains_s.values()), choice.chains_s[0]
-        losses.append({n: s / least_s - 1 for n, s in choice.chains_s.items() if s <= plain_s})
-    error = max(error, NO_DIFFERENCE)
-    while (lengths := _falling(losses, error)) is None:
-        error *= 1.1
-    return lengths, [of[length] for of, length in zip(losses, lengths, strict=True)]
 
 
 def _falling(losses: Sequence[Mapping[int, float]], error: float) -> list[int] | None:

@@ -10,13 +10,12 @@ import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Calibration
-from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name
+from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name, protocols_of
 from costmodel.compose.operators import CHUNK_ROWS
 from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import PlainSection, TokensSection
 from costmodel.statistics import extend_linear
 from costmodel.weights import layer_bytes, weights_label
 
@@ -60,25 +59,14 @@ class ForwardSeconds:
 
     @property
     def total(self) -> float:
-        """The sum of the three."""
         return self.products + self.attention + self.all_reduce
 
     def scaled(self, factor: float) -> ForwardSeconds:
-        """All three multiplied by `factor`."""
         return ForwardSeconds(
             products=factor * self.products,
             attention=factor * self.attention,
             all_reduce=factor * self.all_reduce,
         )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLimits:
-    """Memory and power of one device; `power_w` is its power limit or TDP, None if not known."""
-
-    name: str
-    memory_bytes: float
-    power_w: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +112,29 @@ class TargetForward:
             cached=runtime.cache_bytes or size, other=size,
         )  # fmt: skip
         self._device = device_by_name(profile.device.name)
-        borrowed = profile.provenance.borrowed and self._device is not None
-        self.device = DeviceLimits(
-            name=profile.device.name,
-            memory_bytes=profile.device.memory_bytes * (_VISIBLE if borrowed else 1.0),
-            power_w=profile.device.power_limit_w or (self._device.tdp_w if self._device else None),
+        self.device = profile.device
+        if (spec := self._device) is not None:  # what is not measured is of the data sheet
+            update = {"power_limit_w": self.device.power_limit_w or spec.tdp_w}
+            if profile.provenance.borrowed:
+                update["memory_bytes"] = int(_VISIBLE * self.device.memory_bytes)
+            self.device = self.device.model_copy(update=update)
+        # Its held-out error counts, else its error bar.
+        made, held_out, timed = profile.provenance, profile.held_out, runtime.engine
+        error = UNKNOWN_ERROR if made.error_bar is None else made.error_bar
+        self.origin = Origin(
+            kind=made.kind,
+            text=made.source or f"{made.kind} {made.created_utc[:10]}",
+            error=error if held_out is None else held_out.error.mape,
+            whole_runtime=runtime.kind != "kernels",
+            engine="vllm" if runtime.kind == "vllm" else "rooftree",
+            host_s=(timed.host_s or 0.0) if timed else 0.0,
+            experts=made.experts,
         )
-        self.origin = _origin(profile)
-        self.unsplit = _leaves_keys_unsplit(engine, self._device, profile)
-        self._protocols = profile.roofline().protocols
+        # The engine walks over all keys with several rows, which times not measured in it lack.
+        apart = engine == "vllm" and runtime.kind != "vllm" and not runtime.cache_bytes
+        chip = _chip(self._device)[1] if self._device is not None else ""
+        self.unsplit = apart and chip in _UNSPLIT_CHIPS
+        self._protocols = protocols_of(profile.device.slug, runtime.tensor_parallel)
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0
@@ -256,10 +258,21 @@ class TargetForward:
         return float(np.min(seconds))
 
     def _plain_s(self, batch: float, context: float) -> float | None:
-        plain = self.profile.stages.plain
-        if plain is None:
+        """Seconds of a plain step, linear between batches; None beyond a single batch of 1.
+
+        No batch takes longer than a larger one that was measured over as much context, to which it
+        can be padded; nor is one shorter than a smaller one.
+        """
+        plain, context = self.profile.stages.plain, max(context, self._least_context)
+        batches = [] if plain is None else sorted(set(plain.batch))
+        if plain is None or (batch > 1 and len(batches) == 1):
             return None
-        return _plain_step_s(plain, batch, max(context, self._least_context))
+        measured = np.array([plain.seconds(context, one) for one in batches], dtype=np.float64)
+        longest = dict(sorted(zip(plain.batch, plain.context, strict=True)))
+        covered = np.array([longest[one] >= context for one in batches])
+        padded = np.minimum.accumulate(np.where(covered, measured, np.inf)[::-1])[::-1]
+        steps = np.maximum.accumulate(np.minimum(measured, padded))
+        return float(extend_linear(batches, steps, batch))
 
     def _cached_s(self, rows: int, context: float) -> float:
         """Seconds that cached tokens add to a verification at batch 1."""
@@ -295,8 +308,16 @@ class TargetForward:
 
     @cached_property
     def _prompt_square_s(self) -> float:
+        """Seconds of a prompt's attention per squared token, fitted to long prompts."""
         prefill = self.profile.stages.prefill
-        return 0.0 if prefill is None else _square_s(prefill)
+        tokens = np.array(prefill.tokens if prefill else (), float)
+        long = tokens >= _LONG_PROMPT
+        if prefill is None or np.count_nonzero(long) < 3:
+            return 0.0
+        weight = 1 / np.array(prefill.median_s)[long]
+        powers = np.vander(tokens[long], 3)
+        fitted = np.linalg.lstsq(powers * weight[:, None], np.ones(len(weight)), rcond=None)[0]
+        return max(float(fitted[0]), 0.0)
 
 
 def _weight_bytes(profile: Profile) -> float:
@@ -317,31 +338,6 @@ def _weight_bytes(profile: Profile) -> float:
     return held
 
 
-def _origin(profile: Profile) -> Origin:
-    """The profile's provenance; `error` is its held-out error, else its error bar."""
-    made, held_out, engine = profile.provenance, profile.held_out, profile.runtime.engine
-    error = UNKNOWN_ERROR if made.error_bar is None else made.error_bar
-    return Origin(
-        kind=made.kind,
-        text=made.source or f"{made.kind} {made.created_utc[:10]}",
-        error=error if held_out is None else held_out.error.mape,
-        whole_runtime=profile.runtime.kind != "kernels",
-        engine="vllm" if profile.runtime.kind == "vllm" else "rooftree",
-        host_s=(engine.host_s or 0.0) if engine else 0.0,
-        experts=made.experts,
-    )
-
-
-def _leaves_keys_unsplit(engine: str, device: DeviceSpec | None, profile: Profile) -> bool:
-    """Whether the engine walks over all keys with several rows, which the profile's times do not.
-
-    Times that were measured in the engine hold it already.
-    """
-    if engine != "vllm" or profile.runtime.kind == "vllm" or profile.runtime.cache_bytes:
-        return False
-    return device is not None and _chip(device)[1] in _UNSPLIT_CHIPS
-
-
 def _chip(device: DeviceSpec) -> tuple[str, str]:
     """Generation and chip of a device; empty where they are not known."""
     return transfer_errors().chips.get(device.slug, ("", ""))
@@ -349,32 +345,3 @@ def _chip(device: DeviceSpec) -> tuple[str, str]:
 
 def _split(fixed: float, total: float) -> ForwardSeconds:
     return ForwardSeconds(products=min(fixed, total), attention=max(total - fixed, 0.0))
-
-
-def _plain_step_s(plain: PlainSection, batch: float, context: float) -> float | None:
-    """Seconds of a plain step, linear between batches; None beyond a single measured batch of 1.
-
-    No batch takes longer than a larger one that was measured over as much context, to which it can
-    be padded; nor is one shorter than a smaller one.
-    """
-    batches = sorted(set(plain.batch))
-    if batch > 1 and len(batches) == 1:
-        return None
-    measured = np.array([plain.seconds(context, one) for one in batches], dtype=np.float64)
-    longest = dict(sorted(zip(plain.batch, plain.context, strict=True)))
-    covered = np.array([longest[one] >= context for one in batches])
-    padded = np.minimum.accumulate(np.where(covered, measured, np.inf)[::-1])[::-1]
-    steps = np.maximum.accumulate(np.minimum(measured, padded))
-    return float(extend_linear(batches, steps, batch))
-
-
-def _square_s(prefill: TokensSection) -> float:
-    """Seconds of a prompt's attention per squared token, fitted to long prompts."""
-    tokens, seconds = np.array(prefill.tokens, float), np.array(prefill.median_s)
-    long = tokens >= _LONG_PROMPT
-    if np.count_nonzero(long) < 3:
-        return 0.0
-    weight = 1 / seconds[long]
-    powers = np.vander(tokens[long], 3)
-    fitted = np.linalg.lstsq(powers * weight[:, None], np.ones(len(weight)), rcond=None)[0]
-    return max(float(fitted[0]), 0.0)

@@ -6,13 +6,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.catalog import TargetEntry, find_device, load_devices
 from costmodel.errors import InputError
 from costmodel.planning.engines import RULES, planned_version
-from costmodel.planning.traffic import SimulationSettings, Trace, Traffic, read_trace
+from costmodel.planning.traffic import SimulationSettings, Traffic, read_trace
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 
 PERCENTS = (50, 90, 95, 99)
@@ -80,6 +79,23 @@ class Goals:
             else:
                 means[f"{metric}_s"] = seconds
         return cls(**means, percentiles=tuple(percentiles))
+
+    def check(self, *, simulated: bool) -> None:
+        """Raise InputError for goals that are no times, or that need a simulation."""
+        times = {"tpot": self.tpot_s, "ttft": self.ttft_s}
+        for goal in self.percentiles:
+            times[goal.name] = goal.seconds
+            if goal.percent not in PERCENTS:
+                names = ", ".join(f"p{percent}" for percent in PERCENTS)
+                raise InputError(f"the percentile p{goal.percent} is no goal", hint=f"Use {names}")
+            if not simulated:
+                raise InputError(
+                    f"the goal {goal.name} is a percentile, which needs a simulation",
+                    hint="Give --simulate, or simulation=SimulationSettings() in Python",
+                )
+        for name, seconds in times.items():
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise InputError(f"the goal {name} must be a time above 0 (is {seconds!r})")
 
     def describe(self) -> str:
         """`30 ms a token, 1 s to the first, ttft.p95 2 s`; `no goals` without any."""
@@ -174,8 +190,53 @@ class PlanRequest:
     simulation: SimulationSettings | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
-        _check_gpus(self)
+        lengths = (self.traffic.prompt_tokens, self.traffic.output_tokens)
+        if not all(1 <= length < math.inf for length in lengths):
+            raise InputError("prompt and output tokens must be at least 1")
+        if not 0 < self.rate < math.inf:
+            raise InputError(f"the rate must be above 0 (is {self.rate:g})")
+        if not 0 < self.utilisation <= 1:
+            raise InputError(
+                f"the utilisation must lie above 0 and be at most 1 (is {self.utilisation:g})"
+            )
+        if self.servers is not None and self.servers < 1:
+            raise InputError("at least one server must run")
+        if self.most_running < 1:
+            raise InputError("at least one request must run at once")
+        if self.step_tokens is not None and self.step_tokens < 1:
+            raise InputError(f"a step must have room for tokens ({STEP_TOKENS} {self.step_tokens})")
+        if not 0 <= self.prefix_hits < 1:
+            raise InputError(
+                f"the share of prefix hits must be 0 or more and below 1 (is {self.prefix_hits:g})",
+                hint=f"Write {PREFIX_HITS}=0.3 where 30 % of the prompt tokens are found in the"
+                " cache",
+            )
+        if not 1 <= self.data_parallel <= MOST_GROUPS:
+            raise InputError(
+                f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {self.data_parallel})"
+            )
+        for degree in self.degrees:
+            if degree not in DEGREES:
+                raise InputError(
+                    f"a tensor-parallel degree of {degree} is not planned",
+                    hint=f"Use some of {', '.join(map(str, DEGREES))}",
+                )
+        if not self.gpus:
+            raise InputError("say which GPUs", hint="Give --gpus, such as --gpus h100-sxm,l40s")
+        if len(set(self.gpus)) < len(self.gpus):
+            raise InputError("a GPU is named twice in --gpus")
+        if not re.fullmatch(r"\S{1,8}", self.currency) or not self.currency.isprintable():
+            raise InputError(
+                f"{self.currency!r} is no currency", hint="Write a code or sign, such as EUR"
+            )
+        for name, price in self.prices.items():
+            if name not in self.gpus:
+                raise InputError(
+                    f"there is a price for {name}, which is not among the GPUs",
+                    hint=f"The GPUs are {', '.join(self.gpus)}",
+                )
+            if not 0 < price < math.inf:
+                raise InputError(f"the price of {name} must be above 0 (is {price:g})")
         weights = self.precision.weights or "bfloat16"
         labels = (weights,) if is_label(weights) else ()
         for kind, name, names in (
@@ -189,10 +250,26 @@ class PlanRequest:
                     hint += "; or a checkpoint's label as `rooftree support` shows it"
                 raise InputError(f"no {kind} called '{name}'", hint=hint)
         planned_version(self.engine, self.engine_version)
-        _check_goals(self.goals, simulated=self.simulation is not None)
+        self.goals.check(simulated=self.simulation is not None)
         if self.simulation is not None:
             self.simulation.check()
-        _check_policy(self)
+        policy = self.policy
+        if policy.kind in ("chain", "fixed") and self.acceptance is None:
+            raise InputError(
+                f"the policy {policy.kind} needs acceptance data",
+                hint="Give --acceptance, such as --acceptance gsm8k, or --policy plain",
+            )
+        if policy.kind == "fixed" and not RULES[self.engine].verifies_trees:
+            raise InputError(
+                f"{self.engine} verifies chains only, and the policy fixed:{policy.nodes} is of"
+                " trees",
+                hint="Use --policy chain, or plan for this decoder with --engine rooftree",
+            )
+        if policy.kind == "plain" and self.acceptance is not None:
+            raise InputError(
+                "plain decoding accepts nothing, but acceptance data is given",
+                hint="Leave out --acceptance, or use --policy auto",
+            )
 
     @property
     def engine_name(self) -> str:
@@ -208,174 +285,52 @@ class PlanRequest:
         return trace and self.servers is not None
 
 
-def _check_numbers(request: PlanRequest) -> None:
-    lengths = (request.traffic.prompt_tokens, request.traffic.output_tokens)
-    if not all(1 <= length < math.inf for length in lengths):
-        raise InputError("prompt and output tokens must be at least 1")
-    if not 0 < request.rate < math.inf:
-        raise InputError(f"the rate must be above 0 (is {request.rate:g})")
-    if not 0 < request.utilisation <= 1:
-        raise InputError(
-            f"the utilisation must lie above 0 and be at most 1 (is {request.utilisation:g})"
-        )
-    if request.servers is not None and request.servers < 1:
-        raise InputError("at least one server must run")
-    if request.most_running < 1:
-        raise InputError("at least one request must run at once")
-    if request.step_tokens is not None and request.step_tokens < 1:
-        raise InputError(f"a step must have room for tokens ({STEP_TOKENS} {request.step_tokens})")
-    if not 0 <= request.prefix_hits < 1:
-        raise InputError(
-            f"the share of prefix hits must be 0 or more and below 1 (is {request.prefix_hits:g})",
-            hint=f"Write {PREFIX_HITS}=0.3 where 30 % of the prompt tokens are found in the cache",
-        )
-    if not 1 <= request.data_parallel <= MOST_GROUPS:
-        raise InputError(
-            f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {request.data_parallel})"
-        )
-    for degree in request.degrees:
-        if degree not in DEGREES:
-            raise InputError(
-                f"a tensor-parallel degree of {degree} is not planned",
-                hint=f"Use some of {', '.join(map(str, DEGREES))}",
-            )
-
-
-def _check_gpus(request: PlanRequest) -> None:
-    if not request.gpus:
-        raise InputError("say which GPUs", hint="Give --gpus, such as --gpus h100-sxm,l40s")
-    if len(set(request.gpus)) < len(request.gpus):
-        raise InputError("a GPU is named twice in --gpus")
-    if not re.fullmatch(r"\S{1,8}", request.currency) or not request.currency.isprintable():
-        raise InputError(
-            f"{request.currency!r} is no currency", hint="Write a code or sign, such as EUR"
-        )
-    for name, price in request.prices.items():
-        if name not in request.gpus:
-            raise InputError(
-                f"there is a price for {name}, which is not among the GPUs",
-                hint=f"The GPUs are {', '.join(request.gpus)}",
-            )
-        if not 0 < price < math.inf:
-            raise InputError(f"the price of {name} must be above 0 (is {price:g})")
-
-
-def _check_goals(goals: Goals, *, simulated: bool) -> None:
-    times = {"tpot": goals.tpot_s, "ttft": goals.ttft_s}
-    for goal in goals.percentiles:
-        times[goal.name] = goal.seconds
-        if goal.percent not in PERCENTS:
-            names = ", ".join(f"p{percent}" for percent in PERCENTS)
-            raise InputError(f"the percentile p{goal.percent} is no goal", hint=f"Use {names}")
-        if not simulated:
-            raise InputError(
-                f"the goal {goal.name} is a percentile, which needs a simulation",
-                hint="Give --simulate, or simulation=SimulationSettings() in Python",
-            )
-    for name, seconds in times.items():
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise InputError(f"the goal {name} must be a time above 0 (is {seconds!r})")
-
-
-def _check_policy(request: PlanRequest) -> None:
-    policy = request.policy
-    if policy.kind in ("chain", "fixed") and request.acceptance is None:
-        raise InputError(
-            f"the policy {policy.kind} needs acceptance data",
-            hint="Give --acceptance, such as --acceptance gsm8k, or --policy plain",
-        )
-    if policy.kind == "fixed" and not RULES[request.engine].verifies_trees:
-        raise InputError(
-            f"{request.engine} verifies chains only, and the policy fixed:{policy.nodes} is of"
-            " trees",
-            hint="Use --policy chain, or plan for this decoder with --engine rooftree",
-        )
-    if policy.kind == "plain" and request.acceptance is not None:
-        raise InputError(
-            "plain decoding accepts nothing, but acceptance data is given",
-            hint="Leave out --acceptance, or use --policy auto",
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """The options of `rooftree plan` as they are typed."""
-
-    target: str
-    gpus: str
-    prompt_tokens: float | None = None
-    output_tokens: float | None = None
-    rate: str | None = None
-    slo: str = ""
-    acceptance: str | None = None
-    temperature: str = "0"
-    prices: tuple[str, ...] = ()
-    tp: str = "1"
-    policy: str = "auto"
-    engine: str = "vllm"
-    drafter: str | None = None
-    weights: str | None = None
-    cache: Cache = "bfloat16"
-    servers: str = "80%"
-    max_running: int = 256
-    simulate: int | None = None
-    trace: Path | None = None
-
-
-def request_from_options(options: PlanOptions) -> PlanRequest:
-    """The request that the options describe. Raises InputError."""
+def request_from_options(options: Mapping[str, Any]) -> PlanRequest:
+    """The request that the options of `rooftree plan` describe, as typed. Raises InputError."""
     o = options
-    gpus = tuple(load_devices()) if o.gpus.strip() == "all" else tuple(split_commas(o.gpus))
-    goals = Goals.parse(o.slo)
-    trace = None if o.trace is None else read_trace(o.trace)
-    traffic, rate = _traffic(o, trace)
-    servers, utilisation = parse_servers(o.servers)
-    simulation = None
-    if o.simulate is not None or goals.percentiles:
-        requests = None if o.simulate == DEFAULT_REQUESTS else o.simulate
-        simulation = SimulationSettings(requests=requests, trace=trace)
-    return PlanRequest(
-        target=o.target,
-        gpus=gpus,
-        traffic=traffic,
-        rate=rate,
-        goals=goals,
-        acceptance=o.acceptance,
-        temperature=int(o.temperature),
-        prices=_prices(o.prices, gpus),
-        **parse_parallel(o.tp),
-        policy=ServingPolicy.parse(o.policy),
-        **parse_engine(o.engine),
-        drafter=o.drafter,
-        precision=Precision(weights=o.weights, cache=o.cache),
-        utilisation=0.8 if servers is not None else utilisation,
-        servers=servers,
-        most_running=o.max_running,
-        simulation=simulation,
-    )
-
-
-def _traffic(options: PlanOptions, trace: Trace | None) -> tuple[Traffic, float]:
-    """Mean lengths and requests a second, from the options or the trace."""
-    lengths = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
+    gpus = tuple(load_devices()) if o["gpus"].strip() == "all" else tuple(split_commas(o["gpus"]))
+    goals = Goals.parse(o["slo"])
+    trace = None if o["trace"] is None else read_trace(o["trace"])
+    lengths = {"--prompt-tokens": o["prompt_tokens"], "--output-tokens": o["output_tokens"]}
     if trace is None:
-        missing = [name for name, value in lengths.items() if value is None]
-        missing += ["--rate"] if options.rate is None else []
-        if missing:
+        needed = lengths | {"--rate": o["rate"]}
+        if missing := [name for name, value in needed.items() if value is None]:
             raise InputError(
                 f"say what the traffic is: {', '.join(missing)} missing",
                 hint="Or give --trace FILE.csv with arrival_s,prompt_tokens,output_tokens",
             )
-        prompt, output = (float(value or 0) for value in lengths.values())
-        return Traffic(prompt_tokens=prompt, output_tokens=output), parse_rate(options.rate or "")
-    for name, value in lengths.items():
-        if value is not None:
-            raise InputError(f"the trace has lengths of its own, but {name} is given too")
-    if options.rate is not None:
-        return trace.means, parse_rate(options.rate)
-    if not math.isfinite(trace.rate_per_s):
-        raise InputError("all requests of the trace arrive at once", hint="Give --rate")
-    return trace.means, trace.rate_per_s
+        prompt, output = (float(length) for length in lengths.values())
+        traffic = Traffic(prompt_tokens=prompt, output_tokens=output)
+    else:
+        if twice := next((name for name, length in lengths.items() if length is not None), None):
+            raise InputError(f"the trace has lengths of its own, but {twice} is given too")
+        if o["rate"] is None and not math.isfinite(trace.rate_per_s):
+            raise InputError("all requests of the trace arrive at once", hint="Give --rate")
+        traffic = trace.means
+    servers, utilisation = parse_servers(o["servers"])
+    simulation = None
+    if o["simulate"] is not None or goals.percentiles:
+        requests = None if o["simulate"] == DEFAULT_REQUESTS else o["simulate"]
+        simulation = SimulationSettings(requests=requests, trace=trace)
+    return PlanRequest(
+        target=o["target"],
+        gpus=gpus,
+        traffic=traffic,
+        rate=trace.rate_per_s if trace and o["rate"] is None else parse_rate(o["rate"]),
+        goals=goals,
+        acceptance=o["acceptance"],
+        temperature=o["temperature"],
+        prices=_prices(o["prices"], gpus),
+        **parse_parallel(o["tp"]),
+        policy=ServingPolicy.parse(o["policy"]),
+        **parse_engine(o["engine"]),
+        drafter=o["drafter"],
+        precision=Precision(weights=o["weights"], cache=o["cache"]),
+        utilisation=0.8 if servers is not None else utilisation,
+        servers=servers,
+        most_running=o["max_running"],
+        simulation=simulation,
+    )
 
 
 def parse_engine(text: str) -> dict[str, Any]:
@@ -421,7 +376,15 @@ def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
 
     A device may have another of its names in each.
     """
-    names = {_slug(gpu): gpu for gpu in gpus}
+
+    def slug(gpu: str) -> str:
+        """The slug of a known device's name; any other text as it is."""
+        try:
+            return find_device(gpu).slug
+        except InputError:
+            return gpu
+
+    names = {slug(gpu): gpu for gpu in gpus}
     prices: dict[str, float] = {}
     for part in (part for text in texts for part in split_commas(text)):
         name, equals, value = part.partition("=")
@@ -429,19 +392,11 @@ def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
             raise InputError(
                 f"'{part}' is not a price", hint="Write h100-sxm=2.5, per GPU and hour"
             )
-        gpu = names.get(_slug(name.strip()), name.strip())
+        gpu = names.get(slug(name.strip()), name.strip())
         if gpu in prices:
             raise InputError(f"the price of {gpu} is given twice")
         prices[gpu] = _number(value, part)
     return prices
-
-
-def _slug(gpu: str) -> str:
-    """The slug of a known device's name; any other text as it is."""
-    try:
-        return find_device(gpu).slug
-    except InputError:
-        return gpu
 
 
 def parse_parallel(text: str) -> dict[str, Any]:

@@ -184,8 +184,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, stable across versions; units are in the names."""
-        request = self.request
-        acceptance = self.acceptance
+        request, acceptance = self.request, self.acceptance
+        simulation = request.simulation
         return {
             "request": {
                 "target": request.target,
@@ -209,7 +209,14 @@ class Plan:
                 "prices_per_hour": dict(request.prices),
                 "currency": request.currency,
             },
-            "simulation": _simulation_record(self),
+            "simulation": simulation
+            and {
+                "requests": simulation.count,
+                "seed": simulation.seed,
+                "trace": simulation.trace is not None,
+                "length_variation": None if simulation.trace is not None else simulation.variation,
+                "options": [_simulated_record(option) for option in self.simulated],
+            },
             "acceptance": acceptance
             and {
                 "label": acceptance.label,
@@ -225,8 +232,10 @@ class Plan:
         }
 
 
-def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]:
-    """Remarks on the plan's assumptions, one line each."""
+def plan_remarks(
+    request: PlanRequest, options: Sequence[PlanOption]
+) -> tuple[list[str], list[str]]:
+    """Remarks on this plan, and those that hold for every plan of its kind, one line each."""
     notes = []
     unpriced = [gpu for gpu in request.gpus if gpu not in request.prices]
     if request.prices and unpriced:
@@ -277,20 +286,31 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             " rows over processors, which long contexts pay for (docs/method.md)"
         )
     notes += dict.fromkeys(doubt for option in options for doubt in option.doubts)
-    return notes
-
-
-def _simulation_record(plan: Plan) -> dict[str, Any] | None:
-    settings = plan.request.simulation
-    if settings is None:
-        return None
-    return {
-        "requests": settings.count,
-        "seed": settings.seed,
-        "trace": settings.trace is not None,
-        "length_variation": None if settings.trace is not None else settings.variation,
-        "options": [_simulated_record(option) for option in plan.simulated],
-    }
+    assumptions = []
+    if any(option.sizing for option in options):
+        assumptions.append(
+            "intervals are of 80 %: errors of the profile, of the server model"
+            f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
+            " and of acceptance, all independent"
+        )
+    if request.simulation is not None and not request.replays:
+        assumptions.append(
+            "percentiles leave out the first and last tenth of the requests; their intervals are"
+            " those of the whole simulation with all times shorter and longer"
+        )
+    if any(choice.tree for option in options for choice in (*option.choices, *option.with_trees)):
+        assumptions.append(
+            "trees may lose to chains of the same drafter: 0.61 to 1.01 times in a port to vLLM"
+            " (two RTX A6000), 0.72 with a hybrid on Jetson Thor; the engine's host work, a strong"
+            " drafter and kernels of hybrids decide. TensorRT-Edge-LLM and JetSpec's engine verify"
+            " trees too, and have no times here"
+        )
+    if request.acceptance is not None:
+        assumptions.append(
+            "drafting for many requests at once was not checked against measured servers: its"
+            f" intervals hold {DRAFTING_ERROR:.0%} more"
+        )
+    return notes, assumptions
 
 
 def _simulated_record(option: SimulatedOption) -> dict[str, Any]:
@@ -338,8 +358,10 @@ def _pays_record(choices: Sequence[BatchChoice]) -> dict[str, Any] | None:
             {
                 "running": choice.running,
                 "plain_tpot_s": choice.plain.tpot_s,
-                **_speedup("chain", choice, choice.chain),
-                **_speedup("tree", choice, choice.tree),
+                "chain_nodes": choice.chain and choice.chain.nodes,
+                "chain_speedup": choice.chain and choice.speedup(choice.chain),
+                "tree_nodes": choice.tree and choice.tree.nodes,
+                "tree_speedup": choice.tree and choice.speedup(choice.tree),
                 "best": choice.best.shape,
                 "best_speedup": choice.speedup(choice.best),
             }
@@ -347,39 +369,3 @@ def _pays_record(choices: Sequence[BatchChoice]) -> dict[str, Any] | None:
         ],
         "best": [dataclasses.asdict(one) for one in shape_ranges(choices)],
     }
-
-
-def _speedup(name: str, choice: BatchChoice, point: OperatingPoint | None) -> dict[str, Any]:
-    return {
-        f"{name}_nodes": point and point.nodes,
-        f"{name}_speedup": point and choice.speedup(point),
-    }
-
-
-def plan_assumptions(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]:
-    """Remarks that hold for every plan of this kind, one line each."""
-    notes = []
-    if any(option.sizing for option in options):
-        notes.append(
-            "intervals are of 80 %: errors of the profile, of the server model"
-            f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
-            " and of acceptance, all independent"
-        )
-    if request.simulation is not None and not request.replays:
-        notes.append(
-            "percentiles leave out the first and last tenth of the requests; their intervals are"
-            " those of the whole simulation with all times shorter and longer"
-        )
-    if any(choice.tree for option in options for choice in (*option.choices, *option.with_trees)):
-        notes.append(
-            "trees may lose to chains of the same drafter: 0.61 to 1.01 times in a port to vLLM"
-            " (two RTX A6000), 0.72 with a hybrid on Jetson Thor; the engine's host work, a strong"
-            " drafter and kernels of hybrids decide. TensorRT-Edge-LLM and JetSpec's engine verify"
-            " trees too, and have no times here"
-        )
-    if request.acceptance is not None:
-        notes.append(
-            "drafting for many requests at once was not checked against measured servers: its"
-            f" intervals hold {DRAFTING_ERROR:.0%} more"
-        )
-    return notes

@@ -15,18 +15,11 @@ from costmodel.planning.drafting import acceptance_for, find_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
-from costmodel.planning.result import (
-    Plan,
-    PlanOption,
-    SimulatedOption,
-    plan_assumptions,
-    plan_notes,
-)
+from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_remarks
 from costmodel.planning.servers import Group, Server, choose, nearest, size
 from costmodel.planning.simulation.engine import import_simpy
 from costmodel.planning.simulation.percentiles import SimulatedChoice, simulate_option
 from costmodel.planning.sources import forward_for, is_file
-from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 
@@ -38,27 +31,44 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
     option that cannot be planned is returned with its problem. Raises InputError for a request
     that contradicts itself, and where every option lacks its times for the same reason.
     """
-    profiles = store or ProfileStore()
     target = resolve_target(request.target, hub=True)
     request = dataclasses.replace(request, precision=request.precision.of(target))
-    acceptance = _checked_inputs(request, target, profiles)
-    options = [
-        _option(request, target, acceptance, (gpu, degree), profiles)
-        for gpu in request.gpus
-        for degree in request.degrees
-    ]
+    tokens = request.traffic.total_tokens
+    if target.positions is not None and tokens > target.positions:
+        raise InputError(
+            f"prompt and answer are {tokens:.0f} tokens, {target.architecture.name} holds"
+            f" {target.positions}",
+            hint=f"Plan for at most {target.positions} tokens together",
+        )
+    if request.simulation is not None:
+        import_simpy()
+        request.simulation.check_window(target.architecture.name, target.positions)
+    slugs, unknown = [], []
+    for gpu in request.gpus:
+        try:
+            slugs.append(gpu if is_file(gpu) else find_device(gpu).slug)
+        except InputError as failure:  # an option's problem, where there are others
+            unknown.append(failure)
+    if not slugs:
+        raise unknown[0]
+    if twice := next((slug for slug in slugs if slugs.count(slug) > 1), None):
+        raise InputError(f"{twice} is named twice in --gpus", hint="Name each GPU once")
+    acceptance = _acceptance(request)
+    search = _Search(request, target, acceptance, store or ProfileStore())
+    options = [search.option(gpu, degree) for gpu in request.gpus for degree in request.degrees]
     options.sort(key=_rank)
     without_times = all(option.origin is None for option in options)
     if without_times and len({option.problem for option in options}) == 1:
         raise InputError(options[0].problem, hint=options[0].nearest)
+    notes, assumptions = plan_remarks(request, options)
     return Plan(
         request=request,
         options=tuple(options),
         acceptance=acceptance,
-        notes=tuple(plan_notes(request, options)),
-        assumptions=tuple(plan_assumptions(request, options)),
-        simulated=tuple(_simulated(request, target, acceptance, options, profiles)),
-        published=tuple(_published(request, target, options[0], profiles)),
+        notes=tuple(notes),
+        assumptions=tuple(assumptions),
+        simulated=tuple(search.simulated(options)),
+        published=tuple(search.published(options[0])),
     )
 
 
@@ -121,33 +131,6 @@ def server_overheads(engine: str, origin: Origin, version: str = "") -> Overhead
     return overheads
 
 
-def _checked_inputs(
-    request: PlanRequest, target: TargetEntry, store: ProfileStore
-) -> Acceptance | None:
-    """The acceptance data. Raises InputError for an input that cannot be used."""
-    tokens = request.traffic.total_tokens
-    if target.positions is not None and tokens > target.positions:
-        raise InputError(
-            f"prompt and answer are {tokens:.0f} tokens, {target.architecture.name} holds"
-            f" {target.positions}",
-            hint=f"Plan for at most {target.positions} tokens together",
-        )
-    if request.simulation is not None:
-        import_simpy()
-        request.simulation.check_window(target.architecture.name, target.positions)
-    slugs, unknown = [], []
-    for gpu in request.gpus:
-        try:
-            slugs.append(gpu if is_file(gpu) else find_device(gpu).slug)
-        except InputError as failure:  # an option's problem, where there are others
-            unknown.append(failure)
-    if not slugs:
-        raise unknown[0]
-    if twice := next((slug for slug in slugs if slugs.count(slug) > 1), None):
-        raise InputError(f"{twice} is named twice in --gpus", hint="Name each GPU once")
-    return _acceptance(request)
-
-
 def _acceptance(request: PlanRequest) -> Acceptance | None:
     if request.acceptance is None:
         return None
@@ -158,48 +141,77 @@ def _acceptance(request: PlanRequest) -> Acceptance | None:
     return acceptance
 
 
-def _option(
-    request: PlanRequest,
-    target: TargetEntry,
-    acceptance: Acceptance | None,
-    choice: tuple[str, int],
-    store: ProfileStore,
-) -> PlanOption:
-    option = PlanOption(gpu=choice[0], device=choice[0], tensor_parallel=choice[1])
-    try:
-        forward = forward_for(request, target, choice, store)
-    except RooftreeError as failure:
-        return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
-    option = _planned(request, option, forward, acceptance)
-    if not option.choices or acceptance is None or request.policy.kind != "auto":
-        return option
-    if engine_rules(request.engine).verifies_trees:
-        return option
-    # The choices of this project's decoder, as the request's engine verifies no trees.
-    decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
-    if request.engine == "vllm":  # whose operators time this decoder too
-        forward = TargetForward(forward.profile, decoder.engine, forward.ranks)
-    else:
-        forward = forward_for(decoder, target, choice, store)
-    server = make_server(decoder, forward, acceptance)
-    trees = server.choices(request.traffic, request.most_running)
-    return dataclasses.replace(option, with_trees=tuple(trees))
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Search:
+    """What the options of a plan are sized for, and the profiles that give their times."""
 
+    request: PlanRequest
+    target: TargetEntry
+    acceptance: Acceptance | None
+    store: ProfileStore
 
-def _published(
-    request: PlanRequest, target: TargetEntry, best: PlanOption, store: ProfileStore
-) -> Iterator[tuple[str, float]]:
-    """Speed-ups by published acceptance where the plan has none: its labels, the least first."""
-    if request.acceptance or request.policy.kind != "auto" or best.sizing is None:
-        return
-    if request.drafter not in (None, "dflash"):
-        return
-    forward, at = forward_for(request, target, (best.gpu, best.tensor_parallel), store), best.sizing
-    for dataset in published_extremes(request.target):
-        acceptance = find_acceptance(dataset, request.target)
-        server = make_server(request, forward, acceptance)
-        drafting = server.best(request.traffic, at.at_load.running)
-        yield acceptance.label, at.at_load.tpot_s / drafting.tpot_s
+    def option(self, gpu: str, degree: int) -> PlanOption:
+        """One GPU and degree, with its sizing or the problem."""
+        request, acceptance = self.request, self.acceptance
+        option = PlanOption(gpu=gpu, device=gpu, tensor_parallel=degree)
+        try:
+            forward = forward_for(request, self.target, (gpu, degree), self.store)
+        except RooftreeError as failure:
+            return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
+        option = _planned(request, option, forward, acceptance)
+        if not option.choices or acceptance is None or request.policy.kind != "auto":
+            return option
+        if engine_rules(request.engine).verifies_trees:
+            return option
+        # The choices of this project's decoder, as the request's engine verifies no trees.
+        decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
+        if request.engine == "vllm":  # whose operators time this decoder too
+            forward = TargetForward(forward.profile, decoder.engine, forward.ranks)
+        else:
+            forward = forward_for(decoder, self.target, (gpu, degree), self.store)
+        server = make_server(decoder, forward, acceptance)
+        trees = server.choices(request.traffic, request.most_running)
+        return dataclasses.replace(option, with_trees=tuple(trees))
+
+    def published(self, best: PlanOption) -> Iterator[tuple[str, float]]:
+        """Speed-ups by published acceptance where the plan has none: labels, the least first."""
+        request, at, place = self.request, best.sizing, (best.gpu, best.tensor_parallel)
+        if request.acceptance or request.policy.kind != "auto" or at is None:
+            return
+        if request.drafter not in (None, "dflash"):
+            return
+        forward = forward_for(request, self.target, place, self.store)
+        for dataset in published_extremes(request.target):
+            acceptance = find_acceptance(dataset, request.target)
+            server = make_server(request, forward, acceptance)
+            drafting = server.best(request.traffic, at.at_load.running)
+            yield acceptance.label, at.at_load.tpot_s / drafting.tpot_s
+
+    def simulated(self, options: Sequence[PlanOption]) -> Iterator[SimulatedOption]:
+        request = self.request
+        if request.simulation is None:
+            return
+        first_of_gpu = {option.gpu: option for option in reversed(options) if option.sizing}
+        for option in options:
+            if option is not first_of_gpu.get(option.gpu) or option.sizing is None:
+                continue
+            place = option.gpu, option.tensor_parallel
+            forward = forward_for(request, self.target, place, self.store)
+            choice = SimulatedChoice(
+                gpu=option.gpu,
+                server=make_server(request, forward, self.acceptance),
+                points=option.points,
+                gpus=round(option.sizing.gpus.value),
+                error=option.error or 0.0,
+                slower=option.slower or 0.0,
+                positions=self.target.positions,
+            )
+            try:
+                yield simulate_option(request, request.simulation, choice)
+            except InputError as failure:
+                yield SimulatedOption(
+                    gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)
+                )
 
 
 def _planned(
@@ -227,7 +239,18 @@ def _planned(
             option = dataclasses.replace(option, doubts=doubts)
         choices = server.choices(request.traffic, request.most_running)
         if not choices:
-            raise _no_room(request.traffic, server)
+            tokens = server.held_tokens(request.traffic.total_tokens)
+            larger = (n for n in DEGREES if n > degree and server.cache_tokens(n) >= tokens)
+            room, fitting = server.cache_tokens(degree), next(larger, None)
+            problem = f"does not fit: a request needs {tokens:.0f} cached tokens"
+            problem += (
+                f", there is room for {room:.0f}" if room > 0 else ", the weights leave no room"
+            )
+            hint = f"--tp {fitting}, or a smaller precision"
+            if fitting is None:
+                stored = forward.profile.runtime.quantization or "bfloat16"
+                hint = f"a smaller model or precision than {a.name} in {stored}"
+            raise InputError(problem, hint=hint)
     except RooftreeError as failure:
         return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
     option = dataclasses.replace(
@@ -256,11 +279,10 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
         running=at_most.running,
     )
     slower = slower_error(forward, server.rules, error)
-    power_w = forward.device.power_w
     group = Group(
         gpu=option.gpu,
         devices=option.tensor_parallel * request.data_parallel,
-        power_w=power_w,
+        power_w=forward.device.power_limit_w,
         power_error=forward.power_error,
         ranks=request.data_parallel,
     )
@@ -277,56 +299,9 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
     return dataclasses.replace(option, error=error, slower=slower, sizing=sizing, doubts=doubts)
 
 
-def _no_room(traffic: Traffic, server: Server) -> InputError:
-    """The error that not one request fits, with the smallest degree at which one does."""
-    tokens = server.held_tokens(traffic.total_tokens)
-    a, degree = server.forward.architecture, server.forward.tensor_parallel
-    fitting = next((n for n in DEGREES if n > degree and server.cache_tokens(n) >= tokens), None)
-    room = server.cache_tokens(degree)
-    problem = f"does not fit: a request needs {tokens:.0f} cached tokens"
-    problem += f", there is room for {room:.0f}" if room > 0 else ", the weights leave no room"
-    if fitting is None:
-        stored = server.forward.profile.runtime.quantization or "bfloat16"
-        return InputError(problem, hint=f"a smaller model or precision than {a.name} in {stored}")
-    return InputError(problem, hint=f"--tp {fitting}, or a smaller precision")
-
-
 def _rank(option: PlanOption) -> tuple[int, float, float]:
     if option.sizing is None:
         return (1, 0.0, 0.0)
     cost = option.sizing.cost_per_hour
     gpus = option.sizing.gpus.value
     return (0, cost.value if cost else math.inf, gpus)
-
-
-def _simulated(
-    request: PlanRequest,
-    target: TargetEntry,
-    acceptance: Acceptance | None,
-    options: Sequence[PlanOption],
-    store: ProfileStore,
-) -> Iterator[SimulatedOption]:
-    """The best option of each GPU, simulated."""
-    if request.simulation is None:
-        return
-    seen = set()
-    for option in options:
-        if option.sizing is None or option.gpu in seen:
-            continue
-        seen.add(option.gpu)
-        forward = forward_for(request, target, (option.gpu, option.tensor_parallel), store)
-        choice = SimulatedChoice(
-            gpu=option.gpu,
-            server=make_server(request, forward, acceptance),
-            points=option.points,
-            gpus=round(option.sizing.gpus.value),
-            error=option.error or 0.0,
-            slower=option.slower or 0.0,
-            positions=target.positions,
-        )
-        try:
-            yield simulate_option(request, request.simulation, choice)
-        except InputError as failure:
-            yield SimulatedOption(
-                gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)
-            )

@@ -162,11 +162,13 @@ class Server:
 
     def _choice(self, traffic: Traffic, running: int, fewer: BatchChoice | None) -> BatchChoice:
         """The choice at one number of requests, after that at `fewer`."""
-        sizes = [
-            _Size(self._cycle_s(traffic, running, cycle) / cycle.committed, shape, cycle)
-            for shape, cycle in self._cycles(traffic, running)
-        ]
-        plain = _Size(self._cycle_s(traffic, running, Cycle()), "plain", Cycle())
+
+        def size_of(shape: Shape, cycle: Cycle) -> _Size:
+            work = cycle_work(self.forward, self.rules, traffic, running, cycle)
+            return _Size(self._seconds(work) / cycle.committed, shape, cycle)
+
+        sizes = [size_of(shape, cycle) for shape, cycle in self._cycles(traffic, running)]
+        plain = size_of("plain", Cycle())
         best = _smallest(sizes, fewer.best if fewer else None)
         point = self._point(traffic, running, best)
 
@@ -189,16 +191,13 @@ class Server:
 
     @property
     def most_rows(self) -> int:
-        """Most rows of all verifications in one step."""
         return int(_STEP_SHARE * self.rules.step_tokens)
 
     def _cycles(self, traffic: Traffic, running: int) -> Iterator[tuple[Shape, Cycle]]:
         context = traffic.prompt_tokens + traffic.output_tokens / 2
-        trees = self.rules.verifies_trees
-        sizes = list(_tree_sizes(self.policy, self.acceptance, trees=trees))
         drafter = self.drafter
         fixed = self.policy.nodes is not None
-        for shape, nodes in sizes:
+        for shape, nodes in self._tree_sizes():
             if nodes == 0 or self.acceptance is None or drafter is None:
                 yield shape, Cycle()
                 continue
@@ -225,6 +224,19 @@ class Server:
                 ),
             )
 
+    def _tree_sizes(self) -> Iterator[tuple[Shape, int]]:
+        """Shapes and node counts that policy and engine allow, the plain step first."""
+        policy, acceptance = self.policy, self.acceptance
+        if policy.nodes is not None:
+            yield "chain" if policy.kind == "chain" else "tree", policy.nodes
+            return
+        yield "plain", 0
+        if acceptance is None or policy.kind == "plain":
+            return
+        yield from (("chain", n) for n in range(1, len(acceptance.chain)))
+        if policy.kind == "auto" and self.rules.verifies_trees:
+            yield from (("tree", n) for n in TREES if n < len(acceptance.tree))
+
     def tree_s(self, shape: Shape, nodes: int) -> float:
         """Host seconds to build, accept and commit one tree; measured ones where there are any."""
         stages = self.forward.profile.stages
@@ -233,9 +245,6 @@ class Server:
             total = sum(float(part.seconds(nodes)) for part in parts)
             return total + (float(stages.commit.seconds(4)) if stages.commit else 0.0)
         return _TREE_S + _NODE_S * nodes if shape == "tree" else 0.0
-
-    def _cycle_s(self, traffic: Traffic, running: int, cycle: Cycle) -> float:
-        return self._seconds(cycle_work(self.forward, self.rules, traffic, running, cycle))
 
     def _seconds(self, work: TokenWork) -> float:
         return self.overheads.time_per_token_s(work, overlaps_host=self.rules.overlaps_host)
@@ -317,21 +326,6 @@ def _smallest(sizes: Sequence[_Size], before: OperatingPoint | None) -> _Size:
     return chosen
 
 
-def _tree_sizes(
-    policy: ServingPolicy, acceptance: Acceptance | None, *, trees: bool
-) -> Iterator[tuple[Shape, int]]:
-    """Shapes and node counts that policy and engine allow, the plain step first."""
-    if policy.nodes is not None:
-        yield "chain" if policy.kind == "chain" else "tree", policy.nodes
-        return
-    yield "plain", 0
-    if acceptance is None or policy.kind == "plain":
-        return
-    yield from (("chain", n) for n in range(1, len(acceptance.chain)))
-    if policy.kind == "auto" and trees:
-        yield from (("tree", n) for n in TREES if n < len(acceptance.tree))
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """A value with its 80 % interval; `high` is None where the goals are missed at that end."""
@@ -394,14 +388,22 @@ def size(
     if at_most is None:
         return None
     ends = 1 / math.exp(INTERVAL * error), math.exp(INTERVAL * max(error, slower))
-    count = _gpus(request, group, at_most, 1.0)
+
+    def gpus_for(point: OperatingPoint, factor: float) -> int:
+        if request.servers is not None:
+            return request.servers * group.devices
+        per_server = group.ranks * point.requests_per_s / factor
+        return replicas_for(request.rate, per_server, request.utilisation) * group.devices
+
+    count = gpus_for(at_most, 1.0)
     quick, slow = (choose(points, request.goals, factor) for factor in ends)
-    low = count if quick is None else min(_gpus(request, group, quick, ends[0]), count)
-    high = None if slow is None else max(_gpus(request, group, slow, ends[1]), count)
+    low = count if quick is None else min(gpus_for(quick, ends[0]), count)
+    high = None if slow is None else max(gpus_for(slow, ends[1]), count)
     gpus = Interval(value=count, low=low, high=high)
     groups = count / group.devices * group.ranks
     load = request.rate / (at_most.requests_per_s * groups)
-    at_load = best_at(points, request.rate / groups) or at_most
+    each = request.rate / groups
+    at_load = next((point for point in points if point.requests_per_s >= each), at_most)
     price = request.prices.get(group.gpu)
     per_hour = None if price is None else _scaled(gpus, price)
     tokens_per_s = request.rate / max(load, 1.0) * request.traffic.output_tokens
@@ -448,21 +450,9 @@ def excess(point: OperatingPoint, goals: Goals, factor: float = 1.0) -> float:
     return max(ratios)
 
 
-def best_at(points: Sequence[OperatingPoint], requests_per_s: float) -> OperatingPoint | None:
-    """The first point with this throughput; None where no point has it."""
-    return next((p for p in points if p.requests_per_s >= requests_per_s), None)
-
-
 def replicas_for(rate: float, requests_per_s: float, utilisation: float) -> int:
     """Servers for a rate, each loaded to `utilisation` of its throughput; at least 1."""
     return max(1, math.ceil(rate / (utilisation * requests_per_s) - 1e-9))
-
-
-def _gpus(request: PlanRequest, group: Group, point: OperatingPoint, factor: float) -> int:
-    if request.servers is not None:
-        return request.servers * group.devices
-    per_server = group.ranks * point.requests_per_s / factor
-    return replicas_for(request.rate, per_server, request.utilisation) * group.devices
 
 
 def _around(value: float, ends: tuple[float, float]) -> Interval:

@@ -6,7 +6,6 @@ import dataclasses
 from functools import cache
 from pathlib import Path
 
-from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, TargetEntry, find_device
 from costmodel.compose.profiles import ComposeOptions, compose
 from costmodel.compose.support import can_be_scaled, nearest_systems
@@ -15,17 +14,10 @@ from costmodel.compose.transfer import transfer_profile, transferred_error
 from costmodel.errors import InputError, ProfileError, RooftreeError
 from costmodel.planning.engines import ValueBytes, weight_bytes
 from costmodel.planning.forwards import TargetForward
-from costmodel.planning.request import PlanRequest, Precision
+from costmodel.planning.request import PlanRequest
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore, readable_profiles
-from costmodel.weights import (
-    CACHE_BYTES,
-    WEIGHT_BYTES,
-    Weights,
-    layer_bytes,
-    quantization,
-    weights_label,
-)
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, layer_bytes, quantization, weights_label
 
 
 def forward_for(
@@ -39,32 +31,35 @@ def forward_for(
     """
     gpu, degree = choice
     if not is_file(gpu):
+        device, precision = find_device(gpu), request.precision.of(target)
         several = degree * request.data_parallel > 1
-        place = _Choice(
-            degree=degree,
-            groups=request.data_parallel,
-            whole_experts=request.expert_parallel and several,
-            precision=request.precision.of(target),
-            engine=request.engine,
+        wanted = ComposeOptions(
+            target=target.architecture,
+            device_name=device.slug,
+            engine="vllm" if request.engine == "rooftree" else request.engine,
+            tensor_parallel=degree,
+            data_parallel=request.data_parallel,
+            expert_parallel=request.expert_parallel and several,
+            weights=precision.weights or "bfloat16",
+            cache=precision.cache,
         )
-        device, architecture = find_device(gpu), target.architecture
-        stored = _stored(device, architecture, store, place) if place.storable else None
-        composes = device.slug in published_tables().devices and place.weights
+        stored = _stored(wanted, store)
+        composes = device.slug in published_tables().devices and wanted.weights in WEIGHT_BYTES
         if stored is None and composes and operators_installed():
-            stored = _composed(_options(device.slug, architecture, place))
+            stored = _composed(wanted)
         elif stored is None:
-            stored = _transferred(device, architecture, store, place)
-        return TargetForward(stored, request.engine, place.groups)
+            stored = _transferred(device, wanted, store)
+        return TargetForward(stored, request.engine, wanted.data_parallel)
     profile = Profile.from_yaml(Path(gpu))
     if profile.target.architecture_hash != target.architecture.hash:
         raise InputError(f"{gpu} is a profile of {profile.target.name}, another target")
     if profile.runtime.tensor_parallel != degree:
         raise InputError(f"is a profile of tp {profile.runtime.tensor_parallel}, not {degree}")
     precision = request.precision
-    wanted = quantization(precision.weights or "bfloat16", precision.cache)
-    if wanted not in (None, profile.runtime.quantization):
+    label = quantization(precision.weights or "bfloat16", precision.cache)
+    if label not in (None, profile.runtime.quantization):
         held = profile.runtime.quantization or profile.runtime.dtype
-        raise InputError(f"is a profile of {held}, not {wanted}")
+        raise InputError(f"is a profile of {held}, not {label}")
     return TargetForward(profile, request.engine)
 
 
@@ -73,68 +68,33 @@ def is_file(gpu: str) -> bool:
     return gpu.endswith((".yaml", ".yml"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """What a profile must be of, beside device and target.
-
-    `groups` of data-parallel devices; `whole_experts`: a device has whole ones.
-    """
-
-    degree: int
-    precision: Precision
-    groups: int
-    whole_experts: bool
-    engine: str
-
-    @property
-    def storable(self) -> bool:
-        """Whether profiles of this choice are stored: those of one group that splits experts."""
-        return self.groups == 1 and not self.whole_experts
-
-    @property
-    def weights(self) -> Weights | None:
-        """The weights as operator tables call them; None for a checkpoint's label."""
-        return next((name for name in WEIGHT_BYTES if name == self.precision.weights), None)
+def _is_stored(wanted: ComposeOptions) -> bool:
+    """Whether such profiles are stored: those of one group that splits experts."""
+    return wanted.data_parallel == 1 and not wanted.expert_parallel
 
 
-def _options(slug: str, architecture: ModelArchitecture, choice: _Choice) -> ComposeOptions:
-    return ComposeOptions(
-        target=architecture,
-        device_name=slug,
-        engine="vllm" if choice.engine == "rooftree" else choice.engine,
-        tensor_parallel=choice.degree,
-        data_parallel=choice.groups,
-        expert_parallel=choice.whole_experts,
-        weights=choice.weights or "bfloat16",
-        cache=choice.precision.cache,
-    )
-
-
-def _transferred(
-    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
-) -> Profile:
+def _transferred(device: DeviceSpec, wanted: ComposeOptions, store: ProfileStore) -> Profile:
     """A profile of another device, scaled: the stored one of the smallest error bar, else one
     composed where there are tables, of the smallest error of the scaling. Raises ProfileError.
     """
-    wanted = choice.degree, quantization(choice.precision.weights or "", choice.precision.cache)
+    plans, reason = wanted.weights in WEIGHT_BYTES, ""
+    key = wanted.tensor_parallel, quantization(wanted.weights, wanted.cache)
     sources = [
         profile
-        for folder in (store.directories if choice.storable and choice.weights else ())
-        for _, profile in readable_profiles(folder, "*/*.yaml", architecture.hash)
-        if (profile.runtime.tensor_parallel, profile.runtime.quantization) == wanted
+        for folder in (store.directories if _is_stored(wanted) and plans else ())
+        for _, profile in readable_profiles(folder, "*/*.yaml", wanted.target.hash)
+        if (profile.runtime.tensor_parallel, profile.runtime.quantization) == key
         and can_be_scaled(profile)
     ]
     if sources:
         return transfer_profile(min(sources, key=lambda p: transferred_error(p, device)), device)
-    if choice.weights is None or not operators_installed():
-        raise _missing(device, architecture, store, choice)
-    reason = ""
-    for slug in nearest_systems(device.slug):
+    for slug in nearest_systems(device.slug) if plans and operators_installed() else ():
         try:
-            return transfer_profile(_composed(_options(slug, architecture, choice)), device)
+            composed = _composed(dataclasses.replace(wanted, device_name=slug))
+            return transfer_profile(composed, device)
         except RooftreeError as failure:
             reason = reason or failure.problem
-    raise _missing(device, architecture, store, choice, reason)
+    raise _missing(device, wanted, store, reason)
 
 
 @cache
@@ -143,45 +103,36 @@ def _composed(options: ComposeOptions) -> Profile:
 
 
 def operators_installed() -> bool:
-    """Whether published operator tables are at hand."""
     return published_tables().is_installed()
 
 
-def _stored(
-    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
-) -> Profile | None:
+def _stored(wanted: ComposeOptions, store: ProfileStore) -> Profile | None:
     """The profile of the best provenance in the first folder that has one; None without any.
 
     Eager profiles are skipped: they hold mostly host time.
     """
-    degree, precision = choice.degree, choice.precision
-    wanted = degree, quantization(precision.weights or "bfloat16", precision.cache), 2
-    for folder in store.directories:
-        candidates = []
-        for _, profile in readable_profiles(folder, f"{device.slug}/*.yaml", architecture.hash):
-            runtime = profile.runtime
-            key = runtime.tensor_parallel, runtime.quantization, runtime.element_bytes
-            if key == wanted and runtime.kind != "eager":
-                candidates.append(profile)
-        if candidates:
-            return min(candidates, key=lambda p: (p.provenance.kind == "quick", p.provenance.rank))
-    return None
+    key = wanted.tensor_parallel, quantization(wanted.weights, wanted.cache), 2
+
+    def fits(profile: Profile) -> bool:
+        runtime = profile.runtime
+        here = runtime.tensor_parallel, runtime.quantization, runtime.element_bytes
+        return here == key and runtime.kind != "eager"
+
+    if not _is_stored(wanted):
+        return None
+    return store.best(str(wanted.device_name), wanted.target.hash, fits, quick_last=True)
 
 
 def _missing(
-    device: DeviceSpec,
-    architecture: ModelArchitecture,
-    store: ProfileStore,
-    choice: _Choice,
-    reason: str = "",
+    device: DeviceSpec, wanted: ComposeOptions, store: ProfileStore, reason: str
 ) -> ProfileError:
     """The error that no profile exists, whether the target could fit, and how to get one."""
-    degree, precision = choice.degree, choice.precision
+    degree, architecture = wanted.tensor_parallel, wanted.target
     problem = f"no profile of {architecture.name} on {device.slug}, tp {degree}"
-    if precision != Precision(weights="bfloat16"):
-        problem += f", weights {precision.weights}, cache {precision.cache}"
-    one = layer_bytes(architecture, precision.weights or "bfloat16")
-    value = ValueBytes(weight=one or 0.0, cached=CACHE_BYTES[precision.cache])
+    if (wanted.weights, wanted.cache) != ("bfloat16", "bfloat16"):
+        problem += f", weights {wanted.weights}, cache {wanted.cache}"
+    one = layer_bytes(architecture, wanted.weights)
+    value = ValueBytes(weight=one or 0.0, cached=CACHE_BYTES[wanted.cache])
     weights = weight_bytes(architecture, value, degree)
     if one and weights > device.memory_bytes:
         problem += (
@@ -189,7 +140,7 @@ def _missing(
             f" {device.memory_bytes / 1e9:.0f} GB"
         )
     problem += f"; none is composed elsewhere and scaled: {reason}" if reason else ""
-    if choice.weights is None:
+    if wanted.weights not in WEIGHT_BYTES:
         stored = (
             weights_label(profile.runtime.quantization)
             for folder in store.directories

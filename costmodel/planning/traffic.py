@@ -33,7 +33,6 @@ class Traffic:
 
     @property
     def total_tokens(self) -> float:
-        """Prompt and answer together."""
         return self.prompt_tokens + self.output_tokens
 
 
@@ -56,7 +55,6 @@ class Trace:
 
     @property
     def means(self) -> Traffic:
-        """Mean lengths."""
         return Traffic(
             prompt_tokens=float(self.prompt_tokens.mean()),
             output_tokens=float(self.output_tokens.mean()),
@@ -79,13 +77,11 @@ class SimulationSettings:
 
     @property
     def count(self) -> int:
-        """Number of simulated requests."""
         if self.trace is None:
             return self.requests or REQUESTS
         return min(self.requests or len(self.trace), len(self.trace))
 
     def describe(self) -> str:
-        """The requests in one phrase."""
         if self.trace is not None:
             return f"{self.count} requests of the trace, dealt to the servers in turn"
         return (
@@ -153,7 +149,6 @@ def poisson_trace(
     output: LognormalLength,
     generator: np.random.Generator,
 ) -> Trace:
-    """Poisson arrivals with independent lengths."""
     return Trace(
         arrival_s=np.cumsum(generator.exponential(1 / rate_per_s, count)),
         prompt_tokens=prompt.draw(count, generator),

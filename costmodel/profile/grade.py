@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from typing import Literal
 
 from costmodel.profile.profile import Profile
@@ -40,7 +39,9 @@ def grade(profile: Profile) -> Grade:
     kind = profile.provenance.kind
     if kind != "measured":
         return Grade(word="usable", reasons=(f"{kind}, not measured in full here",))
-    found = [("do not use", text) for text in _disturbed(profile.surface)]
+    found = []
+    if disturbed := _disturbed(profile.surface):
+        found.append(("do not use", disturbed))
     if profile.held_out is None or profile.regret is None:
         found.append(("usable", "not checked against points held out"))
     else:
@@ -107,21 +108,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _disturbed(surface: SurfaceSection | None) -> list[str]:
-    """The worst fall of times with rows, where it is no fall of a quiet machine."""
+def _disturbed(surface: SurfaceSection | None) -> str:
+    """The worst fall of times with rows, where it is no fall of a quiet machine; else empty."""
     if surface is None:
-        return []
-    lines = defaultdict(list)
-    for rows, context, batch, seconds in zip(
-        surface.rows, surface.context, surface.batch, surface.median_s, strict=True
-    ):
-        lines[context, batch].append((rows, seconds))
-    worst, text = FALL, ""
-    for (context, _), line in lines.items():
-        for rows, seconds in line:
-            less = min((s for more, s in line if more > rows), default=seconds)
-            if seconds > worst * less:
-                worst = seconds / less
-                row = counted(rows, "row")
-                text = f"{row} at context {context} took {worst:.0f} times as long as more rows"
-    return [text] if text else []
+        return ""
+    worst, text, p = FALL, "", surface.points()
+    for at in range(len(p)):
+        line = (p.context == p.context[at]) & (p.batch == p.batch[at]) & (p.rows > p.rows[at])
+        less = min(p.seconds[line], default=p.seconds[at])
+        if p.seconds[at] > worst * less:
+            worst, rows = p.seconds[at] / less, counted(int(p.rows[at]), "row")
+            place = f"{rows} at context {p.context[at]:.0f}"
+            text = f"{place} took {worst:.0f} times as long as more rows"
+    return text

@@ -19,7 +19,7 @@ from costmodel.catalog import (
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import expanded
 from costmodel.profile.profile import Profile
-from costmodel.profile.store import ProfileStore, readable_profiles
+from costmodel.profile.store import ProfileStore
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -49,19 +49,17 @@ def find_profile(
     Raises InputError for an unknown device or target. Raises ProfileError where nothing fits; it
     lists the profiles of the device.
     """
-    folders = (store or ProfileStore()).directories
+    profiles = store or ProfileStore()
+    folders, wanted = profiles.directories, (None, dtype, tensor_parallel)
     slug = _folder_name(device, folders)
-    architecture_hash = resolve_target(target).architecture.hash
-    for folder in folders:
-        fitting = [
-            profile
-            for _, profile in readable_profiles(folder, f"{slug}/*.yaml", architecture_hash)
-            if profile.runtime.quantization is None
-            and (profile.runtime.dtype, profile.runtime.tensor_parallel) == (dtype, tensor_parallel)
-            and runtime in (None, profile.runtime.kind)
-        ]
-        if fitting:
-            return min(fitting, key=lambda profile: profile.provenance.rank)
+
+    def fits(profile: Profile) -> bool:
+        one = profile.runtime
+        key = one.quantization, one.dtype, one.tensor_parallel
+        return key == wanted and runtime in (None, one.kind)
+
+    if best := profiles.best(slug, resolve_target(target).architecture.hash, fits):
+        return best
     names = [path.stem for folder in folders for path in sorted((folder / slug).glob("*.yaml"))]
     raise ProfileError(
         f"no profile of {target} on {device} in {dtype}, tensor-parallel degree {tensor_parallel}"

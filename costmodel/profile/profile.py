@@ -52,6 +52,33 @@ class ProfileKey:
     executor: str | None = None
     max_num_seqs: int | None = None
 
+    @classmethod
+    def of(
+        cls, device: DeviceFingerprint, architecture_hash: str, runtime: schema.RuntimeSection
+    ) -> ProfileKey:
+        """The key of a target with these sizes in a runtime on a device."""
+        on_cpu, engine = device.kind == "cpu", runtime.engine
+        served: dict[str, Any] = {}
+        if engine is not None:
+            served = {"engine_version": engine.version, "max_num_seqs": engine.max_num_seqs}
+            served |= {
+                name: getattr(engine, name) for name in ("compilation", "graphs", "executor")
+            }
+        return cls(
+            device_name=device.name,
+            memory_bytes=device.memory_bytes,
+            mig=device.mig,
+            threads=device.threads if on_cpu else None,
+            instruction_set=device.instruction_set if on_cpu else None,
+            architecture_hash=architecture_hash,
+            dtype=runtime.dtype,
+            quantization=runtime.quantization,
+            runtime=runtime.kind,
+            attention=runtime.attention,
+            tensor_parallel=runtime.tensor_parallel,
+            **served,
+        )
+
     def differences(self, other: ProfileKey) -> list[str]:
         """Names of the fields that differ; memory agrees within 8 %, a device by any known name."""
         return _different(self, other)
@@ -67,6 +94,17 @@ class SoftKey:
     cuda: str | None = None
     power_limit_w: float | None = None
 
+    @classmethod
+    def of(cls, device: DeviceFingerprint, runtime: schema.RuntimeSection) -> SoftKey:
+        """The key of a device and a runtime's versions."""
+        return cls(
+            driver=device.driver,
+            torch=runtime.torch,
+            transformers=runtime.transformers,
+            cuda=device.cuda,
+            power_limit_w=device.power_limit_w,
+        )
+
     def differences(self, other: SoftKey) -> list[str]:
         """Names of the fields that both know and that differ; power agrees within 1 %."""
         return [
@@ -77,17 +115,16 @@ class SoftKey:
 
 
 def _different(one: ProfileKey | SoftKey, other: ProfileKey | SoftKey) -> list[str]:
+    def agree(name: str, mine: Any, theirs: Any) -> bool:
+        if mine == theirs or mine is None or theirs is None:
+            return bool(mine == theirs)
+        if name in _TOLERANCES:
+            return bool(abs(mine - theirs) <= _TOLERANCES[name] * max(mine, theirs))
+        spec = device_by_name(mine) if name == "device_name" else None
+        return spec is not None and spec is device_by_name(theirs)
+
     names = (field.name for field in dataclasses.fields(one))
-    return [name for name in names if not _agree(name, getattr(one, name), getattr(other, name))]
-
-
-def _agree(name: str, mine: Any, theirs: Any) -> bool:
-    if mine == theirs or mine is None or theirs is None:
-        return bool(mine == theirs)
-    if name in _TOLERANCES:
-        return bool(abs(mine - theirs) <= _TOLERANCES[name] * max(mine, theirs))
-    spec = device_by_name(mine) if name == "device_name" else None
-    return spec is not None and spec is device_by_name(theirs)
+    return [name for name in names if not agree(name, getattr(one, name), getattr(other, name))]
 
 
 SCHEMA_VERSION = 2
@@ -176,46 +213,18 @@ class Profile(Section):
 
     @property
     def key(self) -> ProfileKey:
-        """The hard keys of the lookup."""
-        engine = self.runtime.engine
-        return ProfileKey(
-            device_name=self.device.name,
-            memory_bytes=self.device.memory_bytes,
-            mig=self.device.mig,
-            threads=self.device.threads if self.device.kind == "cpu" else None,
-            instruction_set=self.device.instruction_set if self.device.kind == "cpu" else None,
-            architecture_hash=self.target.architecture_hash,
-            dtype=self.runtime.dtype,
-            quantization=self.runtime.quantization,
-            runtime=self.runtime.kind,
-            attention=self.runtime.attention,
-            tensor_parallel=self.runtime.tensor_parallel,
-            engine_version=None if engine is None else engine.version,
-            compilation=None if engine is None else engine.compilation,
-            graphs=None if engine is None else engine.graphs,
-            executor=None if engine is None else engine.executor,
-            max_num_seqs=None if engine is None else engine.max_num_seqs,
-        )
+        return ProfileKey.of(self.device, self.target.architecture_hash, self.runtime)
 
     @property
     def soft_key(self) -> SoftKey:
-        """The soft keys of the lookup."""
-        return SoftKey(
-            driver=self.device.driver,
-            torch=self.runtime.torch,
-            transformers=self.runtime.transformers,
-            cuda=self.device.cuda,
-            power_limit_w=self.device.power_limit_w,
-        )
+        return SoftKey.of(self.device, self.runtime)
 
     def differences(self, key: ProfileKey, soft: SoftKey) -> list[str]:
         """Names of the hard and soft keys that differ; without any, times are comparable."""
         return self.key.differences(key) + self.soft_key.differences(soft)
 
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
-        """The roofline of this device and target."""
-        paper = self.runtime.roofline(self.device, self.target.architecture, self.peaks)
-        return paper.with_count(count)
+        return self.runtime.roofline(self.target.architecture, self.peaks).with_count(count)
 
     @property
     def uncertainty(self) -> float:

@@ -4,51 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BeforeValidator, Field, InstanceOf, model_validator
+from pydantic import Field, InstanceOf, ValidationInfo, field_validator, model_validator
 
+from costmodel import fields
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import (
-    Calibration,
-    CalibrationName,
-    ErrorSummary,
-    Points,
-    RooflineCalibration,
-)
+from costmodel.calibration.points import Calibration, CalibrationName, ErrorSummary, Points
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
-from costmodel.catalog import DeviceFingerprint, Peaks, protocols_of
+from costmodel.catalog import Peaks
 from costmodel.errors import InputError
-from costmodel.fields import (
-    AnyText,
-    BytesPerS,
-    Celsius,
-    Count,
-    CountOrZero,
-    Counts,
-    CountsOrZero,
-    ErrorBar,
-    FlopsPerS,
-    Hertz,
-    SecondsList,
-    SecondsOrZero,
-    Section,
-    Share,
-    SpreadList,
-    Statistic,
-    Text,
-    Texts,
-    Utc,
-    Watts,
-    WeightBytes,
-    check_ascending,
-    check_lengths,
-)
 from costmodel.profile.text import ColumnsSection
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array, extend_linear
@@ -65,31 +35,31 @@ UNCAPTURED: tuple[RuntimeKind, ...] = ("eager", "packed")  # times include the h
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
-class ProvenanceSection(Section):
+class ProvenanceSection(fields.Section):
     """Provenance of the numbers: how, when and under which conditions they were obtained.
 
     `experts`: what the experts' times are of, where no sound table has those of their own weights.
     """
 
     kind: ProvenanceKind
-    created_utc: Utc
-    tool_version: Text
-    source: AnyText | None = None
-    points: CountOrZero = 0
-    samples: CountOrZero = 0
-    discarded_samples: CountOrZero = 0
-    pace_spread: Statistic | None = None
-    duration_s: SecondsOrZero | None = None
-    sm_clock_hz: Hertz | None = None
-    memory_clock_hz: Hertz | None = None
-    temperature_c: Celsius | None = None
-    power_w: Watts | None = None
-    clock_reasons: Texts = ()
+    created_utc: fields.Utc
+    tool_version: fields.Text
+    source: fields.AnyText | None = None
+    points: fields.CountOrZero = 0
+    samples: fields.CountOrZero = 0
+    discarded_samples: fields.CountOrZero = 0
+    pace_spread: fields.Statistic | None = None
+    duration_s: fields.SecondsOrZero | None = None
+    sm_clock_hz: fields.Hertz | None = None
+    memory_clock_hz: fields.Hertz | None = None
+    temperature_c: fields.Celsius | None = None
+    power_w: fields.Watts | None = None
+    clock_reasons: fields.Texts = ()
     ecc: bool | None = None
-    busy_processes: Texts = ()
-    error_bar: ErrorBar | None = None
-    experts: AnyText = ""
-    note: AnyText = ""
+    busy_processes: fields.Texts = ()
+    error_bar: fields.ErrorBar | None = None
+    experts: fields.AnyText = ""
+    note: fields.AnyText = ""
 
     @property
     def rank(self) -> int:
@@ -102,21 +72,12 @@ class ProvenanceSection(Section):
         return self.kind in BORROWED
 
 
-def _architecture(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    try:
-        return ModelArchitecture.from_dict(value)
-    except InputError as failure:
-        raise ValueError(failure.problem) from None
-
-
-class TargetSection(Section):
+class TargetSection(fields.Section):
     """The target: its name as a label, its sizes, and their hash."""
 
-    name: Text
+    name: fields.Text
     architecture_hash: Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{12}$")]
-    architecture: Annotated[InstanceOf[ModelArchitecture], BeforeValidator(_architecture)]
+    architecture: InstanceOf[ModelArchitecture]
 
     @classmethod
     def of(cls, architecture: ModelArchitecture, name: str | None = None) -> TargetSection:
@@ -128,15 +89,16 @@ class TargetSection(Section):
             architecture=dataclasses.replace(architecture, name=label),
         )
 
-    @model_validator(mode="before")
+    @field_validator("architecture", mode="before")
     @classmethod
-    def _name_architecture(cls, data: Any) -> Any:
-        """The sizes in a file have no name: give them that of the target."""
-        if not isinstance(data, Mapping) or not isinstance(data.get("architecture"), Mapping):
-            return data
-        name = data.get("name")
-        label = name if isinstance(name, str) and name else "-"
-        return dict(data) | {"architecture": {"name": label} | dict(data["architecture"])}
+    def _read_architecture(cls, value: Any, info: ValidationInfo) -> Any:
+        """The sizes in a file have no name: they get that of the target."""
+        if not isinstance(value, Mapping):
+            return value
+        try:
+            return ModelArchitecture.from_dict({"name": info.data.get("name", "-"), **value})
+        except InputError as failure:
+            raise ValueError(failure.problem) from None
 
     @model_validator(mode="after")
     def _check_hash(self) -> TargetSection:
@@ -148,22 +110,21 @@ class TargetSection(Section):
         return self
 
 
-class PeaksSection(Section):
+class PeaksSection(fields.Section):
     """The peaks of the rooflines, their source, and measured peaks."""
 
     source: Literal["datasheet", "measured"]
-    flops_per_s: FlopsPerS
-    bytes_per_s: BytesPerS
-    measured_flops_per_s: FlopsPerS | None = None
-    measured_bytes_per_s: BytesPerS | None = None
-    measured_copy_bytes_per_s: BytesPerS | None = None
+    flops_per_s: fields.FlopsPerS
+    bytes_per_s: fields.BytesPerS
+    measured_flops_per_s: fields.FlopsPerS | None = None
+    measured_bytes_per_s: fields.BytesPerS | None = None
+    measured_copy_bytes_per_s: fields.BytesPerS | None = None
 
     def peaks(self) -> Peaks:
-        """The peaks that the rooflines use."""
         return Peaks(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
 
 
-class EngineSection(Section):
+class EngineSection(fields.Section):
     """A serving engine, as far as its configuration decides what a step costs.
 
     compilation, graphs  the engine's own names of its modes
@@ -171,15 +132,15 @@ class EngineSection(Section):
     host_s               the host's part of a step, where the surface holds the device's alone
     """
 
-    version: Text
-    compilation: Text
-    graphs: Text
-    executor: Text
-    max_num_seqs: Count
-    host_s: SecondsOrZero | None = None
+    version: fields.Text
+    compilation: fields.Text
+    graphs: fields.Text
+    executor: fields.Text
+    max_num_seqs: fields.Count
+    host_s: fields.SecondsOrZero | None = None
 
 
-class RuntimeSection(Section):
+class RuntimeSection(fields.Section):
     """The runtime.
 
     weight_bytes  bytes that it reads of one weight of the layers' matrices; None: the dtype's
@@ -191,16 +152,16 @@ class RuntimeSection(Section):
 
     kind: RuntimeKind
     dtype: Dtype
-    quantization: Text | None = None
-    weight_bytes: WeightBytes | None = None
-    head_bytes: WeightBytes | None = None
-    cache_bytes: WeightBytes | None = None
-    attention: Text
-    tensor_parallel: Count = 1
-    buckets: Counts = ()
-    torch: Text | None = None
-    transformers: Text | None = None
-    python: Text | None = None
+    quantization: fields.Text | None = None
+    weight_bytes: fields.WeightBytes | None = None
+    head_bytes: fields.WeightBytes | None = None
+    cache_bytes: fields.WeightBytes | None = None
+    attention: fields.Text
+    tensor_parallel: fields.Count = 1
+    buckets: fields.Counts = ()
+    torch: fields.Text | None = None
+    transformers: fields.Text | None = None
+    python: fields.Text | None = None
     engine: EngineSection | None = None
 
     @property
@@ -208,10 +169,7 @@ class RuntimeSection(Section):
         """Bytes of one activation, and of one weight where the runtime reads no other."""
         return ELEMENT_BYTES[self.dtype]
 
-    def roofline(
-        self, device: DeviceFingerprint, architecture: ModelArchitecture, peaks: PeaksSection
-    ) -> Roofline:
-        """The paper's roofline of a target in this runtime."""
+    def roofline(self, architecture: ModelArchitecture, peaks: PeaksSection) -> Roofline:
         return Roofline(
             architecture=architecture,
             peaks=peaks.peaks(),
@@ -220,12 +178,11 @@ class RuntimeSection(Section):
             head_bytes=self.head_bytes,
             cache_bytes=self.cache_bytes,
             tensor_parallel=self.tensor_parallel,
-            protocols=protocols_of(device.slug, self.tensor_parallel),
         )
 
     @model_validator(mode="after")
     def _check_buckets(self) -> RuntimeSection:
-        check_ascending("buckets", self.buckets)
+        fields.check_ascending("buckets", self.buckets)
         if (self.kind in ENGINES) != (self.engine is not None):
             raise ValueError(
                 f"engine belongs to the runtimes {', '.join(ENGINES)}, and to no other"
@@ -234,34 +191,36 @@ class RuntimeSection(Section):
 
 
 class SampledSection(ColumnsSection):
-    """Medians of samples, ascending by the axes in their order."""
+    """Medians of samples, ascending by the axes in their order.
 
-    if TYPE_CHECKING:  # each section declares them after its axes, the order in the file
-        median_s: SecondsList
-        mad_s: SpreadList
+    `mad_s` is null where a point had too few samples.
+    """
+
+    median_s: fields.SecondsList
+    mad_s: fields.SpreadList
+    n: fields.Counts
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_lengths(self, (*self.axes, *self.values))
+        fields.check_lengths(self, (*self.axes, *self.values))
         # Times are above 0, so half of the samples lie between 0 and the median.
         for index, (median, spread) in enumerate(zip(self.median_s, self.mad_s, strict=True)):
             if spread is not None and spread > median:
                 raise ValueError(f"mad_s exceeds median_s (entry {index})")
-        check_ascending(", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes))
+        fields.check_ascending(
+            ", then ".join(self.axes), *(getattr(self, axis) for axis in self.axes)
+        )
         return self
 
 
 class SurfaceSection(SampledSection):
-    """The measured points; `mad_s` is null where a point had too few samples."""
+    """The measured points."""
 
     axes = ("batch", "context", "rows")
 
-    rows: Counts
-    context: CountsOrZero
-    batch: Counts
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
+    rows: fields.Counts
+    context: fields.CountsOrZero
+    batch: fields.Counts
 
     @classmethod
     def of(cls, points: Points) -> SurfaceSection:
@@ -271,7 +230,6 @@ class SurfaceSection(SampledSection):
         return cls.model_validate(columns | {"median_s": p.seconds, "mad_s": p.mad_s})
 
     def points(self) -> Points:
-        """The same points for fitting."""
         return Points(
             rows=self.rows,
             context=self.context,
@@ -282,7 +240,7 @@ class SurfaceSection(SampledSection):
         )
 
 
-class CalibrationSection(Section):
+class CalibrationSection(fields.Section):
     """The calibrations, the name of the selected one, and the cross-validated error of each.
 
     `cross_validated_regret` is the mean decision regret of the same predictions. `warnings` name
@@ -294,12 +252,11 @@ class CalibrationSection(Section):
     physical: PhysicalCalibration | None = None
     stairs: StairsScales | None = None
     cross_validated: dict[CalibrationName, ErrorSummary] = Field(default_factory=dict)
-    cross_validated_regret: dict[CalibrationName, Share] = Field(default_factory=dict)
-    warnings: Texts = ()
+    cross_validated_regret: dict[CalibrationName, fields.Share] = Field(default_factory=dict)
+    warnings: fields.Texts = ()
 
     @classmethod
     def of(cls, selection: Selection) -> CalibrationSection:
-        """The section for fitted calibrations."""
         stairs = selection.stairs
         return cls(
             selected=selection.selected,
@@ -325,7 +282,7 @@ class CalibrationSection(Section):
         Raises InputError where points are missing or too few.
         """
         if self.selected in ("linear", "physical"):
-            coefficients: RooflineCalibration = getattr(self, self.selected)
+            coefficients: LinearCalibration | PhysicalCalibration = getattr(self, self.selected)
             return coefficients.over(roofline)
         if points is None or self.stairs is None or self.physical is None:
             raise InputError("the profile has no surface")  # validation forbids all three
@@ -347,38 +304,31 @@ class HeldOutSection(ColumnsSection):
 
     error: ErrorSummary
     linear_error: ErrorSummary | None = None
-    repeat_noise: Statistic | None = None
-    rows: Counts = ()
-    context: CountsOrZero = ()
-    batch: Counts = ()
-    measured_s: SecondsList = ()
-    predicted_s: SecondsList = ()
+    repeat_noise: fields.Statistic | None = None
+    rows: fields.Counts = ()
+    context: fields.CountsOrZero = ()
+    batch: fields.Counts = ()
+    measured_s: fields.SecondsList = ()
+    predicted_s: fields.SecondsList = ()
 
     @model_validator(mode="after")
     def _check(self) -> HeldOutSection:
         if any(getattr(self, name) for name in (*self.axes, *self.values)):
-            check_lengths(self, (*self.axes, *self.values))
+            fields.check_lengths(self, (*self.axes, *self.values))
         return self
 
 
-class RegretSection(Section):
+class RegretSection(fields.Section):
     """Share of tokens/s lost by choosing N from this profile instead of from the truth.
 
     The noise of the held-out times is taken out; `interval` holds the mean with 90 % chance.
     """
 
-    mean: Share
-    worst: Share
-    interval: tuple[Share, Share] | None = None
-    curves: Count
-    contexts: CountsOrZero
-
-    @model_validator(mode="after")
-    def _check(self) -> RegretSection:
-        if self.mean > self.worst:
-            raise ValueError("mean must not exceed worst")
-        check_lengths(self, ("contexts",))
-        return self
+    mean: fields.Share
+    worst: fields.Share
+    interval: tuple[fields.Share, fields.Share] | None = None
+    curves: fields.Count
+    contexts: fields.CountsOrZero
 
 
 class LineSection(SampledSection):
@@ -393,20 +343,14 @@ class NodesSection(LineSection):
     """Cost by the number of drafted nodes N: building or accepting a tree."""
 
     axes = ("nodes",)
-    nodes: CountsOrZero
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
+    nodes: fields.CountsOrZero
 
 
 class TokensSection(LineSection):
     """Cost by the number of tokens: of the prompt in prefill, committed ones in commit."""
 
     axes = ("tokens",)
-    tokens: Counts
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
+    tokens: fields.Counts
 
 
 class DrafterSection(LineSection):
@@ -417,19 +361,10 @@ class DrafterSection(LineSection):
     """
 
     axes = ("context",)
-    name: Text
+    name: fields.Text
     kind: Literal["measured", "quick"] | None = None
-    created_utc: Utc | None = None
-    context: CountsOrZero
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
-
-    @model_validator(mode="after")
-    def _check_origin(self) -> Self:
-        if (self.kind is None) != (self.created_utc is None):
-            raise ValueError("kind and created_utc are given both or not at all")
-        return self
+    created_utc: fields.Utc | None = None
+    context: fields.CountsOrZero
 
 
 class EngineDrafterSection(SampledSection):
@@ -439,13 +374,10 @@ class EngineDrafterSection(SampledSection):
     """
 
     axes = ("batch", "tokens", "context")
-    name: Text
-    batch: Counts
-    tokens: CountsOrZero
-    context: CountsOrZero
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
+    name: fields.Text
+    batch: fields.Counts
+    tokens: fields.CountsOrZero
+    context: fields.CountsOrZero
 
     @model_validator(mode="after")
     def _check_grid(self) -> Self:
@@ -467,11 +399,8 @@ class PlainSection(SampledSection):
     """The decoder's plain step: one row a sequence."""
 
     axes = ("batch", "context")
-    context: CountsOrZero
-    batch: Counts
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
+    context: fields.CountsOrZero
+    batch: fields.Counts
 
     def seconds(self, context: float, batch: int = 1) -> float | None:
         """Seconds of a plain step; None where this batch was not measured."""
@@ -483,7 +412,7 @@ class PlainSection(SampledSection):
         return float(extend_linear(contexts, times_s, context))
 
 
-class StagesSection(Section):
+class StagesSection(fields.Section):
     """Costs of a cycle other than draft and verification; None: not measured.
 
     `accept` is acceptance by the target's argmax, `accept_sampled` acceptance by sampling.

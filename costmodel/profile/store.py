@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -66,8 +66,6 @@ class ProfileStore:
     def __init__(self, directories: Sequence[str | Path] | None = None) -> None:
         folders = (user_directory(), shipped_directory()) if directories is None else directories
         self.directories = tuple(Path(folder) for folder in folders)
-        if not self.directories:
-            raise ProfileError("a profile store needs at least one directory")
 
     def list(self) -> tuple[StoredProfile, ...]:
         """Every file in every folder, unreadable ones included."""
@@ -117,6 +115,26 @@ class ProfileStore:
             problem = f"{wanted}; this device has {listed}"
         raise ProfileError(problem, hint="Measure one with `rooftree calibrate`")
 
+    def best(
+        self,
+        slug: str,
+        architecture_hash: str,
+        fits: Callable[[Profile], bool],
+        *,
+        quick_last: bool = False,
+    ) -> Profile | None:
+        """The profile of the best provenance that fits, of the first folder that has one; or None.
+
+        slug        the name of the device's folder
+        quick_last  a quick probe is worse than what was not measured here
+        """
+        for folder in self.directories:
+            readable = readable_profiles(folder, f"{slug}/*.yaml", architecture_hash)
+            if fitting := [profile for _, profile in readable if fits(profile)]:
+                places = ((quick_last and p.provenance.kind == "quick", p) for p in fitting)
+                return min(places, key=lambda place: (place[0], place[1].provenance.rank))[1]
+        return None
+
     @staticmethod
     def open(path: Path, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
         """The profile in a file that the user names, under the same rules as `find`.
@@ -159,7 +177,14 @@ class ProfileStore:
             return path, reason
         if output is None:
             return self.save(profile), ""
-        self.write(profile, output)
+        there = _read(output).profile if os.path.lexists(output) else None
+        if there is not None and there.provenance.rank < profile.provenance.rank:
+            raise ProfileError(
+                f"{output}: not written, since it holds a profile that is"
+                f" {there.provenance.kind} and this one is {profile.provenance.kind}",
+                hint="Choose another --output, or move that file away",
+            )
+        profile.to_yaml(output)
         return output, ""
 
     def save(self, profile: Profile) -> Path:
@@ -170,14 +195,22 @@ class ProfileStore:
         number. An unusable file may be a measured profile with a slip of the pen: only another
         measured one replaces it. Raises ProfileError.
         """
+
+        def replaceable(path: Path) -> bool:
+            if not os.path.lexists(path):
+                return True
+            stored, rank = _read(path).profile, profile.provenance.rank
+            if stored is None:
+                return rank == 0
+            return not stored.key.differences(profile.key) and rank <= stored.provenance.rank
+
         place = self._place(profile)
         with folder_lock(place.parent):
-            path = next(one for one in _numbered(place) if _replaceable(one, profile))
+            path = next(filter(replaceable, _numbered(place)))
             profile.to_yaml(path)
         return path
 
     def _place(self, profile: Profile) -> Path:
-        """Where the first folder keeps the profile."""
         return self.directories[0] / device_slug(profile.device.name) / profile_file_name(profile)
 
     def better(self, profile: Profile) -> Path | None:
@@ -200,21 +233,6 @@ class ProfileStore:
                 if usable and place(stored) < place(profile):
                     return path
         return None
-
-    @staticmethod
-    def write(profile: Profile, path: Path) -> None:
-        """Write the profile to a file that the user names, in one step.
-
-        Raises ProfileError where that fails, or would replace a profile of better provenance.
-        """
-        stored = _read(path).profile if os.path.lexists(path) else None
-        if stored is not None and stored.provenance.rank < profile.provenance.rank:
-            raise ProfileError(
-                f"{path}: not written, since it holds a profile that is"
-                f" {stored.provenance.kind} and this one is {profile.provenance.kind}",
-                hint="Choose another --output, or move that file away",
-            )
-        profile.to_yaml(path)
 
     def add_drafter(
         self, lookup: LookupResult, architecture_hash: str, drafter: DrafterSection
@@ -313,17 +331,6 @@ def _result(
         needs_floor_probe=borrowed and key.runtime in UNCAPTURED,
         same=not profile.differences(key, soft),
     )
-
-
-def _replaceable(path: Path, profile: Profile) -> bool:
-    """Whether `profile` may be written to this path: never over what was better measured."""
-    if not os.path.lexists(path):
-        return True
-    stored = _read(path).profile
-    if stored is None:
-        return profile.provenance.rank == 0
-    same = not stored.key.differences(profile.key)
-    return same and profile.provenance.rank <= stored.provenance.rank
 
 
 def _mismatch(stored: StoredProfile, key: ProfileKey) -> str:

@@ -138,8 +138,8 @@ class ColumnsSection(Section):
 
 
 def packed(fields: Mapping[str, Any], axes: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
-    """The fields of a section, its columns as a file has them."""
-    written = dict(fields)
+    """The fields of a section, its columns as a file has them, the values behind the axes."""
+    written = {name: fields[name] for name in sorted(fields, key=lambda name: name in values)}
     for name in (*axes, *values):
         if len(set(fields[name])) == 1:
             written[name] = fields[name][0]

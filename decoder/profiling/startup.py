@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.calibration.points import Calibration
 from costmodel.errors import ProfileError
 from costmodel.io import now_utc
-from costmodel.online.cycle import CycleCost
-from costmodel.online.estimator import Mode, OnlineEstimator
+from costmodel.online import CycleCost, Mode, OnlineEstimator
 from costmodel.profile.grade import grade
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
@@ -173,7 +172,8 @@ def _from_profile(
         # launches them one by one: no forward takes less than a plain step measured here.
         context = min(FLOOR_CONTEXT, target.max_context - 1)
         floor_s = median(time_forward(target, rows=1, context=context))
-        cost = replace(cost, verify=FlooredCalibration(cost.verify, floor_s), plain=None)
+        stages = cost.stages.model_copy(update={"plain": None})
+        cost = replace(cost, verify=FlooredCalibration(cost.verify, floor_s), stages=stages)
     provenance = profile.provenance
     mode: Mode = "static"
     if lookup.online_correction:  # floor and slope for a curve of another machine, else one factor

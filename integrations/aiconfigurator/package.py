@@ -100,20 +100,14 @@ def find_system(device: DeviceSpec, engine: str) -> str:
             f"no engine is called '{engine}'", hint=f"Use one of: {', '.join(ENGINES)}"
         )
     if device.slug not in SYSTEMS:
+        errors = {slug: transfer_errors().expected(slug, device.slug)[0] for slug in SYSTEMS}
+        best = min(errors, key=errors.__getitem__)
         raise DeviceError(
             f"there are no published operator tables of {device.name}",
-            hint=f"There are for: {', '.join(SYSTEMS)}; {_transfer_hint(device)}",
+            hint=f"There are for: {', '.join(SYSTEMS)}; `rooftree transfer` scales a profile, from"
+            f" {best} with the smallest error of the scaling, {errors[best]:.1%}",
         )
     return SYSTEMS[device.slug]
-
-
-def _transfer_hint(device: DeviceSpec) -> str:
-    errors = {slug: transfer_errors().expected(slug, device.slug)[0] for slug in SYSTEMS}
-    best = min(errors, key=errors.__getitem__)
-    return (
-        f"`rooftree transfer` scales a profile, from {best} with the smallest error of the scaling,"
-        f" {errors[best]:.1%}"
-    )
 
 
 def engines_from(engine: str) -> list[str]:

@@ -16,7 +16,7 @@ from statistics import median
 
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
-from costmodel.imports.table import ImportedTable, ShapeTimes, TableRecord, WeightFormat
+from costmodel.imports import ImportedTable, ShapeTimes, TableRecord, WeightFormat
 from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, text_of
 
 _LLAMA_HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"

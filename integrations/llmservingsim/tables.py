@@ -10,17 +10,20 @@ A folder is named `<device>_<target>_tp<n>` and holds one of two formats:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, find_device, find_target
-from costmodel.compose.attention import Attention, TileForm, fit_tile_rows
+from costmodel.compose.attention import Attention, TileForm
 from costmodel.compose.matmul import MatmulTable
-from costmodel.compose.tables import MeasuredSmall, OperatorTables, SmallKind
+from costmodel.compose.tables import OperatorTables, SmallKind
 from costmodel.errors import InputError, shown
 from costmodel.io import read_table
 from costmodel.statistics import Array
@@ -49,6 +52,21 @@ _SMALL: dict[SmallKind, tuple[str, ...]] = {
     "rotary": ("rotary_emb", "rope"),
     "activation": ("act_fn",),
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredSmall:
+    """Small operators measured over row counts at one width; equal bytes take equal time."""
+
+    tables: Mapping[SmallKind, tuple[Array, Array]]
+    widths: Mapping[SmallKind, int]
+
+    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
+        """Interpolation over rows x width [rows]; proportional beyond the last point."""
+        grid, seconds = self.tables[kind]
+        place = rows * (width / self.widths[kind])
+        inside = np.interp(place, grid, seconds)
+        return np.asarray(inside * np.maximum(place / grid[-1], 1.0), dtype=np.float64)
 
 
 def folder_subject(folder: Path) -> tuple[DeviceSpec, ModelArchitecture, int]:
@@ -132,7 +150,14 @@ def _attention(
     chunks: Chunks, steps: Steps, device: DeviceSpec, a: ModelArchitecture, tp: int
 ) -> Attention:
     rows, cached, seconds = np.array(chunks, dtype=np.float64).T
-    steps = _plausible(steps, device, a.kv_width // tp)
+    # Batches that read keys and values faster than memory allows were timed over one shared cache
+    # (RTX A6000: up to 12 TB/s of 0.768).
+    wrong = set()
+    for (batch, length), step_s in steps.items():
+        cache_bytes = 4 * batch * length * (a.kv_width // tp)
+        if cache_bytes > max(device.l2_bytes, device.peak_bytes_per_s * step_s) and batch > 1:
+            wrong.add(batch)
+    steps = {place: step_s for place, step_s in steps.items() if place[0] not in wrong}
     heads, kv_heads = a.heads // tp, a.kv_heads // tp
     tile_rows, key_s, _ = fit_tile_rows(
         rows, cached, seconds, heads=heads, sm_count=device.sm_count
@@ -147,28 +172,14 @@ def _attention(
         context[1, int(count)] = float(exact[0]) if len(exact) else max(level, 1e-6)
     first = min(value for (batch, _), value in steps.items() if batch == 1)
     context[1, 1] = min(first, min(context.values()))
-    pair = (heads, kv_heads)
     return Attention(
-        generation={pair: steps},
-        context={pair: context},
+        generation={(heads, kv_heads): steps},
+        context={(heads, kv_heads): context},
         form=form,
         sm_count=device.sm_count,
         key_s=key_s,
         busy_key_s=key_s,
     )
-
-
-def _plausible(steps: Steps, device: DeviceSpec, kv_width: int) -> Steps:
-    """The steps without batches that read keys and values faster than memory allows.
-
-    Their sequences were timed over one shared cache (RTX A6000: up to 12 TB/s of 0.768).
-    """
-    wrong = set()
-    for (batch, length), seconds in steps.items():
-        cache_bytes = 4 * batch * length * kv_width
-        if cache_bytes > max(device.l2_bytes, device.peak_bytes_per_s * seconds) and batch > 1:
-            wrong.add(batch)
-    return {place: seconds for place, seconds in steps.items() if place[0] not in wrong}
 
 
 def _fused_attention(path: Path) -> tuple[Chunks, Steps]:
@@ -243,3 +254,44 @@ def _number(text: str, empty: bool) -> float:
     if number != 0 and not SMALLEST <= number < LARGEST:
         raise ValueError(f"{text[:40]!r} is negative or beyond all measure")
     return number
+
+
+def fit_tile_rows(
+    rows: ArrayLike,
+    cached: ArrayLike,
+    seconds: ArrayLike,
+    *,
+    heads: int,
+    sm_count: int,
+    candidates: Sequence[int] = (32, 64, 128, 256),
+) -> tuple[int, float, float]:
+    """The tile height that fits chunked attention best: (M, key_s, mean relative error).
+
+    `rows` new tokens over `cached` ones took `seconds`; arrays [points]. One key_s is fitted for
+    all row counts, and one time without a cache for each. Raises InputError for fewer than two row
+    counts measured at two cached lengths each.
+    """
+    s, c, t = (np.asarray(x, dtype=np.float64) for x in (rows, cached, seconds))
+    counts = [n for n in np.unique(s) if len(np.unique(c[s == n])) > 1]
+    if len(counts) < 2:
+        raise InputError("chunked attention needs two row counts at two cached lengths each")
+    fits = []
+    for height in candidates:
+        form = TileForm(tile_rows=height)
+        waves = np.ceil(form.tiles(s, heads, heads) / sm_count)
+        x = waves * c
+        # The common slope of a relative least-squares fit with one level per row count.
+        top, bottom, errors = 0.0, 0.0, []
+        for here in (s == n for n in counts):
+            weight = 1 / t[here] ** 2
+            dx = x[here] - np.average(x[here], weights=weight)
+            dt = t[here] - np.average(t[here], weights=weight)
+            top += float(np.sum(weight * dx * dt))
+            bottom += float(np.sum(weight * dx * dx))
+        key_s = top / bottom
+        for here in (s == n for n in counts):
+            level = np.median(t[here] - key_s * x[here])
+            errors.append(np.abs(level + key_s * x[here] - t[here]) / t[here])
+        fits.append((float(np.mean(np.concatenate(errors))), int(height), key_s))
+    error, height, key_s = min(fits)
+    return height, key_s, error

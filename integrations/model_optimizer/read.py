@@ -39,24 +39,20 @@ def read_profile(text: str) -> dict[str, Any] | None:
     if data.get("accept_length_model") == "measured_per_k" and len(lengths) < 2:
         doubts.append(f"acceptance was measured with drafts of {len(product)} tokens alone")
     histogram = data.get("acceptance_length_histogram") or {}
+    # The survival by position whose chains have the tokens a step that were measured by K.
+    bent, start, before = survival.copy(), 0, 1.0
+    for k in sorted(k for k in lengths if 0 < k <= len(survival)):
+        part = survival[start:k].sum()
+        bent[start:k] *= (lengths[k] - before) / part if part else 1.0
+        start, before = k, lengths[k]
     return {
-        "by_depth": conditional_rates(_through(survival, lengths)),
+        "by_depth": conditional_rates(np.minimum.accumulate(np.clip(bent, 0.0, 1.0))),
         "rounds": int(sum(histogram.values())) or None,
         "target": _name(data.get("target_model")),
         "drafter": _name(data.get("draft_checkpoint")),
         "drafter_kind": data.get("method"),
         "doubts": doubts,
     }
-
-
-def _through(survival: Any, lengths: Mapping[int, float]) -> Any:
-    """The survival by position whose chains have the tokens a step that were measured by K."""
-    bent, start, before = survival.copy(), 0, 1.0
-    for k in sorted(k for k in lengths if 0 < k <= len(survival)):
-        part = survival[start:k].sum()
-        bent[start:k] *= (lengths[k] - before) / part if part else 1.0
-        start, before = k, lengths[k]
-    return np.minimum.accumulate(np.clip(bent, 0.0, 1.0))
 
 
 def _name(described: Any) -> str | None:

@@ -133,11 +133,9 @@ class UrlSource:
             },
             limit_s=LIMIT_S,
             loaded_s=time.perf_counter(),
+            forwards=lambda swept: forward_times(swept, self._roofline).swept,
             warnings=remarks,
         )
-
-    def forwards(self, swept: SweepResult) -> SweepResult:
-        return forward_times(swept, self._roofline).swept
 
     def additions(self, swept: SweepResult) -> Additions:
         """What was taken out and added, and the error bar that follows from it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from costmodel.errors import InputError
-from costmodel.imports.table import ImportedTable, ShapeTimes, TableRecord
+from costmodel.imports import ImportedTable, ShapeTimes, TableRecord
 from costmodel.io import read_json
 
 _DSPARK_HINT = "Give the file that --speculative-dspark-sps-table-path takes"

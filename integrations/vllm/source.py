@@ -32,6 +32,7 @@ from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
 from profiler.calibrate.decoder import CPU_CONTEXTS
 from profiler.calibrate.files import device_label
 from profiler.calibrate.points import draw_rows, verify_grid
+from profiler.calibrate.sections import columns_of
 from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import MIN_SAMPLES, CpuGuard, Instruments, ReportTimer, gpu_guard
@@ -120,7 +121,12 @@ class VllmSource:
             subject=self._subject,
             peaks=engine.in_worker(peaks_of, device, config.model_config.dtype),
             grid=plan.grid(),
-            fixed=plan.held_out() + plan.draft_tasks() + plan.prefill_tasks(),
+            fixed=[
+                *plan.held_out(),
+                *plan.draft_tasks(),
+                # Prompts that the contexts have room for, each in one step.
+                *(Task(kind="prefill", size=n) for n in PROMPTS if n <= max(plan.contexts)),
+            ],
             workload=self._workload,
             instruments=Instruments(
                 timer=ReportTimer(), guard=guard, rule=NoiseRule(min_samples=MIN_SAMPLES)
@@ -136,9 +142,6 @@ class VllmSource:
             loaded_s=loaded_s,
         )
 
-    def forwards(self, swept: SweepResult) -> SweepResult:
-        return swept
-
     def additions(self, swept: SweepResult) -> Additions:
         subject = self._subject
         if subject.device.kind == "cuda":
@@ -146,20 +149,12 @@ class VllmSource:
             timed = engine.model_copy(update={"host_s": median(self._workload.host_s)})
             subject = replace(subject, runtime=subject.runtime.model_copy(update={"engine": timed}))
         # The drafter's cost, where one was named and all its points were measured.
-        tasks = sorted(
-            self._plan.draft_tasks(), key=lambda task: (task.batch, task.size, task.context)
-        )
-        samples = [swept.samples[task] for task in tasks if task in swept.samples]
-        drafters = {}
-        if tasks and len(samples) == len(tasks):
-            drafters[drafter_key(self._engine.config)] = EngineDrafterSection(
-                name=self._settings.drafter,
-                batch=[task.batch for task in tasks],
-                tokens=[task.size for task in tasks],
-                context=[task.context for task in tasks],
-                median_s=np.array([sample.typical_s for sample in samples]),
-                mad_s=[sample.mad_s for sample in samples],
-                n=[sample.n for sample in samples],
+        tasks, drafters = set(self._plan.draft_tasks()), {}
+        axes = {"batch": "batch", "tokens": "size", "context": "context"}
+        columns = columns_of(swept, tasks.__contains__, **axes)
+        if columns is not None and tasks <= swept.samples.keys():
+            drafters[drafter_key(self._engine.config)] = EngineDrafterSection.model_validate(
+                {"name": self._settings.drafter} | columns
             )
         return Additions(subject=subject, sections={"engine_drafters": drafters})
 
@@ -206,14 +201,6 @@ class EnginePlan:
             for batch in batches
             for tokens in lengths
             for context in contexts
-        ]
-
-    def prefill_tasks(self) -> list[Task]:
-        """Prompts of PROMPTS tokens that the contexts have room for, each in one step."""
-        return [
-            Task(kind="prefill", size=tokens, context=0)
-            for tokens in PROMPTS
-            if tokens <= max(self.contexts)
         ]
 
 

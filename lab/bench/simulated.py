@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from costmodel.acceptance import AcceptanceProcess
+from costmodel.acceptance import AcceptanceProcess, process_of, published_rows
 from costmodel.statistics import Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.jit import jit
@@ -21,6 +21,15 @@ from decoder.tree.draft_tree import Lattice
 
 UNKNOWN = -1  # the true token of a position that no text reaches
 MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def published(
+    table: str, dataset: str, *, target: str = "qwen3-8b", temperature: int = 0
+) -> AcceptanceProcess:
+    """The process of one line of the published table."""
+    wanted = (table, dataset, target, temperature)
+    lines = {(row.table, row.dataset, row.target, row.temperature): row for row in published_rows()}
+    return process_of(lines[wanted])
 
 
 class Truth:

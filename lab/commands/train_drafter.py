@@ -11,14 +11,23 @@ import click
 from profiler.commands.options import (
     Decorated,
     NamedValue,
+    OutputPath,
     count_option,
     json_option,
-    output_folder_option,
-    prompts_option,
     target_option,
 )
 
 SIZES = {"layers", "block_size", "block_length", "target_layers", "feature_layers", "without"}
+
+
+def prompts_option(help: str) -> Callable[[Decorated], Decorated]:
+    """`--prompts` of a training command: JSONL files."""
+    return click.option("--prompts", type=click.Path(path_type=Path), multiple=True, help=help)
+
+
+def output_folder_option(help: str) -> Callable[[Decorated], Decorated]:
+    """`--output` of a training command: a folder, which must be given."""
+    return click.option("--output", required=True, type=OutputPath("folder"), help=help)
 
 
 def setting_option(names: str) -> Callable[[Decorated], Decorated]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from costmodel.acceptance import AcceptanceProcess, process_of, published_rows
 from costmodel.io import shipped_directory
-from costmodel.online.cycle import CycleCost
+from costmodel.online import CycleCost
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import user_directory

@@ -18,14 +18,10 @@ from pathlib import Path
 import numpy as np
 
 import costmodel.acceptance as data
-from costmodel.acceptance import (
-    AcceptanceProcess,
-    PublishedRow,
-    process_of,
-    published,
-    published_rows,
-)
+from costmodel.acceptance import AcceptanceProcess, PublishedRow, process_of, published_rows
+from costmodel.planning.acceptance import chain_curve
 from decoder.tree.draft_tree import Lattice, best_first
+from lab.bench.simulated import published
 from lab.studies.common import store
 
 BLOCKS = 4000
@@ -45,7 +41,7 @@ def tree_length(process: AcceptanceProcess, nodes: int, seed: int) -> float:
     )
     chains = 1.0 + np.cumprod(table[picked, 0], axis=1).sum(axis=1)
     slope = np.cov(trees, chains)[0, 1] / chains.var()
-    return float(trees.mean() - slope * (chains.mean() - process.chain_length))
+    return float(trees.mean() - slope * (chains.mean() - float(chain_curve(process)[-1])))
 
 
 def fitted(row: PublishedRow) -> PublishedRow:
@@ -74,7 +70,7 @@ def main() -> None:
         rows.append(row)
         process = process_of(row)
         length = tree_length(process, row.tree_nodes, seed=2)
-        chain = {"published": row.chain, "reproduced": process.chain_length}
+        chain = {"published": row.chain, "reproduced": float(chain_curve(process)[-1])}
         tree = {"published": row.tree, "reproduced": length, "nodes": row.tree_nodes}
         report.append({"label": row.label, "chain": chain, "tree": tree, "tail": row.tail})
         print(f"{row.label}: tail {row.tail}, tree {row.tree} -> {length:.2f}", flush=True)

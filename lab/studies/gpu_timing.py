@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 
-from costmodel.acceptance import published
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ELEMENT_BYTES
 from costmodel.roofline import Roofline, physical_bytes
@@ -27,7 +27,7 @@ from decoder.profiling.measured_profile import find_peaks
 from decoder.profiling.probe import time_drafter
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.arms.given_text import GivenTextTarget
-from lab.bench.simulated import SimulatedDrafter, Truth
+from lab.bench.simulated import SimulatedDrafter, Truth, published
 from lab.studies.common import pooled_ratio
 from lab.studies.gpu_parts import (
     SEED,
@@ -46,8 +46,9 @@ from profiler.calibrate.sections import points_of
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import SweepControl, Task, run_sweep
 from profiler.calibrate.workload import Workload
-from profiler.measure.instruments import instruments, measure
+from profiler.measure.instruments import Instruments, instruments, take_sample
 from profiler.measure.journal import Journal
+from profiler.measure.samples import PointAccumulator, PointSamples
 
 PROFILED_ROUNDS = 30  # or fewer, where drafts are accepted
 
@@ -120,7 +121,7 @@ def forward_row(
     call, tools = workload.call(task), instruments(workload.device)
     for _ in range(3):
         call()
-    samples = measure(call, tools)
+    samples = timed(call, tools)
     moved_bytes = float(
         physical_bytes(
             measured.architecture, rows, context, 1, measured.element_bytes, measured.read_bytes
@@ -133,6 +134,15 @@ def forward_row(
         "share_of_measured_read": moved_bytes / samples.typical_s / measured.peaks.bytes_per_s,
         "rows_per_s": rows / samples.typical_s,
     }  # fmt: skip
+
+
+def timed(call: Callable[[], object], tools: Instruments) -> PointSamples:
+    """The samples of a call until the rule stops."""
+    point = PointAccumulator(tools.rule)
+    while not point.done:
+        seconds, disturbance = take_sample(call, tools)
+        point.add(seconds, ok=not disturbance)
+    return point.samples
 
 
 def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
@@ -149,7 +159,8 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     if between not in scale.batches:
         tasks += [replace(task, batch=between) for task in tasks[::3]]
     workload = Workload(target, NgramDrafter(), capacity=plan.capacity, seed=SEED)
-    with Journal(folder / "held_out.jsonl", {"seed": SEED}, fresh=True) as journal:
+    (folder / "held_out.jsonl").unlink(missing_ok=True)
+    with Journal(folder / "held_out.jsonl", {"seed": SEED}) as journal:
         swept = run_sweep(
             tasks, workload, instruments(workload.device), journal,
             SweepControl(limit_s=scale.held_out_s),
@@ -236,7 +247,7 @@ def run_launches(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         call = workload.call(Task(kind="verify", size=rows, context=scale.verify_context))
         for _ in range(3):
             call()
-        samples = measure(call, tools)
+        samples = timed(call, tools)
         with torch.profiler.profile() as record:
             call()
             synchronise(target.device)

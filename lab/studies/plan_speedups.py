@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.acceptance import published
 from costmodel.catalog import resolve_target
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import Acceptance, chain_curve, tree_curve
@@ -24,6 +23,7 @@ from costmodel.planning.search import make_server
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
+from lab.bench.simulated import published
 from lab.studies.common import store
 
 DATASETS = (

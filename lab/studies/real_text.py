@@ -21,13 +21,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from costmodel.acceptance import published
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.engine import TreeDecoder
 from decoder.model.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.tree.draft_tree import CandidateTree
-from lab.bench.simulated import SimulatedDrafter, Truth
+from lab.bench.simulated import SimulatedDrafter, Truth, published
 from lab.studies.common import (
     environment,
     first_difference,

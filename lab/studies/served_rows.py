@@ -174,7 +174,7 @@ def planned_w(row: ServedRow, seconds: float) -> float:
 
 def _limit_w(row: ServedRow) -> float:
     assert row.server is not None
-    return row.server.forward.device.power_w or math.nan
+    return row.server.forward.device.power_limit_w or math.nan
 
 
 def score(rows: Sequence[ServedRow]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodel.online.cycle import CycleCost
+from costmodel.calibration.choices import USUAL_CURVE
+from costmodel.online import CycleCost
 from costmodel.profile.profile import Profile
-from costmodel.speculation import USUAL_CURVE
 from profiler.cli import run
 
 ROOT = Path(__file__).parents[2]

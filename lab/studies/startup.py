@@ -20,7 +20,7 @@ from time import perf_counter
 
 import numpy as np
 
-from costmodel.online.cycle import CycleCost
+from costmodel.online import CycleCost
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 from decoder.model.demo_model import ensure_demo_model

@@ -1,6 +1,6 @@
 """Calibration: run.py tells it from beginning to end.
 
-sources/ has what can be measured, points.py the points, sweep.py the loop over them, sections.py
-the way from samples to a profile, files.py its files, and fleet/ a cluster. imported.py makes a
-profile of times that another tool measured. It imports measure and report.
+source.py says what can be measured, decoder.py is this decoder as such, points.py has the points,
+sweep.py the loop over them, sections.py the way from samples to a profile, files.py its files.
+imported.py fits times that another tool measured. It imports measure and report.
 """

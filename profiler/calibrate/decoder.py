@@ -91,9 +91,6 @@ class DecoderSource:
             loaded_s=loaded_s,
         )
 
-    def forwards(self, swept: SweepResult) -> SweepResult:
-        return swept
-
     def additions(self, swept: SweepResult) -> Additions:
         drafters = drafter_sections(swept, self._drafter)
         return Additions(

@@ -16,7 +16,6 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import BORROWED
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.profiling.measured_profile import MeasuredSubject
-from profiler.calibrate.source import CalibrationSettings
 from profiler.measure.journal import Journal
 from profiler.report.profiles import plot_profile
 
@@ -42,11 +41,7 @@ def check_writable(output: Path | None) -> None:
 
 
 def open_journal(
-    place: str,
-    subject: MeasuredSubject,
-    details: Mapping[str, Any],
-    settings: CalibrationSettings,
-    say: Callable[[str], None],
+    place: str, subject: MeasuredSubject, details: Mapping[str, Any], say: Callable[[str], None]
 ) -> Journal:
     """The journal of exactly this run; an unfinished run of other settings is dropped, and told.
 
@@ -57,12 +52,10 @@ def open_journal(
     header = {"device": subject.device.name, "target": target, "runtime": runtime, **details}
     kind, degree = subject.runtime.kind, f"tp{subject.runtime.tensor_parallel}"
     name = ".".join((slugify(place), target, subject.runtime.dtype, kind, degree, "jsonl"))
-    path = user_directory() / "journals" / name
-    try:
-        return Journal(path, header, fresh=settings.fresh)
-    except InputError as error:
-        say(f"dropped: {error.problem}")
-        return Journal(path, header, fresh=True)
+    journal = Journal(user_directory() / "journals" / name, header)
+    if journal.dropped:
+        say(f"dropped: {journal.dropped}")
+    return journal
 
 
 def device_label(device: torch.device) -> str:

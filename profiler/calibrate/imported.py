@@ -14,54 +14,16 @@ from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import CALIBRATIONS, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device, resolve_target
-from costmodel.imports.profiles import (
+from costmodel.imports import (
+    ImportedTable,
     TimedModel,
+    WeightFormat,
     check_subject,
     check_times,
-    imported_profile,
     read_times,
 )
-from costmodel.imports.table import ImportedTable, WeightFormat
-from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
-from costmodel.roofline import Roofline
 from costmodel.statistics import Array
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FitRequest:
-    """A file of forward times, what it is of, and what to fit.
-
-    device   slug, name or alias of a known device, or `cpu` for this machine
-    context  cached tokens of each request, for a table that does not say them
-    source   tool and version that measured, where the file does not say
-    """
-
-    path: Path
-    format: str
-    device: str
-    target: str
-    tensor_parallel: int = 1
-    context: int | None = None
-    source: str | None = None
-
-
-def fit_file(request: FitRequest) -> dict[str, Any]:
-    """Errors of all calibrations on the times in the file, as plain values. Raises InputError."""
-    table, subject = _read(request)
-    check_subject(table, subject, request.path)
-    report = fit_table(table.points, subject.roofline(table.weights), path=request.path)
-    return report | {
-        "device": subject.device.name,
-        "target": subject.architecture.name,
-        "tensor_parallel": subject.tensor_parallel,
-    }
-
-
-def import_file(request: FitRequest) -> Profile:
-    """The profile of the times in the file. Raises InputError."""
-    table, subject = _read(request)
-    return imported_profile(table, subject, path=request.path, source=request.source)
 
 
 def listed_device(spec: DeviceSpec) -> tuple[DeviceFingerprint, PeaksSection]:
@@ -72,17 +34,22 @@ def listed_device(spec: DeviceSpec) -> tuple[DeviceFingerprint, PeaksSection]:
     return device, peaks
 
 
-def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
-    """The table and its subject; of a CPU the peaks are this machine's, measured now.
+def read_file(
+    path: Path, format: str, *, device: str, target: str, tensor_parallel: int, context: int | None
+) -> tuple[ImportedTable, TimedModel]:
+    """The table in a file and its subject; of a CPU the peaks are this machine's, measured now.
 
-    They are measured in the table's threads and dtype. Products in float32 bound those in a dtype
-    that the processor has to convert.
+    device   slug, name or alias of a known device, or `cpu` for this machine
+    context  cached tokens of each request, for a table that does not say them
+
+    Peaks are measured in the table's threads and dtype. Products in float32 bound those in a dtype
+    that the processor has to convert. Raises InputError.
     """
-    architecture = resolve_target(request.target, hub=True).architecture
-    known = None if request.device == "cpu" else find_device(request.device)
-    table = read_times(request.format, request.path, request.context)
+    architecture = resolve_target(target, hub=True).architecture
+    known = None if device == "cpu" else find_device(device)
+    table = read_times(format, path, context)
     if known is not None:
-        device, peaks = listed_device(known)
+        here, peaks = listed_device(known)
     else:
         import torch
 
@@ -94,7 +61,7 @@ def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
         dtypes = {"float32", (table.weights or WeightFormat()).dtype}
         try:
             found = [measure_peaks(cpu, getattr(torch, name)) for name in dtypes]
-            best, device = max(found, key=lambda one: one.flops_per_s), fingerprint(cpu)
+            best, here = max(found, key=lambda one: one.flops_per_s), fingerprint(cpu)
         finally:
             torch.set_num_threads(before)
         peaks = PeaksSection(
@@ -104,17 +71,18 @@ def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
             measured_flops_per_s=best.flops_per_s,
             measured_bytes_per_s=best.bytes_per_s,
         )
-    degree = request.tensor_parallel
     return table, TimedModel(
-        device=device, peaks=peaks, architecture=architecture, tensor_parallel=degree
+        device=here, peaks=peaks, architecture=architecture, tensor_parallel=tensor_parallel
     )
 
 
-def fit_table(points: Points, roofline: Roofline, *, path: Path) -> dict[str, Any]:
-    """Fit all calibrations to the points read from `path`: a report of plain values.
+def fit_table(table: ImportedTable, subject: TimedModel, path: Path) -> dict[str, Any]:
+    """Errors of all calibrations on the times read from `path`, by cross-validation: plain values.
 
-    Errors are by cross-validation. Raises InputError.
+    Raises InputError.
     """
+    check_subject(table, subject, path)
+    points, roofline = table.points, subject.roofline(table)
     warning = check_times(points, roofline, path)
     report: dict[str, Any] = {"warning": warning} if warning else {}
     selection, calibrations = select_calibration(points, roofline), {}
@@ -122,8 +90,15 @@ def fit_table(points: Points, roofline: Roofline, *, path: Path) -> dict[str, An
         if name in selection.cross_validated:
             held_out = left_out_error(points, selection.predicted_left_out_s[name])
             calibrations[name] = {"held_out": held_out, **coefficients(selection, name)}
-    report |= {"points": len(points), "fitted": len(points)}
-    return report | {"selected": selection.selected, "calibrations": calibrations}
+    return report | {
+        "points": len(points),
+        "fitted": len(points),
+        "selected": selection.selected,
+        "calibrations": calibrations,
+        "device": subject.device.name,
+        "target": subject.architecture.name,
+        "tensor_parallel": subject.tensor_parallel,
+    }
 
 
 def left_out_error(points: Points, predicted_s: Array) -> dict[str, Any]:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.calibration.choices import (
-    LikelyRegret,
-    doubt,
-    has_choices,
-    likely_regret,
-    most_rows_that_pay,
-)
-from costmodel.calibration.design import CandidateShapes, PointDesign, quick_fit
+from costmodel.calibration.choices import doubt, has_choices, likely_regret, most_rows_that_pay
+from costmodel.calibration.design import PointDesign, quick_fit
 from costmodel.calibration.points import Calibration, ErrorSummary, Points
 from costmodel.roofline import Roofline
 from profiler.calibrate.sections import points_of
@@ -155,29 +149,6 @@ CONTRADICTS = 0.15  # least deviation of a median that the other points do not e
 SETTLED = 12  # samples of such a point from which on it is taken for what it is
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HeldOutCheck:
-    """Errors and decision regret at the held-out points, and the points' own noise."""
-
-    error: ErrorSummary
-    regret: LikelyRegret | None
-    noise: float
-
-    @property
-    def chooses_well(self) -> bool:
-        """Whether the decision regret meets its goals, where there is a choice."""
-        regret = self.regret
-        return regret is None or (
-            regret.mean <= GOAL_MEAN_REGRET and regret.worst <= GOAL_WORST_REGRET
-        )
-
-    @property
-    def predicts_well(self) -> bool:
-        """Whether the error and the decision regret meet their goals."""
-        close = self.error.median <= max(GOAL_MEDIAN_ERROR, self.noise)
-        return close and self.error.worst <= GOAL_WORST_ERROR and self.chooses_well
-
-
 class AdaptiveGrid:
     """Chooses points of a grid, and then points to time again, by what a choice depends on.
 
@@ -214,16 +185,14 @@ class AdaptiveGrid:
             # Trees have at most the rows that may pay by rough times.
             c, fitted = _shapes(self._grid), quick_fit(points, self._roofline)
             if fitted is not None:
-                rough_s = fitted.predict_s(c.rows, c.context, c.batch)
-                shapes = Points(rows=c.rows, context=c.context, batch=c.batch, seconds=rough_s)
-                self._most_rows = max(most_rows_that_pay(shapes, ROUGH), LEAST_ROWS)
+                rough = replace(c, seconds=fitted.predict_s(c.rows, c.context, c.batch))
+                self._most_rows = max(most_rows_that_pay(rough, ROUGH), LEAST_ROWS)
             held_out, self._held_out = self._held_out(self._most_rows), None
             return [*held_out, *self._further(points, swept)]
         fitted = quick_fit(points, self._roofline) if len(points) >= LEAST_POINTS else None
-        check = None if fitted is None else self._check(fitted, swept)
-        if check is not None and check.predicts_well:
-            return []
-        return self._further(points, swept)
+        if fitted is None or "predictions" not in _goals_met(fitted, points_of(swept, "held_out")):
+            return self._further(points, swept)
+        return []
 
     def again(self, swept: SweepResult) -> list[Task]:
         """Points to time again, each once; [] where the choices meet their goals.
@@ -253,8 +222,8 @@ class AdaptiveGrid:
             size = min(round(count * part), np.count_nonzero(share))
             numbers = self._random.choice(len(tasks), size, replace=False, p=share)
             drawn += [tasks[number] for number in numbers]
-        check = self._check(fitted, swept)
-        if not wild and (check is None or check.chooses_well):
+        held_out = points_of(swept, "held_out")
+        if not wild and (not len(held_out) or "choices" in _goals_met(fitted, held_out)):
             return []
         return list(dict.fromkeys(wild + drawn))
 
@@ -276,23 +245,26 @@ class AdaptiveGrid:
     def _design(self, tasks: Sequence[Task]) -> PointDesign:
         return PointDesign(_shapes(tasks), self._roofline)
 
-    def _check(self, calibration: Calibration, swept: SweepResult) -> _HeldOutCheck | None:
-        """The held-out points against a calibration; None where none are held out."""
-        held_out = points_of(swept, "held_out")
-        if len(held_out) == 0:
-            return None
-        predicted_s = calibration.predict_s(held_out.rows, held_out.context, held_out.batch)
-        choices = has_choices(held_out)
-        return _HeldOutCheck(
-            error=ErrorSummary.of(predicted_s, held_out.seconds),
-            regret=likely_regret(held_out.take(choices), predicted_s[choices]),
-            noise=float(np.median(held_out.median_error)),
-        )
+
+def _goals_met(calibration: Calibration, held_out: Points) -> set[str]:
+    """Which of `choices` and `predictions` meet their goals at held-out points; {} without any."""
+    if len(held_out) == 0:
+        return set()
+    predicted_s = calibration.predict_s(held_out.rows, held_out.context, held_out.batch)
+    error, choices = ErrorSummary.of(predicted_s, held_out.seconds), has_choices(held_out)
+    regret = likely_regret(held_out.take(choices), predicted_s[choices])
+    if regret and (regret.mean > GOAL_MEAN_REGRET or regret.worst > GOAL_WORST_REGRET):
+        return set()
+    noise = float(np.median(held_out.median_error))
+    close = error.median <= max(GOAL_MEDIAN_ERROR, noise) and error.worst <= GOAL_WORST_ERROR
+    return {"choices", "predictions"} if close else {"choices"}
 
 
-def _shapes(tasks: Sequence[Task]) -> CandidateShapes:
-    return CandidateShapes(
+def _shapes(tasks: Sequence[Task]) -> Points:
+    """The points of tasks that have no times yet."""
+    return Points(
         rows=[task.size for task in tasks],
         context=[task.context for task in tasks],
         batch=[task.batch for task in tasks],
+        seconds=np.full(len(tasks), np.nan),
     )

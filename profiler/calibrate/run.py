@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from costmodel.profile.profile import Profile
-from decoder.profiling.measured_profile import Measurement, make_profile
+from decoder.profiling.measured_profile import make_profile
 from profiler.calibrate.decoder import DecoderSource
 from profiler.calibrate.files import (
     check_writable,
@@ -88,32 +88,32 @@ def calibrate(
         control = SweepControl(
             limit_s=limit_s,
             on_progress=listener.progress,
-            more=lambda swept: grid.more(source.forwards(swept)),
-            again=lambda swept: grid.again(source.forwards(swept)),
+            more=lambda swept: grid.more(ready.forwards(swept)),
+            again=lambda swept: grid.again(ready.forwards(swept)),
             on_state=lambda reason: listener.say(f"the machine is busy ({reason}): waiting"),
         )
-        with open_journal(
-            source.lock, ready.subject, ready.journal, settings, listener.say
-        ) as journal:
+        with open_journal(source.lock, ready.subject, ready.journal, listener.say) as journal:
             listener.say(
                 f"measuring takes at most {limit_s:.0f} s, less where choices are soon certain"
             )
             tasks = grid.first() + ready.fixed
             swept = run_sweep(tasks, ready.workload, ready.instruments, journal, control)
-        _say_result(listener, swept)
+        for line in told(swept):
+            listener.say(line)
 
         # Write: fit the calibrations, check them on the held-out points, and store the files.
-        forwards = source.forwards(swept)
+        forwards = ready.forwards(swept)
         added = source.additions(swept)
         state = metadata.fields | ready.instruments.guard.summary()
-        measurement = Measurement(
-            kind="measured",
-            points=points_of(forwards, "verify"),
-            peaks=ready.peaks,
-            provenance=provenance_fields(swept, state, activity) | dict(added.provenance),
-            sections={"stages": stages_section(forwards), **added.sections},
+        profile = make_profile(
+            added.subject,
+            "measured",
+            points_of(forwards, "verify"),
+            ready.peaks,
+            provenance_fields(swept, state, activity) | dict(added.provenance),
+            stages=stages_section(forwards),
+            **added.sections,
         )
-        profile = make_profile(added.subject, measurement)
         for step in profile.calibration.warnings:
             listener.say(f"warning: {step}")
         profile = with_held_out(profile, points_of(forwards, "held_out"))
@@ -136,27 +136,22 @@ def calibrate(
     )
 
 
-def _say_result(listener: CalibrationListener, swept: SweepResult) -> None:
-    """Report what the profile itself does not show."""
+def told(swept: SweepResult) -> Iterator[str]:
+    """What the profile itself does not show of a sweep, a line each."""
     if swept.resumed_samples:
-        listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
+        yield f"went on from {swept.resumed_samples} samples of an unfinished run"
     if swept.damaged_lines:
-        listener.say(
-            f"left out {swept.damaged_lines} damaged samples in the journal of an unfinished run"
-        )
+        yield f"left out {swept.damaged_lines} damaged samples in the journal of an unfinished run"
     if swept.pace_spread > UNSTEADY:
-        listener.say(
+        yield (
             f"the machine's pace varied by {swept.pace_spread:.0%}: times are corrected to its "
             "typical pace, and would be more certain on a quiet machine"
         )
-    drafts = sum(task.kind == "draft" for task in swept.unmeasured)
-    if drafts:
-        listener.say(
+    if drafts := sum(task.kind == "draft" for task in swept.unmeasured):
+        yield (
             f"the drafter's cost may be left out of the profile: {drafts} of its points did not "
             "fit the time budget; run again with a larger --time-budget"
         )
     for task, reason in swept.skipped.items():
-        listener.say(
-            f"skipped {task.kind} of {task.size} at context {task.context}, batch {task.batch}: "
-            f"{reason}"
-        )
+        place = f"{task.size} at context {task.context}, batch {task.batch}"
+        yield f"skipped {task.kind} of {place}: {reason}"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from costmodel.calibration.choices import has_choices, likely_regret
+from costmodel.calibration.choices import has_choices, likely_regret, standard_curves
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.profile import schema
 from costmodel.profile.profile import Profile
-from costmodel.speculation import standard_curves
 from decoder.drafters.base import Drafter
 from decoder.profiling.startup import is_storable
-from profiler.calibrate.sweep import SweepResult
+from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.machine import Activity
-from profiler.measure.samples import PointSamples
 
 
 def points_of(swept: SweepResult, kind: str) -> Points:
@@ -35,59 +33,43 @@ def points_of(swept: SweepResult, kind: str) -> Points:
 def stages_section(swept: SweepResult) -> schema.StagesSection:
     """The costs of a cycle beside draft and verification, and those of the prefill."""
 
-    def section(kind: str, section_type: Any) -> Any:
-        rows = _of_kind(swept, kind, "size")
-        if not rows:
-            return None
-        return section_type(**{section_type.axes[0]: [size for size, _ in rows]}, **_columns(rows))
+    def one_row(task: Task) -> bool:
+        return task.kind in ("verify", "plain") and task.size == 1
 
-    plain = sorted(
-        (
-            (task.batch, task.context, samples)
-            for task, samples in swept.samples.items()
-            if task.kind in ("verify", "plain") and task.size == 1
-        ),
-        key=lambda row: row[:2],
-    )
-    return schema.StagesSection(
-        plain=schema.PlainSection(
-            batch=[batch for batch, _, _ in plain],
-            context=[context for _, context, _ in plain],
-            **_columns([(context, samples) for _, context, samples in plain]),
-        )
-        if plain
-        else None,
-        prefill=section("prefill", schema.TokensSection),
-        build=section("build", schema.NodesSection),
-        accept=section("accept", schema.NodesSection),
-        accept_sampled=section("accept_sampled", schema.NodesSection),
-        commit=section("commit", schema.TokensSection),
-    )
+    stages = {"plain": columns_of(swept, one_row, batch="batch", context="context")}
+    axes = {"prefill": "tokens", "commit": "tokens"}
+    for kind in ("prefill", "build", "accept", "accept_sampled", "commit"):
+        axis = {axes.get(kind, "nodes"): "size"}
+        stages[kind] = columns_of(swept, lambda task, kind=kind: task.kind == kind, **axis)
+    return schema.StagesSection.model_validate(stages)
 
 
 def drafter_sections(swept: SweepResult, drafter: Drafter) -> dict[str, schema.DrafterSection]:
     """The drafter's cost by context, under its architecture hash; none that may not be stored."""
-    rows = _of_kind(swept, "draft", "context")
-    if not rows or not is_storable(drafter):
+    columns = columns_of(swept, lambda task: task.kind == "draft", context="context")
+    if columns is None or not is_storable(drafter):
         return {}
-    section = schema.DrafterSection(
-        name=drafter.name, context=[context for context, _ in rows], **_columns(rows)
-    )
+    section = schema.DrafterSection.model_validate({"name": drafter.name} | columns)
     return {drafter.architecture_hash: section}
 
 
-def _of_kind(swept: SweepResult, kind: str, axis: str) -> list[tuple[int, PointSamples]]:
-    """(value on the axis, samples) of the tasks of one kind, in the order of the axis."""
+def columns_of(
+    swept: SweepResult, wanted: Callable[[Task], bool], **axes: str
+) -> dict[str, Any] | None:
+    """The columns of a section, in the order of its axes; None without a task that is wanted.
+
+    axes  the field of a task that each axis of the section has
+    """
     rows = [
-        (getattr(task, axis), samples)
+        ([getattr(task, field) for field in axes.values()], samples)
         for task, samples in swept.samples.items()
-        if task.kind == kind
+        if wanted(task)
     ]
-    return sorted(rows, key=lambda row: row[0])
-
-
-def _columns(rows: list[tuple[int, PointSamples]]) -> dict[str, Any]:
+    rows.sort(key=lambda row: row[0])
+    if not rows:
+        return None
     return {
+        **{axis: [place[number] for place, _ in rows] for number, axis in enumerate(axes)},
         "median_s": [samples.typical_s for _, samples in rows],
         "mad_s": [samples.mad_s for _, samples in rows],
         "n": [samples.n for _, samples in rows],

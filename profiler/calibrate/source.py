@@ -32,7 +32,6 @@ class CalibrationSettings:
     time_budget_s  time to measure. None: a default, which begins when the target is loaded
     output         YAML file of the profile; None: the user's profile directory
     replace        a stored profile that is better, which stays otherwise
-    fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
     """
 
@@ -49,7 +48,6 @@ class CalibrationSettings:
     time_budget_s: float | None = None
     output: Path | None = None
     replace: bool = False
-    fresh: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,6 +70,7 @@ class PreparedSource:
     journal       what the journal's header says of this run besides its subject
     limit_s       default of the most time to measure
     loaded_s      when the target was loaded, by time.perf_counter
+    forwards      the samples as those of forwards, where the calls time something more
     warnings      what the user should know, beside the state of the machine
     """
 
@@ -85,6 +84,7 @@ class PreparedSource:
     limit_s: float
     loaded_s: float
     held_out: Callable[[int], Sequence[Task]] | None = None
+    forwards: Callable[[SweepResult], SweepResult] = lambda swept: swept
     warnings: tuple[str, ...] = ()
 
 
@@ -117,9 +117,6 @@ class CalibrationSource(Protocol):
 
     def prepare(self, say: Callable[[str], None]) -> PreparedSource:
         """Load or ask what is measured, and plan its points."""
-
-    def forwards(self, swept: SweepResult) -> SweepResult:
-        """The samples as those of forwards, where the calls timed something more."""
 
     def additions(self, swept: SweepResult) -> Additions:
         """The parts of the profile that this source alone has."""

@@ -9,8 +9,9 @@ dominate them. Every sample is in the journal before the next one is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,7 +46,6 @@ class Task:
     batch: int = 1
 
     def key(self) -> dict[str, Any]:
-        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -64,7 +64,6 @@ class SweepProgress:
 
     @property
     def share(self) -> float:
-        """The share of the time that is spent."""
         return min(self.spent_s / self.limit_s, 1.0)
 
     @property
@@ -134,13 +133,14 @@ def run_sweep(
     sweep = _Sweep(workload, instruments, journal, control)
     sweep.add(tasks)
     sweep.leave_time_for_samples()
-    in_time = sweep.measure(FIRST_SAMPLES)
+    in_time = sweep.measure(lambda: sweep.with_fewer(FIRST_SAMPLES, sweep.points))
     while in_time and (further := control.more(sweep.result())):
         sweep.add(further)
-        in_time = sweep.measure(SAMPLES_A_ROUND, further)
-    in_time = in_time and sweep.finish(stages_only=control.again is not None)
+        in_time = sweep.measure(lambda: sweep.with_fewer(SAMPLES_A_ROUND, further))
+    in_time = in_time and sweep.measure(sweep.unfinished)
     while in_time and control.again and (doubtful := control.again(sweep.result())):
-        in_time = sweep.measure_again(doubtful)
+        once = iter([[task for task in doubtful if task in sweep.points]])
+        in_time = sweep.measure(partial(next, once, []))
     return sweep.result()
 
 
@@ -159,7 +159,7 @@ class _Sweep:
         self._recorded, unreadable = _recorded(journal)
         self._damaged = journal.damaged + unreadable
         self._next_number = len(journal.records)  # of the next sample
-        self._points: dict[Task, PointAccumulator] = {}
+        self.points: dict[Task, PointAccumulator] = {}
         self._accepted: dict[Task, list[int]] = {}  # numbers of the accepted samples
         self._calls: dict[Task, Callable[[], object]] = {}
         self._skipped: dict[Task, str] = {}
@@ -186,13 +186,13 @@ class _Sweep:
                 self._skipped[task] = reason
                 continue
             point = PointAccumulator(self._instruments.rule)
-            self._points[task], self._accepted[task] = point, []
+            self.points[task], self._accepted[task] = point, []
             for number, seconds, ok in self._recorded.get(task, []):
                 self._count(task, number, seconds, ok=ok)
                 self._recorded_s += seconds
             self._resumed += point.attempts
             self._calls[task] = self._workload.call(task)
-        for task in [one for one in tasks if one in self._points and not self._points[one].done]:
+        for task in [one for one in tasks if one in self.points and not self.points[one].done]:
             try:
                 self._calls[task]()  # first calls compile, allocate and choose kernels
             except OutOfMemory as error:
@@ -203,37 +203,19 @@ class _Sweep:
         least_s = self.spent_s - self._recorded_s + LEAST_SAMPLED * self._control.limit_s
         self._limit_s = max(self._limit_s, least_s)
 
-    def measure(self, samples: int, tasks: Sequence[Task] | None = None) -> bool:
-        """Measure until each task has so many samples; False when the time is spent.
+    def with_fewer(self, samples: int, tasks: Iterable[Task]) -> list[Task]:
+        """The tasks that are not done and have fewer samples."""
+        accepted, points = self._accepted, self.points
+        unfinished = [task for task in tasks if task in points and not points[task].done]
+        return [task for task in unfinished if len(accepted[task]) < samples]
 
-        tasks  None: all
-        """
-        return self._measure(
-            lambda: [
-                task
-                for task in (self._points if tasks is None else tasks)
-                if task in self._points
-                and not self._points[task].done
-                and len(self._accepted[task]) < samples
-            ]
-        )
+    def unfinished(self) -> list[Task]:
+        """The tasks of which the rule has not enough; those that are asked for again are left."""
+        again = CHOSEN if self._control.again else ()
+        return [t for t, point in self.points.items() if not point.done and t.kind not in again]
 
-    def finish(self, *, stages_only: bool) -> bool:
-        """Measure until the rule has enough of each task; False when the time is spent."""
-        return self._measure(
-            lambda: [
-                task
-                for task, point in self._points.items()
-                if not point.done and not (stages_only and task.kind in CHOSEN)
-            ]
-        )
-
-    def measure_again(self, tasks: Sequence[Task]) -> bool:
-        """Take one more sample of each task, done or not; False when the time is spent."""
-        once = iter([[task for task in tasks if task in self._points]])
-        return self._measure(lambda: next(once, []))
-
-    def _measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
+    def measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
+        """A sample of each waiting task until none waits; False when the time is spent."""
         for task in interleave(waiting, self._random):
             try:
                 seconds, disturbance = take_sample(self._calls[task], self._instruments)
@@ -241,7 +223,7 @@ class _Sweep:
                 self._skip(task, error)
                 continue
             record = {"seconds": seconds, "disturbance": disturbance}
-            self._journal.append(task.key() | record, durable=False)
+            self._journal.append(task.key() | record)
             self._count(task, self._next_number, seconds, ok=not disturbance)
             self._next_number += 1
             self._rejected_in_a_row = self._rejected_in_a_row + 1 if disturbance else 0
@@ -249,7 +231,7 @@ class _Sweep:
                 self._control.on_state(disturbance)
             self._control.on_progress(
                 SweepProgress(
-                    points=len(self._points),
+                    points=len(self.points),
                     samples=sum(map(len, self._accepted.values())),
                     spent_s=self.spent_s,
                     limit_s=self._limit_s,
@@ -266,12 +248,12 @@ class _Sweep:
         """
         samples: dict[Task, PointSamples] = {}
         unmeasured = []
-        for task, point in self._points.items():
+        for task, point in self.points.items():
             try:
                 samples[task] = point.samples
             except MeasurementError:
                 unmeasured.append(task)
-        planned = sum(task.kind == "verify" for task in self._points)
+        planned = sum(task.kind == "verify" for task in self.points)
         measured = sum(task.kind == "verify" for task in samples)
         if measured < MIN_GRID_SHARE * planned:
             raise MeasurementError(
@@ -307,13 +289,13 @@ class _Sweep:
         )
 
     def _count(self, task: Task, number: int, seconds: float, *, ok: bool) -> None:
-        self._points[task].add(seconds, ok=ok)
+        self.points[task].add(seconds, ok=ok)
         if ok:
             self._accepted[task].append(number)
 
     def _skip(self, task: Task, error: OutOfMemory) -> None:
         self._skipped[task] = error.problem
-        self._points.pop(task)
+        self.points.pop(task)
 
 
 def _recorded(journal: Journal) -> tuple[dict[Task, list[tuple[int, float, bool]]], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,7 @@ class Workload:
         capacities: Mapping[int, int] | None = None,
         seed: int = 0,
     ) -> None:
-        """
-        capacity    tokens of a KV cache, rows included
-        capacities  by batch size, where they are known
+        """capacity: tokens of a KV cache, rows included; capacities: by batch size, where known.
 
         Raises InputError when the capacity exceeds the target's positions.
         """
@@ -61,7 +59,9 @@ class Workload:
         self._target = target
         self._drafter = drafter
         self._capacity, self._capacities = capacity, dict(capacities or {})
-        self._free_bytes = free_memory(target.device)
+        self._free_bytes = partial(free_gpu_bytes, target.device)
+        if target.device.type == "cpu":
+            self._free_bytes = lambda: int(psutil.virtual_memory().available)
         self._seed = seed
         self._random = np.random.default_rng(seed)
         self._caches: dict[int, KVCache] = {}
@@ -111,7 +111,7 @@ class Workload:
             return f"{tokens} tokens x batch {task.batch}; memory is left for {capacity}"
         chunk = self._target.prefill_chunk
         rows = min(task.size, chunk) if task.kind == "prefill" else task.size * task.batch
-        work_bytes = forward_bytes(self._target.architecture, rows, self._element_bytes)
+        work_bytes = forward_bytes(self._target.architecture, rows, self._target.dtype.itemsize)
         free_bytes = self._free_bytes()
         if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:
             return (
@@ -172,13 +172,13 @@ class Workload:
             self._use_cache(task.batch).truncate(task.context)
             tree = self._tree(2 * task.size)
             target.verify([Step(1, tree, sequence) for sequence in range(task.batch)])
-            pending = states.pending_rows()
+            pending = list(states.pending)
 
         def run() -> None:
             cache = self._use_cache(task.batch)
             cache.truncate(task.context)
             if states is not None:
-                states.keep(pending)
+                states.pending = list(pending)
             for sequence in range(task.batch):
                 target.commit(rows, sequence)
 
@@ -200,26 +200,30 @@ class Workload:
         self._target.cache = cache
         return cache
 
-    @property
-    def _element_bytes(self) -> int:
-        return self._target.dtype.itemsize
-
     def _new_cache(self, batch: int, within: KVCache | None) -> KVCache:
-        self._target.cache = None
-        zeros = partial(_lent, iter(within.planes)) if within else torch.zeros
-        cache = self._target.new_cache(self._room(batch, within), batch, zeros=zeros)
-        cache.fill_with_noise()
-        return cache
+        """A cache of the planned capacity, or of fewer tokens where memory is short."""
+        a, target = self._target.architecture, self._target
+        target.cache = None
+        planes = iter(() if within is None else within.planes)
 
-    def _room(self, batch: int, within: KVCache | None) -> int:
-        """Tokens of this batch's cache: the planned capacity, or fewer where memory is short."""
-        planned = self._capacities.get(batch, self._capacity)
-        each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
-        capture = self._target.runtime.capture
+        def lent_zeros(shape: tuple[int, ...], **where: Any) -> torch.Tensor:
+            """The beginning of the next plane; zeros of their own where that is smaller."""
+            memory, numbers = next(planes, None), torch.Size(shape).numel()
+            if memory is None or memory.numel() < numbers:
+                return torch.zeros(shape, **where)
+            return memory.view(-1)[:numbers].view(shape)
+
+        # Bytes of one token in the caches of all sequences.
+        each_bytes = 2 * a.attention_layers * batch * a.kv_width * target.dtype.itemsize
+        capture = target.runtime.capture
         graphs_bytes = 0 if capture is None else capture.unused_bytes
         spare_bytes = int(CACHE_SHARE * (self._free_bytes() - graphs_bytes))
         lent = (within.capacity + 1) * within.sequences // batch - 1 if within else 0
-        return max(min(planned, max(spare_bytes // each_bytes, lent)), 1)
+        planned = self._capacities.get(batch, self._capacity)
+        room = max(min(planned, max(spare_bytes // each_bytes, lent)), 1)
+        cache = target.new_cache(room, batch, zeros=lent_zeros)
+        cache.fill_with_noise()
+        return cache
 
     def _lattice(self, nodes: int) -> Lattice:
         """Marginals of a typical drafter: 0.7, 0.23, 0.08, ... and 5 % less at each depth."""
@@ -232,26 +236,6 @@ class Workload:
 
     def _tree(self, nodes: int) -> DraftTree:
         return best_first(self._lattice(nodes), nodes) if nodes else EMPTY
-
-
-def _lent(planes: Iterator[torch.Tensor], shape: tuple[int, ...], **where: Any) -> torch.Tensor:
-    """The beginning of the next plane in this shape; zeros of their own where it is smaller."""
-    memory, numbers = next(planes), torch.Size(shape).numel()
-    lent = memory.numel() >= numbers
-    return memory.view(-1)[:numbers].view(shape) if lent else torch.zeros(shape, **where)
-
-
-def free_memory(device: torch.device) -> Callable[[], int]:
-    """A function that returns the free bytes of a device, the allocator's reserve included."""
-    if device.type == "cpu":
-        return lambda: int(psutil.virtual_memory().available)
-    return partial(free_gpu_bytes, device)
-
-
-def slot_bytes(architecture: ModelArchitecture, sequences: int, element_bytes: int) -> int:
-    """Bytes of one token in the KV caches of all sequences."""
-    width = architecture.kv_heads * architecture.head_dim
-    return 2 * architecture.attention_layers * sequences * width * element_bytes
 
 
 def forward_bytes(architecture: ModelArchitecture, rows: int, element_bytes: int) -> int:

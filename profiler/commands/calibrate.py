@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from profiler.commands.options import (
 
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
-    from profiler.calibrate.run import CalibrationListener, CalibrationResult
+    from profiler.calibrate.run import CalibrationResult
     from profiler.calibrate.source import CalibrationSettings, CalibrationSource
 
 
@@ -92,11 +92,17 @@ def measure(
 
     What an engine prints on stdout, which belongs to the result, goes to stderr.
     """
-    with contextlib.redirect_stdout(sys.stderr), listening() as listener:
-        from profiler.calibrate.run import calibrate
+    from profiler.report.console import progress
+
+    # Messages and progress go to stderr, from before torch is imported.
+    with contextlib.redirect_stdout(sys.stderr), progress("measuring") as shown:
+        from profiler.calibrate.run import CalibrationListener, calibrate
         from profiler.calibrate.source import CalibrationSettings
 
         settings = CalibrationSettings(**{"replace": replaces(ctx)} | options)
+        listener = CalibrationListener(
+            say=shown.say, progress=lambda state: shown.update(state.share, state.text)
+        )
         result = calibrate(settings, listener, make and make(settings))
     ctx.exit(print_result(result, as_json))
 
@@ -104,19 +110,6 @@ def measure(
 def replaces(ctx: click.Context) -> bool:
     """Whether `--replace` was given to `calibrate`, of which the command is a source."""
     return ctx.parent is not None and bool(ctx.parent.params.get("replace"))
-
-
-@contextlib.contextmanager
-def listening() -> Iterator[CalibrationListener]:
-    """Messages and progress on stderr, from before torch is imported."""
-    from profiler.report.console import progress
-
-    with progress("measuring") as shown:
-        from profiler.calibrate.run import CalibrationListener
-
-        yield CalibrationListener(
-            say=shown.say, progress=lambda state: shown.update(state.share, state.text)
-        )
 
 
 def stored_record(profile: Profile, path: Path, picture: Path, aside: str) -> dict[str, Any]:

@@ -28,7 +28,9 @@ FORMATS = ("csv", *plugin_names(READERS, "times."))
 @click.option("--context", type=click.IntRange(min=0),
               help="Cached tokens of a request while a DSpark table was measured.")  # fmt: skip
 @json_option
-def command(points: Path, output: Path | None, as_json: bool, **options: Any) -> None:
+def command(
+    points: Path, output: Path | None, source: str | None, as_json: bool, **options: Any
+) -> None:
     """Fit every calibration to the times in FILE and report the error of each; with --output,
     make a profile of them, which plans and exports take.
 
@@ -40,15 +42,17 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
     Errors are of points left out, by cross-validation. mape and p95 give every row count
     the same weight.
     """
-    from profiler.calibrate.imported import FitRequest, fit_file, import_file
+    from costmodel.imports import imported_profile
+    from profiler.calibrate.imported import fit_table, read_file
     from profiler.commands.compose import save_and_show
     from profiler.report.console import note, print_json, print_table
 
-    request = FitRequest(path=points, **options)
+    table, subject = read_file(points, **options)
     if output is not None:
-        save_and_show(import_file(request), output, as_json)
+        profile = imported_profile(table, subject, path=points, source=source)
+        save_and_show(profile, output, as_json)
         return
-    result = fit_file(request)
+    result = fit_table(table, subject, points)
     if as_json:
         print_json(result)
         return

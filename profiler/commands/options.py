@@ -229,13 +229,3 @@ def seed_option(
 ) -> Callable[[Decorated], Decorated]:
     """`--seed`, a whole number from 0 to `largest`."""
     return count_option("--seed", help, default=0, least=0, most=largest)
-
-
-def prompts_option(help: str) -> Callable[[Decorated], Decorated]:
-    """`--prompts` of a training command: JSONL files."""
-    return click.option("--prompts", type=click.Path(path_type=Path), multiple=True, help=help)
-
-
-def output_folder_option(help: str) -> Callable[[Decorated], Decorated]:
-    """`--output` of a training command: a folder, which must be given."""
-    return click.option("--output", required=True, type=OutputPath("folder"), help=help)

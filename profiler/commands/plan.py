@@ -71,7 +71,7 @@ def command(
     is named and the exit code is 2.
     """
     from costmodel.planning.exports import export_plan, settings_writer
-    from costmodel.planning.request import PlanOptions, request_from_options
+    from costmodel.planning.request import request_from_options
     from costmodel.planning.search import plan
     from profiler.report.console import note, print_json
     from profiler.report.plan import plot_plan, print_plan, print_settings, refuse_infeasible
@@ -79,10 +79,8 @@ def command(
     acceptance, temperature = part_temperature(options.pop("acceptance"))
     planned = export and settings_writer(export).engine
     engine = options.pop("engine") or planned or "vllm"
-    given = PlanOptions(
-        engine=engine, acceptance=acceptance, temperature=str(temperature), **options
-    )
-    result = plan(request_from_options(given))
+    given = {"engine": engine, "acceptance": acceptance, "temperature": temperature}
+    result = plan(request_from_options(options | given))
     if export is not None:
         print_settings(result, export, export_plan(result, export), as_json)
     elif as_json:

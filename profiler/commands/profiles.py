@@ -70,18 +70,23 @@ def validate(names: tuple[str, ...], as_json: bool) -> None:
 
     NAME is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b.
     """
-    from costmodel.errors import ProfileError
+    from costmodel.errors import InputError, ProfileError
+    from costmodel.profile.lookup import named_profile
     from profiler.report.console import print_json
-    from profiler.report.profiles import problem_of
 
-    problems = {name: problem_of(name) for name in names}
+    problems = dict.fromkeys(names, "")
+    for name in problems:
+        try:
+            named_profile(name)[1].verify_calibration()
+        except (ProfileError, InputError) as error:
+            problems[name] = error.problem
     if as_json:
         checked = [{"path": path, "problem": problem} for path, problem in problems.items()]
         print_json({"profiles": checked})
     else:
         for path, problem in problems.items():
             click.echo(problem or f"{path}: ok")
-    bad = sum(1 for problem in problems.values() if problem)
+    bad = sum(map(bool, problems.values()))
     if bad:
         raise ProfileError(f"{bad} of {len(problems)} profiles cannot be used")
 

@@ -16,7 +16,7 @@ import torch
 from costmodel.errors import DeviceError
 from decoder.nvml import POWER_CAP, THERMAL_REASONS, Gpu, GpuReading, clock_reasons
 from profiler.measure.machine import stolen_s, throttled_s
-from profiler.measure.samples import NoiseRule, PointAccumulator, PointSamples
+from profiler.measure.samples import NoiseRule
 
 MIN_SAMPLES = 10  # fewer may have a small spread by chance
 MOST_TIME_S = 1.5  # of a point; a long prefill needs no more
@@ -221,12 +221,3 @@ def take_sample(function: Callable[[], object], tools: Instruments) -> tuple[flo
     tools.guard.start()
     seconds = tools.timer.time_s(function)
     return seconds, tools.guard.disturbance()
-
-
-def measure(function: Callable[[], object], tools: Instruments) -> PointSamples:
-    """Time `function` until the rule stops. Raises MeasurementError when none was accepted."""
-    point = PointAccumulator(tools.rule)
-    while not point.done:
-        seconds, disturbance = take_sample(function, tools)
-        point.add(seconds, ok=not disturbance)
-    return point.samples

@@ -2,18 +2,16 @@
 
 The file has one JSON object a line. The first line is a header that describes the run; only a
 run with the same header resumes it. A last line that a kill cut short is dropped at the next
-opening. A damaged line between others is left out and counted; a damaged header is an error.
+opening. A damaged line between others is left out and counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,54 +24,46 @@ MOST_BYTES = 256_000_000  # a long sweep takes some 5 MB
 
 
 class Journal:
-    """An open journal: `records` of earlier runs, `append` for new ones.
+    """An open journal: `records` of the run that it resumes, `append` for new ones.
 
-    damaged  number of lines of earlier runs that could not be read
+    damaged  number of lines of that run that could not be read
+    dropped  why the records of an earlier run were dropped; empty where there were none
 
-    It is a context manager. Closing keeps the file for the next run. The file is
-    locked while it is open, so that two runs never write into one.
+    It is a context manager. Closing keeps the file for the next run.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any], *, fresh: bool = False) -> None:
-        """Open the journal at `path`, and resume from its records.
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        """Open the journal at `path`; `header` describes the run, in JSON values.
 
-        header  describes the run, in JSON values
-        fresh   drops the records of earlier runs
-
-        Raises InputError when the file is another run's or its header damaged, and
-        MeasurementError when it cannot be written or another process writes it.
+        Raises MeasurementError when it cannot be written.
         """
         self.path = path
         self.records: list[dict[str, Any]] = []
-        self.damaged = 0
+        self.damaged, self.dropped, self._size_bytes = 0, "", 0
         header = json.loads(json.dumps(header))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that closing does not write a failed line again.
-            self._file = io.FileIO(path, "a", opener=_open_locked)
+            self._file = io.FileIO(path, "a")
         except OSError as error:
             raise self._unwritable(error) from error
         try:
-            self._size_bytes = 0 if fresh else self._read(header)
-            self._file.truncate(self._size_bytes)
-        except BaseException:
-            self._file.close()
-            raise
+            self._resume(header)
+        except InputError as error:
+            self.dropped = error.problem
+        self._file.truncate(self._size_bytes)
         if self._size_bytes == 0:
             self.append({"journal": VERSION, "header": header})
 
-    def append(self, record: Mapping[str, Any], *, durable: bool = True) -> None:
-        """Write one record.
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record, which survives the end of this process.
 
-        It survives the end of this process, and with `durable` also that of the machine. Raises
-        MeasurementError when the line cannot be written; the file is left without it.
+        Raises MeasurementError when the line cannot be written; the file is left without it.
         """
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if durable:
-                os.fsync(self._file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._size_bytes)
@@ -89,17 +79,17 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _read(self, header: Mapping[str, Any]) -> int:
-        """Fill `records`; returns the bytes of the file that are whole lines of this run."""
+    def _resume(self, header: Mapping[str, Any]) -> None:
+        """Fill `records` from the whole lines of a file of this run. Raises InputError."""
         content = read_bytes(self.path, InputError, most_bytes=MOST_BYTES)
         whole_bytes = content.rfind(b"\n") + 1
         if whole_bytes == 0:
-            return 0
+            return
         first, *rest = map(_parse, content[:whole_bytes].split(b"\n")[:-1])
         first = first or {}
         earlier = first.get("header")
         if first.get("journal") != VERSION or not isinstance(earlier, dict):
-            raise InputError(f"{self.path} is not a journal of this version", hint="Remove it.")
+            raise InputError(f"{self.path} is not a journal of this version")
         differing = [
             f"{key} was {earlier.get(key)!r}, is {header.get(key)!r}"
             for key in sorted(earlier.keys() | header.keys())
@@ -108,33 +98,17 @@ class Journal:
         if differing:
             raise InputError(
                 f"the unfinished run in {self.path} measured something else: "
-                + "; ".join(differing),
-                hint="Remove it to start over.",
+                + "; ".join(differing)
             )
         self.records = [record for record in rest if record is not None]
         self.damaged = len(rest) - len(self.records)
-        return whole_bytes
+        self._size_bytes = whole_bytes
 
     def _unwritable(self, error: OSError) -> MeasurementError:
         return MeasurementError(
             f"cannot write the journal {self.path}: {error.strerror or error}",
             hint="Free some space or set ROOFTREE_HOME to a directory you can write to.",
         )
-
-
-def _open_locked(path: str, flags: int) -> int:
-    """Open and lock a regular file. Raises OSError."""
-    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException as error:
-        os.close(handle)
-        if isinstance(error, BlockingIOError):
-            raise OSError(errno.EBUSY, "another process is writing it") from None
-        raise
-    return handle
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -83,23 +83,12 @@ def run_collectors(collectors: dict[str, Collector]) -> Metadata:
     return Metadata(fields=fields, absent=absent)
 
 
-def _packages() -> dict[str, Any]:
-    versions = {}
+def _software() -> dict[str, Any]:
+    versions: dict[str, Any] = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[f"{package}_version"] = version(package)
-    return versions
-
-
-def _python() -> dict[str, Any]:
-    memory = psutil.virtual_memory()
-    return {
-        "python_version": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu_cores": os.cpu_count(),
-        "memory_bytes": memory.total,
-        "memory_free_bytes": memory.available,
-    }
+    return versions | {"python_version": platform.python_version(), "platform": platform.platform()}
 
 
 def _torch() -> dict[str, Any]:
@@ -113,9 +102,13 @@ def _torch() -> dict[str, Any]:
 
 
 def _processor() -> dict[str, Any]:
+    memory = psutil.virtual_memory()
     fields: dict[str, Any] = {
+        "cpu_cores": os.cpu_count(),
         "cpu_cores_usable": len(os.sched_getaffinity(0)),
         "load_average": psutil.getloadavg()[0],
+        "memory_bytes": memory.total,
+        "memory_free_bytes": memory.available,
     }
     frequency = psutil.cpu_freq()
     if frequency is not None and frequency.current:
@@ -133,8 +126,7 @@ def _quota() -> dict[str, Any]:
 
 
 COLLECTORS: dict[str, Collector] = {
-    "packages": _packages,
-    "python": _python,
+    "software": _software,
     "torch": _torch,
     "processor": _processor,
     "governor": lambda: {"cpu_governor": GOVERNOR.read_text().strip()},
@@ -231,22 +223,19 @@ def disturbances(interval_s: float = 0.25) -> list[str]:
     return _activity_warnings(observe(interval_s))
 
 
-def _shown_name(process: BusyProcess) -> str:
-    """The process's name; behind that of rooftree its command, as `rooftree bench`."""
-    with contextlib.suppress(psutil.Error):
-        words = psutil.Process(process.pid).cmdline()
-        for program, command in itertools.pairwise(words):
-            if Path(program).name == "rooftree" and command.isprintable():
-                return f"rooftree {command}"
-    return process.name
-
-
 def _activity_warnings(activity: Activity) -> list[str]:
-    messages = [
-        f"{_shown_name(process)} (process {process.pid}) is using {process.core_share:.0%} of a "
-        "core: stop it, or expect noisier numbers"
-        for process in activity.processes
-    ]
+    messages = []
+    for process in activity.processes:
+        name, words = process.name, []
+        with contextlib.suppress(psutil.Error):
+            words = psutil.Process(process.pid).cmdline()
+        for program, command in itertools.pairwise(words):  # another rooftree, as `rooftree bench`
+            if Path(program).name == "rooftree" and command.isprintable():
+                name = f"rooftree {command}"
+        messages.append(
+            f"{name} (process {process.pid}) is using {process.core_share:.0%} of a "
+            "core: stop it, or expect noisier numbers"
+        )
     if activity.steal_share > STEAL_SHARE:
         messages.append(
             f"the host takes {activity.steal_share:.0%} of the processor time away: "

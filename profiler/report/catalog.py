@@ -30,15 +30,18 @@ ORIGINS = {
 
 
 def print_devices(specs: Sequence[DeviceSpec]) -> None:
-    """Print one line for each device."""
+
+    def tera(rate: float | None) -> str | None:
+        return None if rate is None else f"{rate / 1e12:.0f}"
+
     rows = [
         (
             spec.slug,
             f"{spec.memory_bytes / 2**30:.0f}",
             f"{spec.peak_bytes_per_s / 1e9:.0f}",
-            f"{spec.peak_flops_per_s / 1e12:.0f}",
-            _tera(spec.fp8_flops_per_s),
-            _tera(spec.fp4_flops_per_s),
+            tera(spec.peak_flops_per_s),
+            tera(spec.fp8_flops_per_s),
+            tera(spec.fp4_flops_per_s),
             spec.sm_count,
             f"{spec.tdp_w:.0f}",
             "yes" if spec.confidence == "corroborated" else "no",
@@ -50,10 +53,6 @@ def print_devices(specs: Sequence[DeviceSpec]) -> None:
         "Rates in dense TFLOP/s. checked: a second source agrees with the data sheet.\n"
         "`rooftree devices NAME` shows names, source and notes of one."
     )
-
-
-def _tera(rate: float | None) -> str | None:
-    return None if rate is None else f"{rate / 1e12:.0f}"
 
 
 def target_record(entry: TargetEntry) -> dict[str, Any]:
@@ -76,12 +75,16 @@ def target_record(entry: TargetEntry) -> dict[str, Any]:
 
 def print_targets(entries: Sequence[TargetEntry]) -> None:
     """Print one line for each target, and why some cannot be planned from operator tables."""
+
+    def billions(count: int) -> str:
+        return f"{count / 1e9:.3g}" if count < 1e11 else f"{count / 1e9:.0f}"
+
     rows = [
         (
             entry.name.rpartition("/")[2],
             _kind(entry),
-            _billions(entry.architecture.parameters),
-            _billions(entry.architecture.active_parameters),
+            billions(entry.architecture.parameters),
+            billions(entry.architecture.active_parameters),
             f"{2 * entry.architecture.token_values / 1e3:.0f}",
             "partly" if unread_parts(entry.architecture) else "yes",
         )
@@ -97,10 +100,6 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
 
 def _kind(entry: TargetEntry) -> str:
     return str(text_fields(entry.hf_config).get("model_type"))
-
-
-def _billions(count: int) -> str:
-    return f"{count / 1e9:.3g}" if count < 1e11 else f"{count / 1e9:.0f}"
 
 
 def print_record(record: Mapping[str, Any]) -> None:

@@ -74,6 +74,12 @@ def log_axes(axes: Axes, names: str) -> None:
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+    def plain(value: float, _: object) -> str:
+        """No power of ten, no trailing zeros, thousands apart."""
+        if value >= 1000:
+            return f"{value:,.0f}"
+        return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:.6g}"
+
     for name in names:
         axis = axes.xaxis if name == "x" else axes.yaxis
         getattr(axes, f"set_{name}scale")("log")
@@ -81,14 +87,7 @@ def log_axes(axes: Axes, names: str) -> None:
         wide = high > 10 * low
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if wide else MaxNLocator(6))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
-
-
-def plain_number(value: float) -> str:
-    """A number for an axis: no power of ten, no trailing zeros, thousands apart."""
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:.6g}"
+        axis.set_major_formatter(FuncFormatter(plain))
 
 
 def check_picture(path: Path) -> None:

@@ -10,7 +10,7 @@ import click
 
 from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
-from costmodel.planning.result import Fleet, Plan, PlanOption, ShapeRange, TimeSpread, shape_ranges
+from costmodel.planning.result import Fleet, Plan, PlanOption, TimeSpread, shape_ranges
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
 from profiler.report import drawing
 from profiler.report.console import note, paragraph, print_json, print_table
@@ -91,7 +91,6 @@ def tree_name(point: OperatingPoint) -> str:
 
 
 def heading(plan: Plan) -> str:
-    """The request in one line."""
     request = plan.request
     traffic = request.traffic
     return (
@@ -184,7 +183,16 @@ def print_plan(plan: Plan, *, details: bool = False) -> None:
     if best is not None and details:
         click.echo()
         print_server(best)
-        _say(causes_line(best))
+        point = best.sizing.at_load if best.sizing else None
+        if point is not None and point.parts is not None:
+            shares = (
+                f"{CAUSES[name]} {seconds / point.cycle_s:.0%}"
+                for name, seconds in dataclasses.asdict(point.parts).items()
+                if seconds > 0
+            )
+            cycle_ms, at_once = point.cycle_s * 1e3, f"{point.running} at once"
+            cycle = f"{best.gpu}, a cycle of {cycle_ms:.2f} ms with {at_once}"
+            _say(f"{cycle}: {', '.join(shares)}")
     if best is not None and best.drafter:
         weights, token = best.draft_bytes
         takes = f"{weights / 1e9:.1f} GB and {token / 1e3:.0f} kB a cached token of each GPU"
@@ -222,20 +230,6 @@ def best_line(plan: Plan) -> str:
 
 def _say(text: str) -> None:
     click.echo(paragraph(text))
-
-
-def causes_line(option: PlanOption) -> str:
-    """What the time of a cycle is made of at the option's load; empty where that is not known."""
-    point = option.sizing.at_load if option.sizing else None
-    if point is None or point.parts is None:
-        return ""
-    shares = (
-        f"{CAUSES[name]} {seconds / point.cycle_s:.0%}"
-        for name, seconds in dataclasses.asdict(point.parts).items()
-        if seconds > 0
-    )
-    cycle = f"{option.gpu}, a cycle of {point.cycle_s * 1e3:.2f} ms with {point.running} at once"
-    return f"{cycle}: {', '.join(shares)}"
 
 
 def print_server(option: PlanOption) -> None:
@@ -371,12 +365,17 @@ def print_pays(plan: Plan, details: bool) -> None:
         _say(f"Does it pay? {published_line(plan)}")
         click.echo()
         return
-    options = [option for option in plan.options if option.choices]
+    options, engine = [option for option in plan.options if option.choices], plan.request.engine
     for option in options if details else options[:1]:
-        _say(f"Does it pay? {pays_line(plan, option)}")
+        # The speed-up at this rate, and which shape is best up to which batch.
+        text = f"{option.gpu} tp {option.tensor_parallel}, {engine}: "
+        at = option.sizing.at_load if option.sizing else None
+        choice = next((c for c in option.choices if at and c.running == at.running), None)
+        if choice is not None:
+            text += f"{choice.speedup(choice.best):.2f}x with {choice.running} at once; "
+        _say(f"Does it pay? {text}{_ranges(option.choices)}")
         if option.with_trees:
-            ranges = _ranges(shape_ranges(option.with_trees))
-            engine = plan.request.engine
+            ranges = _ranges(option.with_trees)
             _say(f"Trees, which {engine} does not verify: in rooftree {ranges}")
     if options:
         click.echo()
@@ -397,20 +396,10 @@ def published_line(plan: Plan) -> str:
     )
 
 
-def pays_line(plan: Plan, option: PlanOption) -> str:
-    """One sentence: the speed-up at this rate, and which shape is best up to which batch."""
-    engine = plan.request.engine
-    text = f"{option.gpu} tp {option.tensor_parallel}, {engine}: "
-    at = option.sizing.at_load if option.sizing else None
-    choice = next((c for c in option.choices if at and c.running == at.running), None)
-    if choice is not None:
-        text += f"{choice.speedup(choice.best):.2f}x with {choice.running} at once; "
-    return text + _ranges(shape_ranges(option.choices))
-
-
-def _ranges(ranges: Sequence[ShapeRange]) -> str:
+def _ranges(choices: Sequence[BatchChoice]) -> str:
     """`trees to 24, chains to 96, plain beyond`, by requests at once."""
     names = {"plain": "plain", "chain": "chains", "tree": "trees"}
+    ranges = shape_ranges(choices)
     if len(ranges) == 1:
         return f"{names[ranges[0].shape]} at every number at once"
     parts = [f"{names[one.shape]} to {one.last}" for one in ranges[:-1]]

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
 
-from costmodel.errors import InputError, ProfileError
+from costmodel.calibration.choices import USUAL_CURVE
 from costmodel.profile.grade import counted, grade
-from costmodel.profile.lookup import named_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.profile.store import StoredProfile
-from costmodel.speculation import USUAL_CURVE
 from profiler.report import drawing
 from profiler.report.console import print_facts, print_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DRAWN_POINTS = 200
 DRAWN_SIZES = (0, 1, 3, 7, 15, 63, 255, 1023)  # labelled on the axis of nodes
@@ -156,8 +151,40 @@ def plot_profile(profile: Profile, path: Path) -> Path:
     drawing.check_picture(path)
     contexts = _contexts(profile, MOST_PANELS)
     figure, grid = drawing.panels(len(contexts), columns=3, size_in=(PANEL_IN, PANEL_IN))
+    most = _most_rows(profile)
+    rows = np.unique(np.rint(np.geomspace(1, most, DRAWN_POINTS)))
+    paper, linear = profile.roofline("paper"), profile.linear_calibration()
+    selected, points = profile.calibration.selected, None
+    chosen = None if selected == "linear" else profile.verify_calibration()
+    if profile.surface is not None:
+        points = profile.surface.points()
     for axes, context in zip(grid, contexts, strict=True):
-        _draw_context(axes, profile, context)
+        lines = [(paper.seconds(rows, context), ":", drawing.GRAY, "bare roofline")]
+        lines += [(linear.predict_s(rows, context), "--", drawing.SERIES[0], "linear calibration")]
+        if chosen is not None:
+            chosen_s = chosen.predict_s(rows, context)
+            lines += [(chosen_s, "-", drawing.SERIES[1], f"{selected} calibration")]
+        for seconds, form, color, label in lines:
+            axes.plot(rows - 1, seconds * 1e3, form, color=color, label=label)
+        if points is not None:
+            here = points.take((points.context == context) & (points.batch == points.batch.min()))
+            axes.errorbar(
+                here.rows - 1,
+                here.seconds * 1e3,
+                yerr=np.nan_to_num(here.mad_s) * 1e3,
+                fmt="o",
+                markersize=3,
+                color="black",
+                label=profile.provenance.kind,
+            )
+        best, _ = _paying_tree(profile, context)
+        axes.axvline(best, color=drawing.SERIES[2], alpha=0.6, label="tree that pays")
+        axes.set_yscale("log")
+        drawing.tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
+        axes.set_xlim(-0.2, 1.1 * most)
+        axes.set_title(f"context {context:,}", fontsize=9)
+        axes.set_xlabel("nodes", fontsize=9)
+        axes.set_ylabel("verification, ms", fontsize=9)
     low, high = (pick(axes.get_ylim()[end] for axes in grid) for end, pick in enumerate((min, max)))
     for axes in grid:
         axes.set_ylim(low, high)
@@ -171,40 +198,6 @@ def plot_profile(profile: Profile, path: Path) -> Path:
         f"({runtime.quantization or runtime.dtype}, {runtime.kind}, {kind})",
     )
     return drawing.save_figure(figure, path)
-
-
-def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
-    most = _most_rows(profile)
-    rows = np.unique(np.rint(np.geomspace(1, most, DRAWN_POINTS)))
-    nodes = rows - 1
-    roofline_s = profile.roofline("paper").seconds(rows, context)
-    linear_s = profile.linear_calibration().predict_s(rows, context)
-    axes.plot(nodes, roofline_s * 1e3, ":", color=drawing.GRAY, label="bare roofline")
-    axes.plot(nodes, linear_s * 1e3, "--", color=drawing.SERIES[0], label="linear calibration")
-    if profile.calibration.selected != "linear":
-        chosen_s = profile.verify_calibration().predict_s(rows, context)
-        label = f"{profile.calibration.selected} calibration"
-        axes.plot(nodes, chosen_s * 1e3, "-", color=drawing.SERIES[1], label=label)
-    if profile.surface is not None:
-        points = profile.surface.points()
-        here = (points.context == context) & (points.batch == points.batch.min())
-        axes.errorbar(
-            points.rows[here] - 1,
-            points.seconds[here] * 1e3,
-            yerr=np.nan_to_num(points.mad_s[here]) * 1e3,
-            fmt="o",
-            markersize=3,
-            color="black",
-            label=profile.provenance.kind,
-        )
-    best, _ = _paying_tree(profile, context)
-    axes.axvline(best, color=drawing.SERIES[2], alpha=0.6, label="tree that pays")
-    axes.set_yscale("log")
-    drawing.tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
-    axes.set_xlim(-0.2, 1.1 * most)
-    axes.set_title(f"context {context:,}", fontsize=9)
-    axes.set_xlabel("nodes", fontsize=9)
-    axes.set_ylabel("verification, ms", fontsize=9)
 
 
 def list_record(stored: StoredProfile) -> dict[str, Any]:
@@ -227,15 +220,6 @@ def list_record(stored: StoredProfile) -> dict[str, Any]:
         "regret_worst": None if regret is None else regret.worst,
         "grade": grade(profile).word,
     }
-
-
-def problem_of(name: str) -> str:
-    """The reason why the profile of a path or a name cannot be used; empty when it can."""
-    try:
-        named_profile(name)[1].verify_calibration()
-    except (ProfileError, InputError) as error:
-        return error.problem
-    return ""
 
 
 def print_profile(path: Path, profile: Profile) -> None:

@@ -60,22 +60,6 @@ def test_what_is_renamed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert seen == [("fsync", written), ("replace", written)]
 
 
-def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / ".rooftree-a.tmp").symlink_to(victim)
-    (tmp_path / ".rooftree-b.tmp").mkdir()
-    for name in (".rooftree-c.tmp", ".rooftree-d.tmp", ".other-e.tmp"):
-        (tmp_path / name).write_text("left")
-    for name in (".rooftree-a.tmp", ".rooftree-b.tmp", ".rooftree-c.tmp", ".other-e.tmp"):
-        os.utime(tmp_path / name, (0, 0), follow_symlinks=False)
-    write_atomic(tmp_path / "file", "new")
-    assert names(tmp_path) == [
-        ".other-e.tmp", ".rooftree-b.tmp", ".rooftree-d.tmp", "file", "victim"
-    ]  # fmt: skip
-    assert victim.read_text() == "precious"
-
-
 @pytest.mark.parametrize("place", ["pipe", "/dev/zero", "folder", "\0"])
 def test_only_regular_files_are_read(tmp_path: Path, place: str) -> None:
     path = tmp_path / "odd"

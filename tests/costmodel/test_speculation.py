@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.calibration.choices import regret_at_contexts
+from costmodel.calibration.choices import regret_at_contexts, standard_curves
 from costmodel.calibration.points import Points
-from costmodel.speculation import standard_curves
 
 
 def test_curves_are_what_they_say():
     curves = standard_curves()
-    assert len({curve.label for curve in curves}) == len(curves) == 18
+    assert len(set(curves)) == len(curves) == 18
     for curve in curves:
         assert curve.committed(0) == 1
         assert curve.committed(curve.half_nodes) == pytest.approx((1 + curve.saturation) / 2)
@@ -35,11 +34,10 @@ def test_regret_by_hand():
     regret = regret_of([[1, 2, 0.01]], [[1, 1, 100]], [0, 1, 2])
     lost = [1 - curve.committed(2) / 100 / curve.committed(1) for curve in standard_curves()]
     assert regret.worst == pytest.approx(max(lost))
-    assert regret.mean == pytest.approx(np.mean(lost)) and regret.decisions == 18
+    assert regret.mean == pytest.approx(np.mean(lost))
     both = regret_of([[1, 2, 0.01], [1, 1, 100]], [[1, 1, 100], [1, 1, 100]], [0, 1, 2])
     assert both.worst == regret.worst
     assert both.mean == pytest.approx(regret.mean / 2)
-    assert both.decisions == 36
 
 
 def test_regret_is_zero_for_the_truth_and_for_any_multiple_of_it():
@@ -47,7 +45,7 @@ def test_regret_is_zero_for_the_truth_and_for_any_multiple_of_it():
     true_s = np.array([[5, 5.1, 5.3, 6, 8, 13], [6, 6.1, 6.2, 7, 10, 16]]) * 1e-3
     for factor in (1, 0.5, 3):
         regret = regret_of(factor * true_s, true_s, nodes)
-        assert (regret.mean, regret.worst, regret.decisions) == (0, 0, 2 * 18)
+        assert (regret.mean, regret.worst) == (0, 0)
 
 
 @given(data=st.data(), size=st.integers(2, 20))

@@ -69,12 +69,10 @@ class SimulationResult:
 
     @property
     def waiting_s(self) -> Array:
-        """Arrival to admission."""
         return self.admitted_s - self.requests.arrival_s
 
     @property
     def ttft_s(self) -> Array:
-        """Arrival to the first token."""
         return self.first_s - self.requests.arrival_s
 
     @property
@@ -256,7 +254,6 @@ class _Rank:
         return batch, prompt_tokens, context, keys / prompt_tokens if prompt_tokens else 0.0
 
     def advance(self, now: float) -> None:
-        """End the step that was prepared."""
         batch, prompt_tokens = self._step
         if batch:
             self._decode(now)

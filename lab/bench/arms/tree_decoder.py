@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from costmodel.online.estimator import OnlineEstimator
+from costmodel.online import OnlineEstimator
 from decoder.acceptance.sampling import Sampling
 from decoder.engine import Generation, TreeDecoder
 from decoder.generation import DecodeRun

@@ -9,11 +9,11 @@ from costmodel.compose.attention import (
     Attention,
     TileForm,
     checked,
-    fit_tile_rows,
     measure_keys,
     rising,
 )  # fmt: skip
 from costmodel.errors import InputError
+from integrations.llmservingsim.tables import fit_tile_rows
 from tests.costmodel.conftest import measured_forwards
 
 KEY_S = 20e-9

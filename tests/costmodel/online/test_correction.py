@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from costmodel.online.cycle import CycleCost
-from costmodel.online.estimator import AffineCorrection, DriftMonitor, OnlineEstimator
-from costmodel.speculation import AcceptanceCurve, standard_curves
+from costmodel.calibration.choices import AcceptanceCurve, standard_curves
+from costmodel.online import AffineCorrection, CycleCost, DriftMonitor, OnlineEstimator
 from tests.costmodel.conftest import ROOFLINE, altered, shipped
 
 # Matrix products of Qwen3-8B on an H100 in ms, published (docs/method.md, calibrations).
@@ -124,7 +123,7 @@ def test_a_slowdown_of_a_fifth_is_noticed_within_fifty_rounds(mode, noise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["static", "ema", "ema+calib", "affine"])
+@pytest.mark.parametrize("mode", ["ema", "affine"])
 def test_ten_thousand_stable_rounds_raise_nothing(mode):
     cost = CycleCost(verify=Kernels(), roofline=ROOFLINE)
     if mode == "ema":

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import find_target
+from costmodel.catalog import DeviceFingerprint, find_target
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import EngineRules, ValueBytes, engine_rules
-from costmodel.planning.forwards import DeviceLimits, ForwardSeconds, Origin
+from costmodel.planning.forwards import ForwardSeconds, Origin
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.simulation.steps import Speculation, StepTime, exact_steps
@@ -22,6 +22,9 @@ from costmodel.profile.store import ProfileStore
 
 SHIPPED = ProfileStore([shipped_directory()])
 LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
+MADE_UP = DeviceFingerprint(
+    kind="cuda", name="made up", memory_bytes=80_000_000_000, power_limit_w=500.0
+)
 CHAT = Traffic(prompt_tokens=1000, output_tokens=400)
 
 
@@ -57,9 +60,7 @@ class LineSteps:
     token_s: float = 1e-8
     key_s: float = 0.0
     value_bytes: ValueBytes = dataclasses.field(default_factory=ValueBytes)
-    device: DeviceLimits = dataclasses.field(
-        default_factory=lambda: DeviceLimits(name="made up", memory_bytes=80e9, power_w=500.0)
-    )
+    device: DeviceFingerprint = MADE_UP
     origin: Origin = dataclasses.field(
         default_factory=lambda: Origin(kind="measured", text="", error=0.05, whole_runtime=True)
     )

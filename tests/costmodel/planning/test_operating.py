@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
-from costmodel.planning.batching import engine_overheads
+from costmodel.planning.batching import Cycle, cycle_work, engine_overheads
 from costmodel.planning.drafting import block_drafter, find_drafter, lookup_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.request import ServingPolicy
@@ -192,10 +192,14 @@ def test_sizes_rise_with_the_batch_only_where_that_pays(policy, step_s, height):
     for fewer, more in itertools.pairwise(points):
         if more.nodes > fewer.nodes:
             times = {
-                cycle.nodes: server._cycle_s(TRAFFIC, more.running, cycle) / cycle.committed
+                cycle.nodes: cycle_s(server, more.running, cycle) / cycle.committed
                 for _, cycle in server._cycles(TRAFFIC, more.running)
             }
             assert times[fewer.nodes] > 1.02 * more.tpot_s, (fewer.running, more.running)
+
+
+def cycle_s(server: Server, running: int, cycle: Cycle) -> float:
+    return server._seconds(cycle_work(server.forward, server.rules, TRAFFIC, running, cycle))
 
 
 @pytest.mark.parametrize("running", [1, 6, 24])
@@ -203,7 +207,7 @@ def test_a_smaller_size_within_1_percent_wins(running):
     server = stairs("auto")
     best = server.best(TRAFFIC, running)
     for shape, cycle in server._cycles(TRAFFIC, running):
-        tpot_s = server._cycle_s(TRAFFIC, running, cycle) / cycle.committed
+        tpot_s = cycle_s(server, running, cycle) / cycle.committed
         assert tpot_s >= best.tpot_s / 1.01
         assert cycle.nodes >= best.nodes or tpot_s > best.tpot_s / 1.01, shape
 

@@ -5,6 +5,7 @@ import json
 import math
 from itertools import pairwise
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from costmodel.planning.batching import engine_overheads
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import (
     Goals,
-    PlanOptions,
     PlanRequest,
     Precision,
     ServingPolicy,
@@ -30,6 +30,7 @@ from costmodel.planning.result import Plan, shape_ranges
 from costmodel.planning.search import plan, server_overheads
 from costmodel.planning.servers import Group, Interval, size
 from costmodel.planning.traffic import Traffic
+from profiler.commands.plan import command
 from tests.costmodel.conftest import altered, shipped
 from tests.costmodel.planning import conftest
 from tests.costmodel.planning.conftest import SHIPPED, point
@@ -283,9 +284,14 @@ def test_shapes_cross_over_where_the_policies_alone_do():
         assert choice.speedup(choice.best) > 1
 
 
-def typed(**changes) -> PlanRequest:
-    usual = {"target": "qwen3-8b", "gpus": "h100-sxm", "rate": "5"}
-    return request_from_options(PlanOptions(prompt_tokens=9, output_tokens=9, **usual | changes))
+def typed(**given) -> PlanRequest:
+    """The request of a command line with these options."""
+    context = click.Context(command)
+    defaults = {one.name: one.get_default(context) for one in command.params}
+    defaults = {name: one if type(one) in (str, int) else None for name, one in defaults.items()}
+    usual = {"target": "qwen3-8b", "gpus": "h100-sxm", "rate": "5", "prompt_tokens": 9}
+    parted = {"output_tokens": 9, "engine": "vllm", "temperature": 0, "prices": ()}
+    return request_from_options(defaults | usual | parted | given)
 
 
 def test_data_parallel_groups_are_bought_together():

@@ -52,7 +52,7 @@ def test_groups_that_share_experts_wait_for_each_other_and_for_pcie():
 def test_a_composed_profile_says_so():
     origin, stated = STEPS.origin, PROFILE.provenance.error_bar
     assert (origin.kind, origin.error, origin.whole_runtime) == ("composed", stated, False)
-    assert STEPS.device.power_w == 700
+    assert STEPS.device.power_limit_w == 700
 
 
 def test_a_profile_in_float32_plans_with_values_of_four_bytes():

@@ -71,7 +71,7 @@ def assert_same(found, expected, atol=1e-5):
 
 def own_captures(drafter, target):
     """Recordings that the drafter's own forwards have made so far."""
-    forwards = getattr(drafter, "_captured", None)
+    forwards = getattr(drafter, "_forwards", None)
     if forwards is None:
         return len(drafter.model.runtime._captured[drafter.model.cache])
     kinds = [kind for kind in vars(forwards).values() if hasattr(kind, "_buckets")]
@@ -117,8 +117,8 @@ class TestTheSameCandidates:
             assert_same(found, expected)
             for session in sessions:
                 session.observe(tokens[at + 1 : at + 9].tolist(), features[at : at + 8])
-            place = getattr(sessions[1], "_forward", getattr(sessions[1], "_text", None))._place
-            places.add(place.cache.capacity)
+            text = getattr(sessions[1], "_forward", None) or sessions[1]._text
+            places.add(text.cache.capacity)
         if case != "autoregressive":
             assert places == {1024, 2048}
 
@@ -146,12 +146,12 @@ class TestDecoding:
         _, (target, drafter), capture = pair(tmp_path, case)
         decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
         prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
-        truths = [greedy(target.model, prompt, 12) for prompt in prompts]
+        truths = [greedy(target.model, prompt, 8) for prompt in prompts]
         for _ in range(2):
-            results = decoder.generate_batch(prompts, max_new_tokens=12)
+            results = decoder.generate_batch(prompts, max_new_tokens=8)
             assert [result.token_ids for result in results] == truths
         recorded = capture.recorded
-        results = decoder.generate_batch(prompts, max_new_tokens=12)
+        results = decoder.generate_batch(prompts, max_new_tokens=8)
         assert [result.token_ids for result in results] == truths
         assert capture.recorded == recorded  # nothing new for texts like those before
         assert target.runtime.warnings == ()

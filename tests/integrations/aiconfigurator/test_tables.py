@@ -188,7 +188,8 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     split = {"tensor_parallel": tp, "data_parallel": dp, "expert_parallel": whole}
     forward = forward_of(tables, MOE, **split)
     rows = np.array([16.0, 64.0])
-    experts = us * 1e-6 * 2 * forward._most_experts(distinct_experts(MOE, dp * rows) / 2)
+    used = distinct_experts(MOE, dp * rows)
+    experts = us * 1e-6 * (2 * forward._most_experts(used / 2) if whole else used)
     moved = forward._ffn_s(rows) - forward._products_s(rows, ("router",))
     assert moved == pytest.approx(MOE.layers * experts, rel=0.03)
     reduced = np.array([1e-9 * (tp == 2) + 1e-9 * dp]) * rows * MOE.hidden
@@ -207,11 +208,11 @@ def test_all_devices_wait_for_the_one_that_uses_most_experts(package, devices, r
     np.put_along_axis(used, draws.reshape(400, -1), 1, axis=1)
     most = used.reshape(400, devices, -1).sum(axis=2).max(axis=1).mean()
     tables = load_published(H100, experts=True)
-    whole, parts = (forward_of(tables, MOE, tensor_parallel=devices, expert_parallel=on)
-                    for on in (True, False))  # fmt: skip
+    forward = forward_of(tables, MOE, tensor_parallel=devices, expert_parallel=True)
     mean = distinct_experts(MOE, np.array([rows])) / devices
-    assert whole._most_experts(mean) == pytest.approx(most, rel=0.1)
-    assert parts._most_experts(mean) == mean
+    assert forward._most_experts(mean) == pytest.approx(most, rel=0.1)
+    seconds = forward.experts_s(np.arange(1.0, 300.0))
+    assert np.all(np.diff(seconds) >= 0) and seconds[0] > 0
 
 
 def test_what_cannot_be_split_so_is_refused(package):

@@ -165,7 +165,7 @@ def calibrated(
     monkeypatch.setattr("profiler.measure.lock.lock_directory", lambda: folder)
     monkeypatch.setattr(module, "peaks_of", lambda device, dtype: server.peaks)
     monkeypatch.setattr(module, "ServerClient", server.client)
-    chosen = CalibrationSettings(output=folder / "served.yaml", seed=3, fresh=True, **settings)
+    chosen = CalibrationSettings(output=folder / "served.yaml", seed=3, **settings)
     listener = CalibrationListener(say=said.append)
     result = calibrate(chosen, listener, UrlSource(chosen, URL))
     return Profile.from_yaml(result.path), said

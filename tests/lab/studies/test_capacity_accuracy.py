@@ -146,6 +146,7 @@ def test_shipped_overheads_err_no_more_than_new_ones_of_other_pairs():
     for engine, fitted in stored["overheads"].items():
         assert fitted == {name: shipped[engine][name] for name in fitted}, engine
     assert engine_overheads("trtllm") == Overheads(**shipped["trtllm"])
+    assert engine_overheads("lmdeploy") == engine_overheads("shared")
     versions = {"": "0.19", "0.9": "0.11", "0.13.2": "0.11", "0.14": "0.19", "0.32": "0.19"}
     for version, planned in versions.items():
         own = Overheads(**shipped["vllm"] | shipped[f"vllm@{planned}"])
@@ -175,10 +176,6 @@ def test_fitted_numbers_take_the_place_of_the_shipped_ones(tmp_path, monkeypatch
     write_overheads({"one": {"step_s": 0.000123456, "logits": 7.0}})
     expected = "# why\none: {step_s: 0.0001235, front_s: 0.02, logits: 7}\none@2: {logits: 90}\n"
     assert (tmp_path / "engines.yaml").read_text() == expected
-
-
-def test_an_unknown_engine_gets_the_shared_ones():
-    assert engine_overheads("lmdeploy") == engine_overheads("shared")
 
 
 def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):

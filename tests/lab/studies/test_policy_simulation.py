@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from costmodel.acceptance import published
 from costmodel.io import shipped_directory
-from costmodel.online.cycle import CycleCost
+from costmodel.online import CycleCost
 from costmodel.profile.profile import Profile
 from decoder.policies.base import Chain, Plain
 from decoder.policies.bastion import Bastion
+from lab.bench.simulated import published
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
 from lab.studies.controller_simulated import CostAt, Setting, compare
 

@@ -1,12 +1,14 @@
 """`rooftree doctor`: what it finds with and without a profile, a model and a place to write."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceFingerprint, find_target
+from costmodel.errors import DeviceError
 from costmodel.profile.grade import Grade
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import RuntimeSection, TargetSection
@@ -23,6 +25,10 @@ HERE = DeviceFingerprint(
 )
 
 
+def without_gpu(index: int) -> None:
+    raise DeviceError("there is no GPU")
+
+
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A quiet test CPU with an empty data directory."""
@@ -30,7 +36,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "select_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(checks, "fingerprint", lambda device: HERE)
     monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
-    monkeypatch.setattr(checks, "_unused_gpu", lambda: "")
+    monkeypatch.setattr(checks.Gpu, "open", without_gpu)
     monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
     monkeypatch.setattr(checks, "warnings", lambda metadata, activity: ())
     return tmp_path
@@ -83,7 +89,8 @@ def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
 
 
 def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
-    monkeypatch.setattr(checks, "_unused_gpu", lambda: "NVIDIA H200")
+    gpu = SimpleNamespace(read=lambda: {"gpu_name": "NVIDIA H200"})
+    monkeypatch.setattr(checks.Gpu, "open", lambda index: gpu)
     device = found()["device"]
     assert device.status == "warn" and "NVIDIA H200" in device.found
     assert "CUDA build of torch" in device.advice

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from costmodel.imports.table import read_csv
+from costmodel.imports import read_csv
 from costmodel.profile.profile import Profile
 from tests.integrations.written_times import forward_s, write_points
 

@@ -1,7 +1,8 @@
-"""A table of forward times of another tool, the checks that its readers share, and CSV."""
+"""Forward times of other tools: a table of them, the checks that its readers share, profiles."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -10,11 +11,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from costmodel.calibration.points import Points
+import numpy as np
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.calibration.design import design_points
+from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.selection import select_calibration
+from costmodel.catalog import DeviceFingerprint, device_slug, find_device
 from costmodel.errors import InputError, shown
 from costmodel.fields import LEAST_S, MOST_S, is_whole
-from costmodel.io import number_of, read_table
-from costmodel.profile.schema import Dtype, RuntimeKind
+from costmodel.io import now_utc, number_of, read_table, tool_version
+from costmodel.plugins import READERS, load_plugin
+from costmodel.profile import schema
+from costmodel.profile.profile import Profile
+from costmodel.roofline import Roofline
 from costmodel.statistics import mad_s
 
 LEAST_POINTS = 4
@@ -31,7 +41,7 @@ _CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds 
 class WeightFormat:
     """Weights as the file says: `dtype`, or the quantisation and the mean bytes of a weight."""
 
-    dtype: Dtype = "bfloat16"
+    dtype: schema.Dtype = "bfloat16"
     quantization: str | None = None
     weight_bytes: float | None = None
 
@@ -54,7 +64,7 @@ class ImportedTable:
     points: Points
     tool: str
     version: str | None
-    runtime: RuntimeKind
+    runtime: schema.RuntimeKind
     lacks: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     weights: WeightFormat | None = None
@@ -63,6 +73,19 @@ class ImportedTable:
     parameters: int = 0
     gpu_layers: int | None = None
     model: str | None = None
+
+    def section(self, tensor_parallel: int) -> schema.RuntimeSection:
+        """The runtime as a profile has it."""
+        weights = self.weights or WeightFormat()
+        return schema.RuntimeSection(
+            kind=self.runtime,
+            dtype=weights.dtype,
+            quantization=weights.quantization,
+            weight_bytes=weights.weight_bytes,
+            head_bytes=weights.weight_bytes,  # a mean over all
+            attention=self.tool,
+            tensor_parallel=tensor_parallel,
+        )
 
 
 class ShapeTimes:
@@ -92,7 +115,6 @@ class ShapeTimes:
         self._times.setdefault(shape, []).append(entry)
 
     def leave_out(self, reason: str) -> None:
-        """Count a record that gives no point."""
         self.left_out[reason] += 1
 
     def points(self) -> Points:
@@ -143,13 +165,11 @@ class TableRecord:
         return InputError(f"{self.at} {problem}", hint=self.hint)
 
     def get(self, name: str) -> Any:
-        """The value of a field that must be there."""
         if name not in self.fields:
             raise self._error(f"has no field {name}")
         return self.fields[name]
 
     def whole(self, name: str, least: int = 0) -> int:
-        """A whole number of `least` or more."""
         value = self.get(name)
         if not is_whole(value, least):
             raise self._error(f"{name} must be a whole number from {least} (is {shown(value)})")
@@ -211,13 +231,18 @@ def read_csv(path: Path, context: int | None = None) -> ImportedTable:
     name ends in a unit, such as `latency (ms)`. Raises InputError with the line and the problem.
     """
     names, lines = read_table(path, ("new_tokens", "context_tokens"), hint=_CSV_HINT)
-    time, unit = _time_column(names, path)
+    units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
+    usual = [name for name in _TIMES if name in units]
+    if not usual and len(units) != 1:
+        problem = "several columns of times: " if units else "no column of times"
+        raise InputError(f"{path} has {problem}{', '.join(units)}", hint=_CSV_HINT)
+    time = (usual or list(units))[0]
     times = ShapeTimes(path, hint=_CSV_HINT)
     empty = True
     for at, row in lines:
         if not row[time]:
             continue
-        empty, seconds = False, unit * number_of(row[time], at, time)
+        empty, seconds = False, units[time] * number_of(row[time], at, time)
         if not seconds > 0:
             raise InputError(f"{at}: {time} must be a number above 0 (is {row[time]})")
         shape = (
@@ -237,19 +262,175 @@ def read_csv(path: Path, context: int | None = None) -> ImportedTable:
     )
 
 
-def _time_column(names: list[str], path: Path) -> tuple[str, float]:
-    units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
-    for name in _TIMES:
-        if name in units:
-            return name, units[name]
-    if len(units) == 1:
-        return next(iter(units.items()))
-    problem = "several columns of times: " if units else "no column of times"
-    raise InputError(f"{path} has {problem}{', '.join(units)}", hint=_CSV_HINT)
-
-
 def _whole(row: dict[str, str], name: str, least: int, at: str) -> int:
     value = number_of(row[name], at, name)
     if value != int(value) or not least <= value < 1e9:
         raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {row[name]})")
     return int(value)
+
+
+# Points of larger tables that a profile is fitted to; all others are held out.
+MOST_FITTED = 120
+# Medians of measured times over the physical roofline: a wrong unit is far outside.
+_TOO_FAST, _VERY_SLOW, _SLOW_ON_CPU = 0.5, 300.0, 10.0
+# A converter may leave out or repeat an embedding, never more.
+_PARAMETER_TOLERANCE = 0.25
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TimedModel:
+    """The device and target that the times are of."""
+
+    device: DeviceFingerprint
+    peaks: schema.PeaksSection
+    architecture: ModelArchitecture
+    tensor_parallel: int = 1
+
+    def roofline(self, table: ImportedTable) -> Roofline:
+        """The paper's roofline, in the runtime of the times."""
+        return table.section(self.tensor_parallel).roofline(self.architecture, self.peaks)
+
+
+def read_times(name: str, path: Path, context: int | None = None) -> ImportedTable:
+    """The forward times in a file: a CSV, or the format of an entry point `times.NAME`.
+
+    context  cached tokens of each request, where the file does not say it
+    Raises InputError.
+    """
+    reader = read_csv if name == "csv" else load_plugin(READERS, name, "times.", ("csv",))
+    table: ImportedTable = reader(path, context)
+    return table
+
+
+def check_times(points: Points, roofline: Roofline, path: Path, *, on_cpu: bool = False) -> str:
+    """A warning for times that are very long for the device; empty where they are not.
+
+    A median below half the physical roofline, or above 300 times it, comes more often from a wrong
+    unit, device or target than from a measurement; above 10 times it on a CPU, which waits for no
+    host. Raises InputError for impossible times.
+    """
+    bound = roofline.with_count("physical")
+    ratio = float(
+        np.median(points.seconds / bound.seconds(points.rows, points.context, points.batch))
+    )
+    if ratio < _TOO_FAST:
+        raise InputError(
+            f"the times in {path} are {1 / ratio:.3g} times faster than this device can be",
+            hint="Check the unit of the times, --device, --target and --tp",
+        )
+    if ratio > (_SLOW_ON_CPU if on_cpu else _VERY_SLOW):
+        return f"times are {ratio:.3g} times the physical bound, as by a wrong unit or device"
+    return ""
+
+
+def check_subject(table: ImportedTable, subject: TimedModel, path: Path) -> None:
+    """Raise InputError where the file names another device, or a model of another size."""
+    device = subject.device
+    on_cpu = table.threads is not None
+    slug = device_slug(table.processor) if on_cpu and table.processor else None
+    if table.processor and not on_cpu:
+        with contextlib.suppress(InputError):  # a GPU that is not known
+            slug = find_device(table.processor).slug
+    if (slug is not None and slug != device.slug) or (on_cpu and device.kind != "cpu"):
+        raise InputError(
+            f"{path} was measured on {table.processor}, not on {device.name}",
+            hint="Run this on that machine, with --device cpu" if on_cpu else "Check --device",
+        )
+    wanted = subject.architecture.parameters
+    if table.parameters and abs(table.parameters / wanted - 1) > _PARAMETER_TOLERANCE:
+        raise InputError(
+            f"{path} is of {table.model}, {table.parameters / 1e9:.3g} billion parameters, and"
+            f" {subject.architecture.name} has {wanted / 1e9:.3g}",
+            hint="Check --target",
+        )
+    if table.gpu_layers is not None and table.gpu_layers <= subject.architecture.layers:
+        raise InputError(
+            f"{path}: {table.gpu_layers} of {subject.architecture.layers} layers and the output"
+            " ran on the GPU, the rest on the CPU: no profile of one device",
+            hint="Run llama-bench with `-ngl 999`",
+        )
+
+
+def imported_profile(
+    table: ImportedTable, subject: TimedModel, *, path: Path, source: str | None = None
+) -> Profile:
+    """The profile of the times in `table`, read from `path`.
+
+    source  tool and version, where the file does not say the version
+    Raises InputError where neither says it, and for times that cannot be right.
+    """
+    if table.version is None and not source:
+        raise InputError(
+            f"{path} does not say which version measured it",
+            hint="Give --source, such as --source 'vLLM 0.33.0, run of 2026-11-20'",
+        )
+    check_subject(table, subject, path)
+    roofline = subject.roofline(table)
+    on_cpu = subject.device.kind == "cpu"
+    warning = check_times(table.points, roofline, path, on_cpu=on_cpu)
+    if warning:
+        raise InputError(f"{path}: {warning}", hint="Check --device, --target and --tp")
+    fitted, left = table.points, None
+    if len(fitted) > MOST_FITTED:  # chosen without looking at their times
+        index = design_points(fitted, roofline, MOST_FITTED)
+        left = fitted.take(np.delete(np.arange(len(fitted)), index))
+        fitted = fitted.take(index)
+    selection, held_out = select_calibration(fitted, roofline), None
+    error = selection.cross_validated.get(selection.selected)  # None of too few points
+    if left is not None:
+        place = left.rows, left.context, left.batch
+        error = ErrorSummary.of(selection.calibration.predict_s(*place), left.seconds)
+        linear_error = ErrorSummary.of(selection.linear.predict_s(*place), left.seconds)
+        held_out = schema.HeldOutSection(error=error, linear_error=linear_error)
+    points, plain, prefill = table.points, None, None
+    one_row = points.take(points.rows == 1).sorted()
+    if len(one_row):
+        axes = {"context": one_row.context.astype(int), "batch": one_row.batch.astype(int)}
+        plain = schema.PlainSection.model_validate(axes | _columns(one_row))
+    # Whole prompts of one sequence, where two lengths or more were timed.
+    whole = points.take((points.context == 0) & (points.batch == 1) & (points.rows > 1)).sorted()
+    if len(whole) > 1:
+        axes = {"tokens": whole.rows.astype(int)}
+        prefill = schema.TokensSection.model_validate(axes | _columns(whole))
+    said = (table.tool, table.version, source, table.model, f"file {path.name}")
+    device = subject.device
+    if table.threads is not None and on_cpu:
+        device = device.model_copy(update={"threads": table.threads})
+    return Profile(
+        provenance=schema.ProvenanceSection(
+            kind="imported",
+            created_utc=now_utc(),
+            tool_version=tool_version(),
+            source=", ".join(part for part in said if part)[:2000],
+            points=len(table.points),
+            samples=int(table.points.n.sum()),
+            error_bar=None if error is None else min(error.mape, 10.0),
+            note=_note(table, held_out),
+        ),
+        device=device,
+        target=schema.TargetSection.of(subject.architecture),
+        runtime=table.section(subject.tensor_parallel),
+        peaks=subject.peaks,
+        calibration=schema.CalibrationSection.of(selection),
+        surface=schema.SurfaceSection.of(fitted),
+        held_out=held_out,
+        stages=schema.StagesSection(plain=plain, prefill=prefill),
+    )
+
+
+def _note(table: ImportedTable, held_out: schema.HeldOutSection | None) -> str:
+    points = table.points
+    parts = [
+        f"not in the times: {'; '.join(table.lacks)}",
+        "no draft and no acceptance was timed",
+        f"up to {int(points.rows.max())} rows, {int(points.context.max())} cached tokens and batch"
+        f" {int(points.batch.max())}: anything beyond is extrapolated",
+        *(f"left out, {count} records {why}" for why, count in table.left_out.items()),
+        "error bar: mean error of points "
+        + ("held out of the fit" if held_out else "left out by cross-validation"),
+    ]
+    return "; ".join(parts)[:2000]
+
+
+def _columns(points: Points) -> dict[str, object]:
+    return {"median_s": points.seconds, "mad_s": points.mad_s, "n": points.n.astype(int)}

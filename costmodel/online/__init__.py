@@ -1,4 +1,0 @@
-"""Costs while decoding: the cost of a cycle, its correction from observed times, and drift.
-
-Imports profiles and calibrations.
-"""
