@@ -47,6 +47,14 @@ def home_of_the_session(tmp_path_factory):
         yield home
 
 
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory) -> Path:
+    """The folder of a whole tiny target, which all tests share."""
+    from tests.tiny_folder import write_all
+
+    return write_all(tmp_path_factory.mktemp("targets") / "tiny")
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Runs `rooftree ...` with an empty data directory: exit code, stdout and stderr."""

@@ -1,13 +1,12 @@
 """A timer with given durations, and a stopping rule that counts samples."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 import pytest
 
-from costmodel.errors import MeasurementError
 from decoder.statistics import HostTimer
 
 
@@ -25,28 +24,14 @@ def even_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeTimer:
-    """A timer with given durations.
+    """A timer with given durations, a function of what is timed; its clock advances by them."""
 
-    `durations_s` is an iterable, or a function of the timed function. The clock advances by
-    each duration. An exhausted iterable raises MeasurementError.
-    """
-
-    def __init__(
-        self, durations_s: Iterable[float] | Callable[[Callable[[], object]], float]
-    ) -> None:
-        self._duration_of = durations_s if callable(durations_s) else None
-        self._durations_s = iter(()) if callable(durations_s) else iter(durations_s)
-        self._now_s = 0.0
+    def __init__(self, duration_of: Callable[[Callable[[], object]], float]) -> None:
+        self._duration_of, self._now_s = duration_of, 0.0
 
     def time_s(self, function: Callable[[], object]) -> float:
         function()
-        if self._duration_of is not None:
-            duration_s = self._duration_of(function)
-        else:
-            next_s = next(self._durations_s, None)
-            if next_s is None:
-                raise MeasurementError("the fake timer has no duration left")
-            duration_s = next_s
+        duration_s = self._duration_of(function)
         self._now_s += duration_s
         return duration_s
 
@@ -60,11 +45,9 @@ class FakeTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountRule:
-    """Stop after `samples` accepted samples, or after `max_attempts` in all."""
+    """Stop after `samples` accepted samples, or after three times as many in all."""
 
     samples: int
-    max_attempts: int | None = None
 
     def stops(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> bool:
-        most = 3 * self.samples if self.max_attempts is None else self.max_attempts
-        return len(seconds) >= self.samples or attempts >= most
+        return len(seconds) >= self.samples or attempts >= 3 * self.samples

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from profiler import cli
 from profiler.commands.generate import utf8_text
 from profiler.report.console import printable
 from tests.decoder.models import random_model, round_of
-from tests.tiny_folder import POSITIONS, fake_clock, isolate, listing, write_all, write_config
+from tests.tiny_folder import POSITIONS, fake_clock, isolate, listing, write_config
 
 CPU = torch.device("cpu")
 OPTIONS = {
@@ -39,9 +40,9 @@ OPTIONS = {
 class Place:
     """A whole tiny target and a machine to itself; runs commands and sees what they leave."""
 
-    def __init__(self, folder: Path, home: Path, run) -> None:
+    def __init__(self, folder: Path, home: Path, target: Path, run) -> None:
         self.folder, self._run = folder, run
-        self.target = str(write_all(folder / "tiny"))
+        self.target = str(shutil.copytree(target, folder / "tiny"))
         home.mkdir()
 
     def run(self, *arguments: str) -> tuple[int, list[str]]:
@@ -72,7 +73,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, run):
+def place(tmp_path, monkeypatch, tiny_target, run):
     def no_hub(name, **options):
         huggingface_hub.utils.validate_repo_id(name)
         raise LocalEntryNotFoundError("the hub cannot be reached")
@@ -80,7 +81,7 @@ def place(tmp_path, monkeypatch, run):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_hub)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     fake_clock(monkeypatch)
-    return Place(tmp_path, isolate(monkeypatch, tmp_path), run)
+    return Place(tmp_path, isolate(monkeypatch, tmp_path), tiny_target, run)
 
 
 BOTH, DRAFTS, PLAIN = ("calibrate", "generate"), ("generate",), {"policy": "plain"}

@@ -11,7 +11,7 @@ import pytest
 from costmodel.profile.store import ProfileStore
 from profiler import cli
 from rooftree import Drafter, Policy, TreeDecoder
-from tests.tiny_folder import fake_clock, isolate, write_all
+from tests.tiny_folder import fake_clock, isolate
 
 FOLDER = Path(__file__).parents[1] / "examples"
 PROMPT = "One, two, three, one, two, three, one,"
@@ -25,9 +25,9 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return str(write_all(tmp_path_factory.mktemp("target")))
+@pytest.fixture
+def target(tiny_target):
+    return str(tiny_target)
 
 
 @pytest.fixture(autouse=True)

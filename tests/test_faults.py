@@ -71,10 +71,7 @@ PARTS = (
 
 
 class Format(NamedTuple):
-    """A format of files: a file's name, the text of a sound one, and what reads it.
-
-    The reader refuses what no later code could use, with a RooftreeError.
-    """
+    """A file's name, the text of a sound one, and what reads it or refuses what nothing can use."""
 
     name: str
     sound: str
@@ -94,18 +91,14 @@ def use_profile(path: Path) -> None:
     assert Profile.from_yaml(again).to_yaml() == profile.to_yaml()
 
 
-def dflash_config() -> str:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-    sizes |= {"intermediate_size": 48, "num_key_value_heads": 2, "rms_norm_eps": 1e-6}
-    more = {"architectures": ["DFlashDraftModel"], "block_size": 4, "vocab_size": 260}
-    more |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
-    inner = {"mask_token_id": 259, "target_layer_ids": [0, 1]}
-    return json.dumps(sizes | more | {"num_target_layers": 2, "dflash_config": inner})
-
-
-def eagle_config() -> str:
-    sizes = CONFIG | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
-    return json.dumps(sizes | {"draft_vocab_size": 64, "rms_norm_eps": 1e-6, "head_dim": 8})
+DRAFTER = CONFIG | {"rms_norm_eps": 1e-6, "head_dim": 8}
+DFLASH = DRAFTER | {
+    "architectures": ["DFlashDraftModel"], "block_size": 4, "num_target_layers": 2,
+    "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8,
+    "dflash_config": {"mask_token_id": 259, "target_layer_ids": [0, 1]},
+}  # fmt: skip
+EAGLE = DRAFTER | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1,
+                   "draft_vocab_size": 64}  # fmt: skip
 
 
 def lines(records: list[dict[str, Any]]) -> str:
@@ -131,11 +124,6 @@ def use_journal(path: Path) -> None:
         assert journal.records == [*before, {"size": 1}]
 
 
-def use_trace(path: Path) -> None:
-    trace = read_trace(path)
-    positive([trace.prompt_tokens, trace.output_tokens])
-
-
 def drafter(kind: Any) -> Callable[[Path], object]:
     return lambda path: kind.parse(find_config(path.parent), str(path))
 
@@ -156,8 +144,8 @@ FORMATS = {
         "config.json", json.dumps(CONFIG),
         lambda path: positive(resolve_target(str(path.parent)).architecture.parameters),
     ),
-    "dflash": Format("config.json", dflash_config(), drafter(DFlashConfig)),
-    "eagle3": Format("config.json", eagle_config(), drafter(Eagle3Config)),
+    "dflash": Format("config.json", json.dumps(DFLASH), drafter(DFlashConfig)),
+    "eagle3": Format("config.json", json.dumps(EAGLE), drafter(Eagle3Config)),
     "draft-tokens": Format(
         "draft_tokens.json", "[0, 3, 5, 9, 64]", lambda path: read_tokens(path.parent)
     ),
@@ -177,7 +165,7 @@ FORMATS = {
         "trace.csv",
         "arrival_s,prompt_tokens,output_tokens\n"
         + "".join(f"{0.4 * i:.2f},{100 + i},{20 + i}\n" for i in range(6)),
-        use_trace,
+        lambda path: positive(read_trace(path).prompt_tokens),
     ),
     "times": Format(
         "times.csv",

@@ -231,18 +231,28 @@ def physical_terms(
     roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike, shape: KernelShape
 ) -> list[Array]:
     """Seconds at the peaks of each of COEFFICIENTS."""
+    return _in_shape(_shapeless(roofline, rows, context, batch), shape)
+
+
+def _shapeless(
+    roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike
+) -> tuple[Array, ...]:
+    """New tokens of a sequence and of all, and the terms as they are in any kernel shape."""
     s, c, b = np.broadcast_arrays(
         *(np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     )
-    floor, weights, matrix, attention, kv = work_terms(roofline, s, c, b)
-    tokens = s * b
-    matrix = matrix * (np.ceil(tokens / shape.tile_rows) * shape.tile_rows / tokens)
-    # One row takes a kernel that splits the keys and costs what reading them costs.
-    filled = np.where(s > 1, np.maximum(tokens, shape.attention_rows) / tokens, 0.0)
     moved = paper_bytes(roofline.architecture, s, 0, b, roofline.element_bytes)
     scores = 2.0 * roofline.element_bytes * roofline.architecture.attention_layers * b * s * s
     io = moved.attention_io - scores * roofline.architecture.heads + moved.ffn_io + moved.lm_head_io
     activations = io / (roofline.peaks.bytes_per_s * roofline.tensor_parallel)
+    return s, s * b, *work_terms(roofline, s, c, b), activations
+
+
+def _in_shape(terms: tuple[Array, ...], shape: KernelShape) -> list[Array]:
+    s, tokens, floor, weights, matrix, attention, kv, activations = terms
+    matrix = matrix * (np.ceil(tokens / shape.tile_rows) * shape.tile_rows / tokens)
+    # One row takes a kernel that splits the keys and costs what reading them costs.
+    filled = np.where(s > 1, np.maximum(tokens, shape.attention_rows) / tokens, 0.0)
     return [floor, weights, matrix, kv, attention * filled, activations]
 
 
@@ -336,10 +346,11 @@ class _Fit:
 def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -> _Fit:
     """The best fit over all kernel shapes; under tensor parallelism also with communication."""
     penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+    work = _shapeless(roofline, points.rows, points.context, points.batch)
 
     def fit_of(shape: KernelShape) -> tuple[float, _Fit]:
         """Loss and fit at the best ratio of FLOPs to weights."""
-        columns = physical_terms(roofline, points.rows, points.context, points.batch, shape)
+        columns = _in_shape(work, shape)
         if shape.switch_tokens is not None:
             columns.append(communication_term(roofline, points.rows, points.batch, shape))
         terms = np.stack(columns, axis=1) / points.seconds[:, None]

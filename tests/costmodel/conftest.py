@@ -18,6 +18,7 @@ from costmodel.profile import schema
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import CalibrationSection, DrafterSection, NodesSection, TokensSection
 from costmodel.roofline import Roofline
+from tests.conftest import DATA
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXTS = (64, 256, 1024, 2048)
@@ -79,10 +80,9 @@ def altered(profile: Profile, **sections) -> Profile:
     return Profile(**data)
 
 
-def make_profile(points: Points | None = None, **changes) -> Profile:
-    """A whole profile; `changes` replace sections."""
-    selection = select_calibration(points, ROOFLINE) if points else usual_selection()
-    points = points or cpu_points(0.01)
+def make_profile() -> Profile:
+    """A whole measured profile."""
+    points = cpu_points(0.01)
     three = {"mad_s": [1e-6] * 3, "n": [5] * 3}
     four = {"nodes": [1, 15, 63, 255], "mad_s": [2e-6, None, 3e-6, 1e-6], "n": [5, 1, 5, 5]}
     sections = {
@@ -97,7 +97,7 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
             transformers="5.17.0",
         ),
         "peaks": schema.PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
-        "calibration": CalibrationSection.of(selection),
+        "calibration": CalibrationSection.of(usual_selection()),
         "surface": schema.SurfaceSection.of(points),
         "held_out": schema.HeldOutSection(
             error=ErrorSummary(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),
@@ -122,7 +122,7 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
             )
         },
     }  # fmt: skip
-    return Profile(**(sections | changes))
+    return Profile(**sections)
 
 
 @pytest.fixture(scope="session")
@@ -153,9 +153,12 @@ def measured_forwards(measured: Path, name: str, column: str = "forward_us"):
     return rows, context, microseconds * 1e-6
 
 
-def measured_points(measured: Path, name: str) -> tuple[Points, Roofline]:
-    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device."""
-    rows, context, seconds = measured_forwards(measured, name)
+def measured_points(name: str) -> tuple[Points, Roofline]:
+    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device.
+
+    All of them are in the slice.
+    """
+    rows, context, seconds = measured_forwards(DATA / "measured", name)
     here = (context >= 64) & (context <= 8192) & (rows <= 1024)
     device, tensor_parallel = FORWARDS[name]
     peaks = find_device(device).peaks

@@ -69,17 +69,15 @@ def test_parameters_are_the_published_ones(name):
     assert find_target(name).architecture.parameters == PUBLISHED[name]
 
 
-def test_names_stand_for_one_model_only():
+def test_names_are_found_in_full_or_by_their_last_part_and_stand_for_one_model_only():
     """The base model is not the instructed one, though it costs the same."""
+    for name in ("Qwen/Qwen3-8B", "qwen/qwen3-8b", "qwen3-8b", " Qwen3-8B "):
+        assert find_target(name).name == "Qwen/Qwen3-8B"
     base, tuned = find_target("llama-3.1-8b"), find_target("llama-3.1-8b-instruct")
-    assert base.name == "meta-llama/Llama-3.1-8B"
-    assert tuned.name == "meta-llama/Llama-3.1-8B-Instruct"
+    assert (base.name, tuned.name) == (
+        "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"
+    )  # fmt: skip
     assert base.architecture.hash == tuned.architecture.hash
-
-
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "qwen3-8b", " Qwen3-8B "])
-def test_names_are_found_in_full_or_by_their_last_part(name):
-    assert find_target(name).name == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize(("name", "base", "weights"), [
@@ -289,8 +287,6 @@ def test_the_figures_are_those_of_devices_sold_since_2018():
         assert 200e9 <= spec.peak_bytes_per_s <= 8e12
         assert 8e9 <= spec.memory_bytes <= 320e9 and 1e6 <= spec.l2_bytes <= 300e6
         assert 20 <= spec.sm_count <= 320 and 50 <= spec.tdp_w <= 1600
-
-
-def test_a_device_without_bfloat16_has_the_rate_of_float16():
+    # A device without bfloat16 has the rate of float16: NVIDIA's T4 data sheet.
     assert (load_devices()["t4"].dtype, load_devices()["a10"].dtype) == ("float16", "bfloat16")
-    assert load_devices()["t4"].peaks.flops_per_s == 65e12  # NVIDIA's T4 data sheet
+    assert load_devices()["t4"].peaks.flops_per_s == 65e12

@@ -134,7 +134,7 @@ def test_published_bandwidth_limits_of_an_8b_model():
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_no_published_forward_is_faster_than_the_physical_bound(measured, name):
-    _, roofline = measured_points(measured, name)
+    _, roofline = measured_points(name)
     rows, context, seconds = measured_forwards(measured, name)
     assert np.all(seconds >= roofline.with_count("physical").seconds(rows, context))
 

@@ -30,7 +30,7 @@ def test_eight_ragged_prompts_give_what_each_gives_alone(policy):
     model = random_model("qwen3")
     truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
     texts = [[*p, *t] for p, t in zip(EIGHT, truths, strict=True)]
-    drafter = OracleDrafter(texts, 97, rank=0 if policy == "chain" else 1)
+    drafter = OracleDrafter(texts, 97, rank=int(policy == "fixed:9"))
     results = decoder_with(model, policy, drafter).generate_batch(EIGHT, max_new_tokens=TOKENS)
     assert [result.token_ids for result in results] == truths
     rounds = {result.stats.rounds for result in results}

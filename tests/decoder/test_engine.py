@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.policies.base import Fixed, Policy
-from decoder.tree.draft_tree import best_first
-from tests.decoder import models
+from decoder.policies.base import Fixed
 from tests.decoder.models import PROMPT, OracleDrafter, decoder_of, greedy, random_model
 
 pytestmark = pytest.mark.cpu_kind
@@ -34,22 +32,6 @@ def test_exactly_the_tokens_asked_for(wanted):
     result = decoder_of(model, "chain", drafter).generate(PROMPT, max_new_tokens=wanted)
     assert result.token_ids == truth
     assert result.stats.new_tokens == wanted
-
-
-def test_a_policy_of_ones_own_needs_only_a_choice():
-    class Half(Policy):
-        name, max_nodes = "half", 8
-
-        def choose(self, candidates, context, limits):
-            return best_first(candidates, self.max_nodes // 2)
-
-    model = random_model("llama-gqa")
-    decoder = decoder_of(model, Half(), models.LatticeDrafter(97))
-    result = decoder.generate(PROMPT, max_new_tokens=20)
-    assert result.token_ids == greedy(model, PROMPT, 20)
-    assert result.stats.policy == "half"
-    assert max(result.stats.tree_nodes) == 4
-    assert decoder.cost_source is None
 
 
 def test_the_end_token_ends_the_text_in_the_middle_of_a_path():

@@ -5,6 +5,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
+from lab.studies.common import greedy
 from tests.decoder.models import PROMPT, decoder_of, random_model
 from tests.tiny_folder import write_all
 
@@ -23,17 +24,11 @@ def configured(**settings):
     return model
 
 
-def by_transformers(model, prompt, new_tokens=24):
-    options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
-    output = model.generate(torch.tensor([prompt]), **options)
-    return output[0, len(prompt) :].tolist()
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
 @pytest.mark.parametrize("policy", ["plain", "fixed:9"])
 def test_greedy_texts_are_those_of_transformers(settings, policy):
-    expected = [by_transformers(configured(**settings), prompt) for prompt in (PROMPT, OTHER)]
-    free = by_transformers(configured(), PROMPT)
+    expected = [greedy(configured(**settings), prompt, 24) for prompt in (PROMPT, OTHER)]
+    free = greedy(configured(), PROMPT, 24)
     assert expected[0] != free, "the setting changes nothing here"
     decoder = decoder_of(configured(**settings), policy)
     assert decoder.generate(PROMPT, max_new_tokens=24).token_ids == expected[0]

@@ -37,10 +37,14 @@ def test_type_checkers_see_what_is_imported() -> None:
         _ = rooftree.treedecoder
 
 
-def test_importing_it_imports_nothing_heavy() -> None:
-    code = f"import sys, rooftree; print([name for name in {HEAVY} if name in sys.modules])"
+def test_importing_it_and_predicting_import_nothing_heavy() -> None:
+    code = (
+        f"import sys, rooftree; print([name for name in {HEAVY} if name in sys.modules])\n"
+        "import costmodel.profile.store, costmodel.online, costmodel.calibration.choices\n"
+        "print({'scipy', 'torch', 'transformers', 'pynvml', 'numba'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout == "[]\nset()\n"
 
 
 def test_version_and_module() -> None:

@@ -19,8 +19,8 @@ def stair_seconds(rows, context, edges):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORWARDS)
-def test_published_sets_from_24_points(measured, name):
-    points, roofline = measured_points(measured, name)
+def test_published_sets_from_24_points(name):
+    points, roofline = measured_points(name)
     index = design_points(points, roofline, 24)
     fitted = points.take(index)
     stairs = fit_stairs(fitted, fit_physical(fitted, roofline))
@@ -49,7 +49,7 @@ def test_no_response_that_was_not_chosen_is_read():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("edge", [100, 256, 400])
+@pytest.mark.parametrize("edge", [100, 400])
 def test_steps_are_closed_in_on(edge):
     rows, context = grid(np.arange(8, 521, 8), [64, 4096])
     seconds = stair_seconds(rows, context, (edge,))

@@ -39,7 +39,7 @@ def test_known_coefficients_are_found_without_noise():
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_under_noise_and_outliers():
-    seeds = 60
+    seeds = 40
     known = truth()
     held = dict.fromkeys(COEFFICIENTS, 0)
     for seed in range(seeds):
@@ -47,8 +47,8 @@ def test_intervals_hold_the_truth_under_noise_and_outliers():
         for name, value in zip(COEFFICIENTS, known.coefficients, strict=True):
             low, high = fitted.intervals()[name]
             held[name] += low <= value <= high
-    # 95 % is stated; 60 draws of it fall below 88 % one time in a hundred
-    assert min(held.values()) >= 0.88 * seeds
+    # 95 % is stated; 40 draws of it fall below 87 % one time in a hundred
+    assert min(held.values()) >= 0.87 * seeds
     assert sum(held.values()) >= 0.92 * seeds * len(held)
 
 

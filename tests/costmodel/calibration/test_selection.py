@@ -1,8 +1,6 @@
 """Calibrations against known truths, published measurements and hand-worked statistics."""
 
 import dataclasses
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,8 +20,8 @@ PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_linear_calibration_of_published_forwards(measured, name):
-    points, roofline = made.measured_points(measured, name)
+def test_linear_calibration_of_published_forwards(name):
+    points, roofline = made.measured_points(name)
     linear = fit_linear(points, roofline)
     bare, fitted = PUBLISHED[name]
     assert 100 * linear.mape_before == pytest.approx(bare, abs=0.06)
@@ -33,9 +31,8 @@ def test_linear_calibration_of_published_forwards(measured, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_calibrations_of_published_forwards_predict_points_left_out(measured, name):
-    points, roofline = made.measured_points(measured, name)
-    selection = select_calibration(points, roofline)
+def test_calibrations_of_published_forwards_predict_points_left_out(name):
+    selection = select_calibration(*made.measured_points(name))
     assert selection.selected == "stairs"
     assert selection.cross_validated["stairs"].mape < 0.004
     assert selection.cross_validated["linear"].mape > 0.045
@@ -202,8 +199,8 @@ def test_selection_prefers_what_predicts_better():
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
-@given(ragged(4, 16))
+@settings(max_examples=10)
+@given(ragged(4, 12))
 def test_any_points_have_a_selection(shapes):
     """Down to fewer points than some calibrations have coefficients."""
     rows, context, random = shapes
@@ -218,16 +215,6 @@ def test_a_handful_of_points_is_enough_for_a_line():
     points = Points(rows=[1, 16, 64], context=[64] * 3, seconds=[0.05, 0.064, 0.142])
     selection = select_calibration(points, ROOFLINE)
     assert selection.selected == "linear" and selection.physical is selection.stairs is None
-
-
-def test_prediction_needs_no_scipy_and_no_model_library():
-    code = (
-        "import sys, costmodel.profile.store, costmodel.online, costmodel.calibration.choices\n"
-        "loaded = {'scipy', 'torch', 'transformers', 'pynvml', 'numba'} & set(sys.modules)\n"
-        "sys.exit(', '.join(loaded) or None)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_each_measured_width_has_its_own_price_or_is_named():

@@ -162,9 +162,9 @@ def test_a_profile_of_a_published_run_on_a_gb10():
     assert profile.provenance.error_bar < 0.15
 
 
-@pytest.mark.slow
-def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
-    rows, context = grid(np.arange(1, 33), np.arange(1, 14) * 512)
+def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest(monkeypatch):
+    monkeypatch.setattr(imports, "MOST_FITTED", 24)
+    rows, context = grid(np.arange(1, 33, 3), np.arange(1, 14, 3) * 512)
     points = Points(rows=rows, context=context, seconds=forward_s(rows, context, 1))
     other = {"points": points, "processor": None, "threads": None, "parameters": 0}
     table = dataclasses.replace(read_times("llama-bench", LLAMA, None), **other)

@@ -126,7 +126,7 @@ def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(
     gpu=st.sampled_from([slug for slug in SYSTEMS if find_device(slug).fp8_flops_per_s]),
     name=st.sampled_from(sorted(load_targets())), degree=st.sampled_from((1, 2, 4, 8)),

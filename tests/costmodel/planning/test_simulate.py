@@ -87,12 +87,6 @@ def test_the_last_request_to_decode_is_evicted_and_prefills_again() -> None:
     assert list(found.last_s) == [5.0, 6.0]
 
 
-def test_speculation_takes_fewer_steps_and_never_a_token_too_many() -> None:
-    triple = commits(4, 0, 0, 1.0)
-    found = simulate(made([0], [10], [8]), server(), constant, triple, np.random.default_rng(0))
-    assert list(found.last_s) == [4.0]  # 1 + 3 + 3 + 1
-
-
 def test_the_tree_is_that_of_the_batch() -> None:
     """Two tokens a step alone, one beside another request."""
     by_batch = Speculation(up_to=(1, 9), rows=(2, 1), committed=((0.0, 1.0), (1.0,)))

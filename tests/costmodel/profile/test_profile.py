@@ -155,14 +155,11 @@ GRID = {
 }  # fmt: skip
 
 
-def test_written_and_read_again(tmp_path) -> None:
+def test_the_engine_belongs_to_its_runtime(tmp_path) -> None:
     profile = make_engine_profile()
     text = profile.to_yaml(tmp_path / "a.yaml")
     assert Profile.from_yaml(tmp_path / "a.yaml").to_yaml() == text
     assert profile_file_name(profile) == "qwen3-8b.bfloat16.vllm.tp1.yaml"
-
-
-def test_the_engine_belongs_to_its_runtime() -> None:
     for kind, engine in (("eager", ENGINE), ("vllm", None)):
         with pytest.raises(ValidationError, match="engine belongs to"):
             RuntimeSection(**(RUNTIME | {"kind": kind}), engine=engine)

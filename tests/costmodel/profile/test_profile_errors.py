@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -110,7 +111,8 @@ def test_each_field_of_a_wrong_kind_or_missing(path):
         missing = {"qk_norm": "hash", "error": "held_out: "}.get(name, name)
         assert missing in problem_of(without(path))
     if isinstance(good, (int, float)) and name != "schema_version":
-        for value in ("12", float("nan"), float("inf"), -float("inf")):
+        large = 1e300 if isinstance(good, float) else 10**40  # what no machine can have
+        for value in ("12", float("nan"), float("inf"), -float("inf"), large, -large):
             assert name in problem_of(changed(path, value))
         if not isinstance(good, bool):
             assert name in problem_of(changed(path, True))
@@ -125,7 +127,8 @@ def test_each_field_of_a_wrong_kind_or_missing(path):
 )
 def test_each_list_with_a_wrong_entry_or_length_or_order(path):
     numbers, section, name = at(GOOD, path), named(path[:-1]), path[-1]
-    for value in (float("nan"), -3, "3", [3], True, *([None] if name != "mad_s" else [])):
+    large = 1e300 if isinstance(numbers[0], float) else 10**40
+    for value in (float("nan"), -3, "3", [3], True, large, *([None] if name != "mad_s" else [])):
         problem = problem_of(changed(path, [*numbers[:-1], value]))
         assert problem.startswith(f"{named(path)}[{len(numbers) - 1}]: ")
     if name not in ("buckets", "contexts"):
@@ -169,16 +172,9 @@ def test_each_section_as_something_else_or_with_an_unknown_field(path):
     (("surface", "median_s"), [0.0] + [0.1] * 11,
      "surface.median_s[0]: must be greater than or equal to 0.00000001 (is 0.0)"),
     (("surface", "rows"), [1.5] + [1] * 11, "surface.rows[0]: must be a valid integer"),
-    # What no machine can have.
-    (("surface", "rows"), [1, 16, 64, 10**12] * 3, "rows"),
-    (("surface", "context"), [256] * 8 + [10**12] * 4, "context"),
     (("surface", "mad_s"), [0.02] + [None] * 11, "mad_s"),
-    (("peaks", "bytes_per_s"), 1e300, "bytes_per_s"),
     (("stages", "build", "median_s"), [1e-12, 5e-6, 8e-6], "median_s"),
-    (("calibration", "linear", "intercept_s"), -1e300, "intercept_s"),
-    (("runtime", "tensor_parallel"), 10**18, "tensor_parallel"),
     (("regret", "contexts"), [], "contexts"),
-    (("target", "architecture", "layers"), 10**30, "layers must be a whole number from 1 to"),
     (("target", "architecture", "layers"), 10**9, "more than 1e+15 parameters"),
 ])  # fmt: skip
 def test_messages_say_what_is_wrong(path, value, message):
@@ -241,10 +237,14 @@ def test_odd_values_have_short_plain_messages(good, bad, message):
     assert message in problem_of(TEXT.replace(good, bad, 1).encode())
 
 
-def test_unreadable_paths(tmp_path):
+def test_unreadable_paths(tmp_path, monkeypatch):
     with pytest.raises(ProfileError, match="there is no such file"):
         Profile.from_yaml(tmp_path / "none.yaml")
     huge = tmp_path / "huge.yaml"
     huge.write_bytes(b"#" * 4_000_001)
     with pytest.raises(ProfileError, match="larger than 4 MB"):
         Profile.from_yaml(huge)
+    denied = PermissionError(13, "Permission denied")
+    monkeypatch.setattr("builtins.open", Mock(side_effect=denied))
+    with pytest.raises(ProfileError, match="Permission denied"):
+        Profile.from_yaml(STORED)

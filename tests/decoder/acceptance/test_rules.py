@@ -80,13 +80,13 @@ def oracle_case(index):
     return case["expected_accepted"], target, draft, parents
 
 
-# The later cases have so many outcomes that enumerating them takes up to half a minute; rules of
-# all rows, which decide as those of visited rows do, are left out of them.
+# The later cases have so many outcomes that enumerating them takes ten seconds, and ten times as
+# long over the numbers of all rows, whose rules are enumerated on general trees below.
 ENUMERATED = [
     pytest.param(index, name, marks=pytest.mark.slow if index >= 2 else ())
     for index in range(ORACLE_CASES)
     for name in RULES
-    if index < 3 or not name.endswith("all rows")
+    if index < 2 or not name.endswith("all rows")
 ]
 
 
@@ -118,12 +118,11 @@ def most_probable_tree(parents, draft):
     return DraftTree(*columns, np.ones(len(parents)))
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", RULES)
-def test_exact_for_general_trees(name, shape, seed):
+def test_exact_for_general_trees(name, shape):
     """The emitted text follows the target, and as much is accepted as by the textbook rule."""
-    vocab = 3
+    vocab, seed = 3, 1
     target = random_target(vocab, seed)
     trees = list(drawn_trees(SHAPES[shape], random_draft(3, vocab, seed)))
     accepted, emitted = enumerate_rule(RULES[name], trees, target, 4)
@@ -142,7 +141,7 @@ def test_a_smaller_vocabulary_of_the_drafter(name):
     np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", RULES)
 def test_branches_may_compete_for_a_budget(name, seed):
     """Shapes that depend on other branches' tokens, as when a drafter goes level by level."""

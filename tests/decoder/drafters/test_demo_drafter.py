@@ -13,7 +13,7 @@ from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 
 PROMPTS = ("List the days of the week.", "What is 12 times 7? Explain step by step.")
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 
 
 def test_the_folder_is_small_and_readable_by_all():

@@ -146,12 +146,12 @@ class TestDecoding:
         _, (target, drafter), capture = pair(tmp_path, case)
         decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
         prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
-        truths = [greedy(target.model, prompt, 12) for prompt in prompts]
+        truths = [greedy(target.model, prompt, 8) for prompt in prompts]
         for _ in range(2):
-            results = decoder.generate_batch(prompts, max_new_tokens=12)
+            results = decoder.generate_batch(prompts, max_new_tokens=8)
             assert [result.token_ids for result in results] == truths
         recorded = capture.recorded
-        results = decoder.generate_batch(prompts, max_new_tokens=12)
+        results = decoder.generate_batch(prompts, max_new_tokens=8)
         assert [result.token_ids for result in results] == truths
         assert capture.recorded == recorded  # nothing new for texts like those before
         assert target.runtime.warnings == ()

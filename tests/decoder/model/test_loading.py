@@ -39,14 +39,6 @@ def hub_requests(monkeypatch):
 
 
 class TestFolders:
-    def test_weights_of_a_folder(self, tmp_path):
-        loaded = load(write_weights(tmp_path / "tiny"))
-        assert (loaded.weights, loaded.name) == ("pretrained", "tiny")
-        assert loaded.source == str(tmp_path / "tiny")
-        stored = load_file(tmp_path / "tiny" / "model.safetensors")
-        torch.testing.assert_close(loaded.model.lm_head.weight.data, stored["lm_head.weight"])
-        assert not loaded.model.training
-
     @pytest.mark.skipif(not MAPS.is_file(), reason="only Linux lists the files in memory")
     def test_a_packed_model_keeps_no_file_in_memory(self, tmp_path):
         folder = write_weights(tmp_path / "tiny")

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
+from lab.studies.common import greedy as generated
 from tests.decoder.models import SIZES, decoder_of, greedy, random_model
 
 SWITCH, WIDTH = 40, 4  # tokens with the first factors; half of a head's width
@@ -32,13 +33,6 @@ def model_of(rope, **sizes):
     with torch.no_grad():
         model.lm_head.weight.mul_(6.0)
     return model
-
-
-def generated(model, prompt, tokens):
-    """transformers' own greedy text, token by token with its cache."""
-    ids = torch.tensor([prompt])
-    out = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-    return out[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

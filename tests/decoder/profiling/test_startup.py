@@ -303,6 +303,7 @@ def test_measured_peaks_are_raised_to_the_rates_of_the_points(source):
     stored = Profile.from_yaml(DATA / "measured" / "calibrations_avx2" / "quiet_2.yaml")
     changes = {"source": source, "flops_per_s": 3e10, "bytes_per_s": 5e9}
     low, points = stored.peaks.model_copy(update=changes), stored.surface.points()
+    points = points.take(np.arange(0, len(points), 3))
     parts = {"device": stored.device, "architecture": stored.target.architecture}
     subject = measuring.MeasuredSubject(runtime=stored.runtime, **parts)
     measured = measuring.Measurement(kind="measured", points=points, peaks=low)

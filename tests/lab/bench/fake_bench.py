@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lab.bench.arms.base import Details, Put
@@ -27,13 +27,10 @@ class Clock:
 
 @dataclass
 class FakeArm:
-    """Gives `tokens_a_round` of the prompt's text in every `round_s`, after `prefill_s`.
+    """Gives a token after `prefill_s`, and `tokens_a_round` in every `round_s`.
 
     text         the whole text of a prompt; it goes on behind the end token
     stubborn     goes on, and takes its time, when told that no more is wanted
-    first        tokens that come with the prefill
-    slowness     factor of all times by call, to make a noisy machine
-    weather      factor of a round's time by the clock, for one that is noisy meanwhile
     stepped      whether it can wait behind a round
     """
 
@@ -43,27 +40,20 @@ class FakeArm:
     round_s: float = 0.01
     tokens_a_round: int = 1
     prefill_s: float = 0.05
-    first: int = 1
     stubborn: bool = False
-    slowness: Callable[[int], float] = lambda call: 1.0
-    weather: Callable[[float], float] = lambda now_s: 1.0
     stepped: bool = False
     largest_tree: int = 1
-    calls: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
-    prepared: list[int] = field(default_factory=list)
 
-    def prepare(self, tokens: int) -> None:
-        self.prepared.append(tokens)
+    def prepare(self, tokens: int) -> None: ...
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> FakeDecoding:
-        self.calls.append((tuple(ids), new_tokens, seed))
         kind = FakeSteppedDecoding if self.stepped else FakeDecoding
-        return kind(self, self.text(ids), self.slowness(len(self.calls)))
+        return kind(self, self.text(ids))
 
 
 class FakeDecoding:
-    def __init__(self, runner: FakeArm, text: list[int], slowness: float) -> None:
-        self.runner, self.text, self.slowness = runner, text, slowness
+    def __init__(self, runner: FakeArm, text: list[int]) -> None:
+        self.runner, self.text = runner, text
 
     def run(self, put: Put) -> None:
         for _ in self._rounds(put):
@@ -71,12 +61,11 @@ class FakeDecoding:
 
     def _rounds(self, put: Put) -> Iterator[None]:
         own = self.runner
-        own.clock.now_s += own.prefill_s * self.slowness
-        wanted = put(self.text[: own.first])
-        at = own.first
+        own.clock.now_s += own.prefill_s
+        wanted, at = put(self.text[:1]), 1
         while (wanted or own.stubborn) and at < len(self.text):
             yield
-            own.clock.now_s += own.round_s * self.slowness * own.weather(own.clock.now_s)
+            own.clock.now_s += own.round_s
             wanted = put(self.text[at : at + own.tokens_a_round])
             at += own.tokens_a_round
 

@@ -91,22 +91,6 @@ class TestTreeArm:
         decoder = TreeDecoder(make_target(loaded(folder)), policy=policy, profile=choice)
         return TreeArm(Arm(name=policy, kind="policy", policy=policy), decoder, temperature)
 
-    def test_rounds_are_what_the_decoder_did(self, folder: Path, expected) -> None:
-        runner = self.runner(folder, "fixed:6")
-        runner.prepare(64)
-        decoding = runner.start(IDS, NEW_TOKENS, 0)
-        kept: list[int] = []
-        decoding.run(lambda tokens: not kept.extend(tokens))
-        assert kept == expected
-        details = decoding.details()
-        stats = runner._decoder.generate(IDS, max_new_tokens=NEW_TOKENS).stats
-        assert sum(details.rounds.accepted) + details.rounds.count >= NEW_TOKENS - 1
-        assert max(details.rounds.nodes) <= 6
-        assert stats.new_tokens == NEW_TOKENS
-        assert all(cycle >= verify for cycle, verify in zip(
-            details.rounds.cycle_s, details.rounds.verify_s, strict=True))  # fmt: skip
-        assert (details.rounds.predicted_verify_s, runner._decoder.on_round) == ((), None)
-
     def test_predictions_are_those_before_each_round(self, folder: Path) -> None:
         """`ema` by hand: the roofline times a bias that each round moves by a tenth."""
         runner = self.runner(folder, "bastion", "ema")

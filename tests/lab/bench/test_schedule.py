@@ -68,17 +68,6 @@ class TestOrder:
             (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
         ]  # fmt: skip
 
-    @pytest.mark.slow
-    def test_slow_drift_meets_all_arms_alike(self) -> None:
-        """A machine that slows to a third over the run moves the ratio by little."""
-        clock = Clock()
-        own = runners(clock)
-        for one in own:
-            one.slowness = lambda call: 1.0 + call / 20
-        found = run(own, schedule(prompts=40))
-        ratio = compare_arms(found, "fixed:3+d", "plain")
-        assert ratio.pooled == pytest.approx(1.6, rel=0.01)
-
 
 @pytest.mark.slow
 class TestByRound:

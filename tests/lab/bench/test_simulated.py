@@ -1,13 +1,17 @@
-"""The replay drafter: its frequencies against its stated probabilities, and its lookups."""
+"""The replay drafter against its stated probabilities, and a target that writes a given text."""
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from costmodel.acceptance import AcceptanceProcess
+from costmodel.acceptance import AcceptanceProcess, constant
+from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
+from lab.bench.arms.given_text import GivenTextTarget
 from lab.bench.simulated import SimulatedDrafter, Truth
-from tests.decoder.models import request
+from tests.decoder.model.test_graphs import graph_target
+from tests.decoder.models import greedy, random_model, request, target_of
 
 VOCAB = 1000
 FADING_RATES = tuple(0.9 * 0.93**depth for depth in range(6))
@@ -93,3 +97,32 @@ class TestCalibration:
         assert block.probabilities[0] == pytest.approx(by_hand, abs=1e-12)
         at = int(np.argmin(np.abs(confidences[0] - block.probabilities[0, 0])))
         assert table[0, at] == pytest.approx(by_hand, abs=1e-9)
+
+
+MODEL_VOCAB, PROMPT = 97, [3, 1, 4, 1, 5]
+
+
+def forced_text(seed=0):
+    """A text that the model would not write by itself, with repeats to draft from."""
+    random = np.random.default_rng(seed)
+    part = random.integers(0, MODEL_VOCAB, 12).tolist()
+    return [*PROMPT, *part, *part, *random.integers(0, MODEL_VOCAB, 12).tolist(), *part, *part]
+
+
+def replay(text):
+    return SimulatedDrafter(Truth([text]), constant(4.0), vocab=MODEL_VOCAB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["plain", "chain", "fixed:7"])
+@pytest.mark.parametrize("make", [replay, lambda text: NgramDrafter()], ids=["replay", "ngram"])
+@pytest.mark.parametrize("open_target", [target_of, lambda model: graph_target(model)[0]])
+def test_every_arm_writes_the_forced_text(policy, make, open_target):
+    model, text = random_model("llama-gqa"), forced_text()
+    assert greedy(model, PROMPT, 8) != text[len(PROMPT) :][:8]
+    target = GivenTextTarget(open_target(model))
+    target.follow(text)
+    decoder = TreeDecoder(target, policy=policy, drafter=make(text), max_nodes=16)
+    result = decoder.generate(PROMPT, max_new_tokens=60)
+    assert result.token_ids == text[len(PROMPT) :][:60]
+    assert policy == "plain" or result.stats.accepted_tokens > 5

@@ -44,8 +44,7 @@ class Learner(FakeArm):
     learnt: list[str] = field(default_factory=list)
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> LearningDecoding:
-        plain = super().start(ids, new_tokens, seed)
-        return LearningDecoding(self, plain.text, plain.slowness)
+        return LearningDecoding(self, self.text(ids))
 
 
 class LearningDecoding(FakeDecoding):

@@ -145,6 +145,7 @@ def test_shipped_overheads_err_no_more_than_new_ones_of_other_pairs():
     shipped = read_yaml(shipped_directory() / "engines.yaml")
     assert stored["overheads"].keys() <= shipped.keys()
     assert engine_overheads("trtllm") == Overheads(**shipped["trtllm"])
+    assert engine_overheads("lmdeploy") == engine_overheads("shared")
     versions = {"": "0.19", "0.9": "0.11", "0.13.2": "0.11", "0.14": "0.19", "0.32": "0.19"}
     for version, planned in versions.items():
         own = Overheads(**shipped["vllm"] | shipped[f"vllm@{planned}"])
@@ -164,10 +165,6 @@ def test_served_rows_hold_what_the_plans_state():
         assert 0.75 <= part["tpot"]["inside"] <= 0.90
     for error in stored["live"].values():
         assert max(map(abs, (error["ttft"], error["makespan"]))) < 0.1
-
-
-def test_an_unknown_engine_gets_the_shared_ones():
-    assert engine_overheads("lmdeploy") == engine_overheads("shared")
 
 
 def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):

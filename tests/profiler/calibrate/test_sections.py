@@ -152,18 +152,19 @@ def drafter(name: str, seconds: float, **origin: str) -> DrafterSection:
 FIRST, SECOND = "a" * 12, "b" * 12
 
 
-@pytest.mark.parametrize("to_file", [False, True])
-def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file):
+def test_drafters_measured_before_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    output = tmp_path / "mine.yaml" if to_file else None
     new = make_profile().with_drafter(SECOND, drafter("second", 2e-3))
-    assert with_stored_drafters(new, output) == new  # nothing is stored yet
     old = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
     old = old.with_drafter(SECOND, drafter("second", 9e-3))
-    old.to_yaml(output) if output else ProfileStore().save(old)
-    merged = with_stored_drafters(new, output)
-    found = {key: value.median_s for key, value in merged.drafters.items()}
-    assert found == {FIRST: (1e-3,), SECOND: (2e-3,)}
+    for output in (tmp_path / "mine.yaml", None):
+        assert with_stored_drafters(new, output) == new  # nothing is stored yet
+        old.to_yaml(output) if output else ProfileStore().save(old)
+        merged = with_stored_drafters(new, output)
+        found = {key: value.median_s for key, value in merged.drafters.items()}
+        assert found == {FIRST: (1e-3,), SECOND: (2e-3,)}
+        if output:
+            output.unlink()
 
 
 @pytest.mark.parametrize("kind", ["measured", "quick"])

@@ -127,9 +127,8 @@ def test_a_busy_machine_gives_no_profile_to_use_and_keeps_the_older_one(place, m
     assert "the new one is worse (do not use" in " ".join(out.split())
     assert "The same command with `--replace` replaces it." in out
     assert out.splitlines()[-1].startswith("do not use: stop what else runs, then `rooftree cal")
-    assert {path.suffix for path in (stored.parent / "aside").iterdir()} == {
-        ".yaml", ".png", ".jsonl"
-    }  # fmt: skip
+    aside = {path.suffix for path in (stored.parent / "aside").iterdir()}
+    assert aside >= {".yaml", ".png", ".jsonl"}
 
     exit_code, out, _ = place.run(*busy, "--replace", "--json")
     assert (exit_code, json.loads(out)["grade"]) == (5, "do not use")
@@ -144,7 +143,7 @@ def test_a_busy_machine_gives_no_profile_to_use_and_keeps_the_older_one(place, m
     ("--runtime", "fast", "--runtime"), ("url", "http://127.0.0.1:1", "Give options after 'url'."),
 ])  # fmt: skip
 def test_options_that_make_no_sense(refused, option, value, message):
-    assert message in refused("calibrate", option, value)
+    assert message in refused("calibrate", "--device", "cpu", option, value)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """`rooftree generate`: prompts in, text or JSON out, and what it says of its profile."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from costmodel.errors import InputError
 from profiler.commands.generate import read_prompts
-from tests.tiny_folder import isolate, write_all
+from tests.tiny_folder import isolate
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -17,9 +18,9 @@ PROMPT = "hällo hällo"
 class Command:
     """Calls of the command on a tiny target with a data directory of its own."""
 
-    def __init__(self, folder: Path, run) -> None:
+    def __init__(self, folder: Path, target: Path, run) -> None:
         self.folder, self._run = folder, run
-        self.target = write_all(folder / "tiny")
+        self.target = shutil.copytree(target, folder / "tiny")
 
     def __call__(self, *more: str, tokens: int = 12) -> tuple[int, str, list[str]]:
         on_cpu = ("--target", str(self.target), "--device", "cpu", "--dtype", "float32")
@@ -33,9 +34,9 @@ class Command:
 
 
 @pytest.fixture
-def generate(tmp_path, monkeypatch, run):
+def generate(tmp_path, monkeypatch, tiny_target, run):
     isolate(monkeypatch, tmp_path)
-    return Command(tmp_path, run)
+    return Command(tmp_path, tiny_target, run)
 
 
 class TestOutput:

@@ -51,8 +51,8 @@ def test_from_a_folder_to_a_plan(kind, tmp_path, monkeypatch, capsys):
     assert greedy(model, prompt, len(answer)) == list(answer)
     both = ("--target", target, "--drafter", drafter, "--device", "cpu", "--dtype", "float32")
     profile = str(tmp_path / "profile.yaml")
-    sweep = ("--contexts", "32,128", "--max-nodes", "15", "--output", profile)
-    run("calibrate", *both, *sweep)
+    sweep = ("--contexts", "32,128", "--max-nodes", "15", "--time-budget", "5s")
+    run("calibrate", *both, *sweep, "--output", profile)
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     wanted = greedy(model, tokenizer(PROMPT)["input_ids"], 24)
     for policy in ("bastion", "fixed:12", "plain"):

@@ -21,7 +21,6 @@ QWEN = SPECBLOCK | {
     "rope_theta": 1000000, "num_ttt_blocks": 3,
 }  # fmt: skip
 FEATURES = (2, 3, 3)  # low, mid and top of a target of six layers
-BRANCHING = (2, 4, 10, 0)
 SUMMARY, BUCKETS, RANK_HIDDEN = 15, 4, 256
 
 
