@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from costmodel.online import OnlineEstimator
-from decoder.acceptance.rules import AcceptanceRule, LogitRows, accept_together
+from decoder.acceptance.nodes import LogitRows
+from decoder.acceptance.rules import AcceptanceRule, RuleName, accept_together
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.isolation import IsolatedDrafter, IsolatedSession
@@ -29,12 +30,14 @@ FillShape = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """The parts of a decoder that its rounds work with.
+    """The parts of a decoder that its texts are generated with.
 
-    cost         corrected by the time of every verification; None if no cost model is in use
-    timer        of the verification forwards, for `cost`
-    synchronise  end every stage by waiting for the device, so that its time is its own
-    observers    called with every sequence's part of every round
+    cost          corrected by the time of every verification; None if no cost model is in use
+    timer         of the verification forwards, for `cost`
+    profile_line  one line: where the cost model came from
+    text_numbers  the numbers of its texts, one for each that begins
+    synchronise   end every stage by waiting for the device, so that its time is its own
+    observers     called with every sequence's part of every round
     """
 
     target: Target
@@ -42,6 +45,9 @@ class LoopParts:
     policy: Policy
     cost: OnlineEstimator | None
     timer: ForwardTimer
+    acceptance: RuleName
+    profile_line: str
+    text_numbers: Iterator[int]
     synchronise: bool = False
     observers: tuple[Callable[[Round], None], ...] = ()
 
@@ -50,33 +56,23 @@ class TextSequence:
     """One text in progress.
 
     number   of the text among those of its decoder
-    place    its sequence in the target's cache
     session  its drafting, from the prefill on
     """
 
     session: IsolatedSession
 
-    def __init__(
-        self,
-        request: TextRequest,
-        stats: Statistics,
-        rule: AcceptanceRule,
-        *,
-        number: int,
-        place: int,
-    ) -> None:
-        self.number = number
-        self.place = place
+    def __init__(self, parts: LoopParts, request: TextRequest, place: int = 0) -> None:
+        """place: its sequence in the target's cache"""
+        self.number, self.place = next(parts.text_numbers), place
         self.token_ids: list[int] = []
-        self.stats = stats
-        self.rule = rule
+        prompt = len(request.prompt)
+        self.stats = Statistics(parts.policy.name, parts.profile_line, prompt)
+        self.rule = AcceptanceRule(parts.acceptance, request.sampling, parts.target.device)
         self.sampling = request.sampling
         self._request = request
-        prompt = len(request.prompt)
         self._tokens = np.empty(prompt + request.max_new_tokens + 1, dtype=np.int64)
         self._tokens[:prompt] = request.prompt
         self._length = prompt
-        stats.prompt_tokens = prompt
 
     @property
     def context(self) -> NDArray[np.int64]:
@@ -179,7 +175,12 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
         for sequence, tree in zip(sequences, trees, strict=True)
     ]
     nodes = sum(tree.nodes for tree in trees) / len(trees)
-    logits = _verify(parts, steps, nodes, context)
+    if parts.cost is not None:
+        parts.timer.start()
+    logits = parts.target.verify(steps)
+    if parts.cost is not None:
+        rows = float(parts.cost.cost.bucket_rows(nodes, len(steps)))
+        parts.timer.stop(TimedForward(rows, context, len(steps)))
     timer.end("verify_s")
     outcomes = accept_together(
         [sequence.rule for sequence in sequences],
@@ -193,10 +194,14 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
     for sequence, outcome in zip(sequences, outcomes, strict=True):
         _refuse_no_token(outcome.bonus, len(sequence.context) + len(outcome.rows))
     timer.end("accept_s")
-    if parts.cost is not None:
-        _learn_cost(parts, parts.cost, sequences[0])
+    if (cost := parts.cost) is not None:
+        warning_before = cost.drift_warning
+        for forward, verify_s in parts.timer.finished():  # whose time is known by now
+            cost.observe(forward.rows, forward.context, verify_s, forward.batch)
+        if cost.drift_warning is not None and warning_before is None:
+            sequences[0].stats.warnings.append(cost.drift_warning)
     rounds = []
-    for sequence, tree, outcome, rows in zip(sequences, trees, outcomes, logits, strict=True):
+    for sequence, tree, outcome, of_tree in zip(sequences, trees, outcomes, logits, strict=True):
         finished = Round(
             tree=tree,
             accepted=outcome,
@@ -209,7 +214,7 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
             mean_context=context,
             stages=timer.times,
         )
-        _commit(parts, sequence, finished, rows)
+        _commit(parts, sequence, finished, of_tree)
         rounds.append(finished)
     timer.end("commit_s")
     for sequence, finished in zip(sequences, rounds, strict=True):
@@ -234,7 +239,12 @@ def _choose_trees(
 ) -> list[DraftTree] | None:
     """The tree of each sequence; None if the round is a plain step without any draft."""
     policy, batch = parts.policy, len(sequences)
-    depths = [_draft_depth(parts, sequence) for sequence in sequences]
+    # A round without a draft gives one token, so drafts serve the tokens wanted beyond it. A text
+    # whose drafter has failed goes on without any.
+    deepest = parts.drafter.drafter.deepest(policy.growth)
+    depths = [
+        0 if one.session.failure is not None else min(deepest, one.wanted - 1) for one in sequences
+    ]
     # The policy is asked in every round, so that its last answer is always of this one.
     if not policy.wants_draft(context, batch) or max(depths) < 1:
         return None
@@ -258,14 +268,6 @@ def _choose_trees(
     return trees
 
 
-def _draft_depth(parts: LoopParts, sequence: TextSequence) -> int:
-    """The deepest position to draft; 0 without a draft, for good where the drafter has failed."""
-    if sequence.session.failure is not None:
-        return 0
-    # A round without a draft gives one token, so drafts serve the tokens wanted beyond it.
-    return min(parts.drafter.drafter.deepest(parts.policy.growth), sequence.wanted - 1)
-
-
 def _draft(
     parts: LoopParts, sequence: TextSequence, depth: int, width: int
 ) -> tuple[Candidates, FillShape]:
@@ -279,8 +281,9 @@ def _draft(
     tempered = drawn or parts.policy.tempered
     temperature = (sequence.sampling.temperature or 1.0) if tempered else 1.0
     if drawn and parts.drafter.drafter.draws == "levels":
-        return rule.expected_by_depth(depth, width), lambda shape: session.draw(
-            context, shape, temperature, rule.pick.generator
+        expected = rule.expectation.lattice(rule.expectation.usual_confidences(depth), width)
+        return expected, lambda shape: session.draw(
+            context, shape, temperature, rule.choices.generator
         )
     request = DraftRequest(
         depth=depth, width=width, growth=parts.policy.growth, temperature=temperature, whole=drawn
@@ -292,38 +295,10 @@ def _draft(
     return rule.expected(lattice), lambda shape: rule.drawn(shape, lattice)
 
 
-def _verify(
-    parts: LoopParts, steps: Sequence[Step], nodes: float, context: int
-) -> list[torch.Tensor]:
-    """The target's logits [rows, vocab] of each step, timed if there is a cost model.
-
-    nodes, context  means over the steps
-    """
-    if parts.cost is None:
-        return parts.target.verify(steps)
-    rows = float(parts.cost.cost.bucket_rows(nodes, len(steps)))
-    parts.timer.start()
-    logits = parts.target.verify(steps)
-    parts.timer.stop(TimedForward(rows, context, len(steps)))
-    return logits
-
-
-def _learn_cost(parts: LoopParts, cost: OnlineEstimator, sequence: TextSequence) -> None:
-    """Correct the cost model by the forwards whose time is known by now; note drift once."""
-    warning_before = cost.drift_warning
-    for forward, verify_s in parts.timer.finished():
-        cost.observe(forward.rows, forward.context, verify_s, forward.batch)
-    if cost.drift_warning is not None and warning_before is None:
-        sequence.stats.warnings.append(cost.drift_warning)
-
-
 def _commit(
     parts: LoopParts, sequence: TextSequence, finished: Round, logits: torch.Tensor
 ) -> None:
-    """Keep the accepted rows in the cache, and tell policy and drafter of the round.
-
-    logits  [rows, vocab] of the verification
-    """
+    """Keep the accepted rows in the cache, and tell policy and drafter of the round."""
     rows = [0, *finished.accepted.rows]
     parts.target.commit(rows, sequence.place)
     parts.policy.observe(finished)

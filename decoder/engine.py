@@ -33,7 +33,7 @@ from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.isolation import IsolatedDrafter
-from decoder.generation import DecodeRun, GenerationParts, run_together
+from decoder.generation import DecodeRun, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.model.making import Quantization, make_target, quantised, runtime_kind
 from decoder.model.runtime.base import RuntimeChoice
@@ -55,8 +55,10 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class TextOptions(SamplingOptions, ChatOptions, total=False):
-    """Options of one text."""
+    """Options of one text; see `TreeDecoder.generate`."""
 
+    max_new_tokens: int
+    stop: Sequence[str]
     ignore_eos: bool
 
 
@@ -73,9 +75,6 @@ class DecoderOptions(TypedDict, total=False):
     profile: ProfileChoice | None
     trace: Path | None
     stage_times: bool
-
-
-CHAT_NAMES = tuple(ChatOptions.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,49 +201,29 @@ class TreeDecoder:
             return f"policy {self.policy.name} needs no profile"
         return self.cost_source.line
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        **options: Unpack[TextOptions],
-    ) -> Generation:
-        """Decode up to `max_new_tokens` tokens after the prompt.
+    def generate(self, prompt: Prompt, **options: Unpack[TextOptions]) -> Generation:
+        """Decode up to `max_new_tokens` (128) tokens after the prompt.
 
         prompt   text, token ids, or turns of a chat as {"role": "user", "content": "..."}
-        stop     strings that end the text (they are not part of it)
-        options  `chat`, `system` and `template` of `ChatOptions`; `temperature`, `top_p`,
-                 `top_k` and `seed` of `Sampling`; `ignore_eos`: whether end tokens end no text
+        options  `stop`: strings that end the text (they are not part of it); `chat`, `system` and
+                 `template` of `ChatOptions`; `temperature`, `top_p`, `top_k` and `seed` of
+                 `Sampling`; `ignore_eos`: whether end tokens end no text
         What else the checkpoint's generation config asks for, as a repetition penalty, is
         respected exactly, or is an InputError.
         Raises InputError for an empty prompt or one that does not fit the model.
         """
         with self.target.lock:
-            run = self.stream(prompt, max_new_tokens=max_new_tokens, stop=stop, **options)
+            run = self.stream(prompt, **options)
             text = "".join(run)
         return Generation(run.token_ids, text if run.has_text else None, run.stats)
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        **options: Unpack[TextOptions],
-    ) -> DecodeRun:
+    def stream(self, prompt: Prompt, **options: Unpack[TextOptions]) -> DecodeRun:
         """The same as `generate`, as an iterator of text pieces with `token_ids` and `stats`."""
         with self.target.lock:  # tokenizers are not made for several threads either
-            request = self._request(prompt, max_new_tokens, stop, options)
-            return DecodeRun(self.parts, request)
+            return DecodeRun(self.parts, self._request(prompt, options))
 
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        **options: Unpack[TextOptions],
+        self, prompts: Sequence[Prompt], **options: Unpack[TextOptions]
     ) -> list[Generation]:
         """Decode several prompts of any lengths in common forwards, with one node budget.
 
@@ -258,7 +237,7 @@ class TreeDecoder:
             requests = []
             for index, prompt in enumerate(prompts):
                 try:
-                    requests.append(self._request(prompt, max_new_tokens, stop, options, index))
+                    requests.append(self._request(prompt, options, index))
                 except InputError as error:
                     raise InputError(
                         f"prompt {index + 1} of {len(prompts)}: {error.problem}", hint=error.hint
@@ -283,26 +262,23 @@ class TreeDecoder:
             ) from error
 
     @property
-    def parts(self) -> GenerationParts:
+    def parts(self) -> LoopParts:
         """The parts of this decoder as they stand, for texts that begin now."""
         cost = None if self.cost_source is None else self.cost_source.cost
         observers = [] if self.on_round is None else [self.on_round]
         if self.trace is not None:
             observers.append(partial(self.trace.write, cost=cost))
-        loop = LoopParts(
+        return LoopParts(
             target=self.target,
             drafter=self._isolated,
             policy=self.policy,
             cost=cost,
             timer=self.timer,
-            synchronise=self.stage_times,
-            observers=tuple(observers),
-        )
-        return GenerationParts(
-            loop=loop,
             acceptance=self._acceptance or self._rule(self.policy.acceptance),
             profile_line=self.profile_line,
             text_numbers=self._text_numbers,
+            synchronise=self.stage_times,
+            observers=tuple(observers),
         )
 
     def check(self, ids: Sequence[int], max_new_tokens: int) -> None:
@@ -323,20 +299,14 @@ class TreeDecoder:
             )
         self.target.check_length(len(ids), max_new_tokens)
 
-    def _request(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int,
-        stop: Sequence[str],
-        options: TextOptions,
-        seed_offset: int = 0,
-    ) -> TextRequest:
+    def _request(self, prompt: Prompt, options: TextOptions, seed_offset: int = 0) -> TextRequest:
         refuse_unknown(options, TextOptions.__annotations__)
-        chat = ChatOptions(**{name: options[name] for name in CHAT_NAMES if name in options})
-        drawing = SamplingOptions.__annotations__.keys() & options.keys()
-        sampling = sampling_from({name: options[name] for name in drawing})
-        max_new_tokens = whole("max_new_tokens", max_new_tokens)
-        stop = stop_strings(stop)
+        given: dict[str, Any] = dict(options)
+        drawing = SamplingOptions.__annotations__.keys() & given.keys()
+        sampling = sampling_from({name: given[name] for name in drawing})
+        chat: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
+        max_new_tokens = whole("max_new_tokens", options.get("max_new_tokens", 128))
+        stop = stop_strings(options.get("stop", ()))
         is_text = isinstance(prompt, str) or is_chat(prompt, {})
         if isinstance(prompt, str):
             ids = self.encode(text_of(prompt), **chat)

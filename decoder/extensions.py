@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 from costmodel.errors import InputError, reason_of
 from costmodel.plugins import load_entry_point, load_plugins
@@ -27,11 +27,10 @@ DRAFTERS = "rooftree.drafters"
 POLICIES = "rooftree.policies"
 REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", re.ASCII)
 
-T = TypeVar("T")
 Factory = Callable[..., object]
 
 
-def make_extension(name: str, group: str, kind: type[T], **available: object) -> T | None:
+def make_extension(name: str, group: str, kind: type[Any], **available: object) -> Any:
     """The object of a name; None unless it is `package:Class` or of an entry point in the group.
 
     available  keyword arguments; a class or function is called with those that it names
@@ -68,7 +67,7 @@ def checkpoint_formats() -> dict[str, Any]:
     return {name: one for name, one in load_plugins(DRAFTERS) if hasattr(one, "recognises")}
 
 
-def build(factory: Factory, kind: type[T], name: str, available: dict[str, object]) -> T:
+def build(factory: Factory, kind: type[Any], name: str, available: dict[str, object]) -> Any:
     """The object that a class or function makes.
 
     Raises InputError where the call fails or gives another type than `kind`.
@@ -104,28 +103,18 @@ def is_installed(extension: object, group: str) -> bool:
 
 
 def _module(name: str, module: str) -> Any:
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)  # behind all others, so that it hides none
     try:
-        try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise
-            if (folder := os.getcwd()) not in sys.path:
-                sys.path.append(folder)  # behind all others, so that it hides none
-            return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(name, error) from error
-        raise InputError(
-            f"'{name}': there is no module '{error.name}'",
-            hint="Install it, or run in the folder that it lies in.",
-        ) from error
+        return importlib.import_module(module)
     except Exception as error:
-        raise _failed(name, error) from error
-
-
-def _failed(name: str, error: Exception) -> InputError:
-    return InputError(f"'{name}': importing it fails: {reason_of(error)}")
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise InputError(
+                f"'{name}': there is no module '{missing}'",
+                hint="Install it, or run in the folder that it lies in.",
+            ) from error
+        raise InputError(f"'{name}': importing it fails: {reason_of(error)}") from error
 
 
 def _top(module: str) -> str:

@@ -5,43 +5,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 
 from costmodel.errors import InputError
-from decoder.acceptance.rules import AcceptanceRule, RuleName
 from decoder.decode_loop import LoopParts, TextSequence, prefill, run_round
 from decoder.statistics import Statistics
 from decoder.text import TextRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationParts:
-    """The parts of a decoder that its texts are generated with.
-
-    profile_line  one line: where the cost model came from
-    text_numbers  the numbers of its texts, one for each that begins
-    """
-
-    loop: LoopParts
-    acceptance: RuleName
-    profile_line: str
-    text_numbers: Iterator[int]
-
-    def open(self, request: TextRequest, place: int = 0) -> TextSequence:
-        """A new text, at this place in the target's cache."""
-        stats = Statistics(policy=self.loop.policy.name, profile=self.profile_line)
-        rule = AcceptanceRule(self.acceptance, request.sampling, self.loop.target.device)
-        number = next(self.text_numbers)
-        return TextSequence(request, stats, rule, number=number, place=place)
-
-    @property
-    def largest_rows(self) -> int:
-        """Rows of the largest verification of a sequence."""
-        return self.loop.policy.max_nodes + 1
-
-    def tokens_needed(self, sequence: TextSequence) -> int:
-        """Capacity of the cache for the whole text and the last round's tree."""
-        return sequence.cached + 1 + sequence.wanted + self.largest_rows
 
 
 class DecodeRun(Iterator[str]):
@@ -53,11 +21,10 @@ class DecodeRun(Iterator[str]):
     error or an interrupt, `stats.finish` is "interrupted" and `token_ids` holds whole rounds.
     """
 
-    def __init__(self, parts: GenerationParts, request: TextRequest) -> None:
+    def __init__(self, parts: LoopParts, request: TextRequest) -> None:
         self.has_text = request.stream is not None
-        self._parts = parts
-        self._lock = parts.loop.target.lock
-        self._sequence = parts.open(request)
+        self._parts, self._lock = parts, parts.target.lock
+        self._sequence = TextSequence(parts, request)
         self._rounds = self._run()
         self._pieces: deque[str] = deque()
 
@@ -92,13 +59,12 @@ class DecodeRun(Iterator[str]):
             self._sequence.interrupt()
 
     def _run(self) -> Generator[list[str], None, None]:
-        loop, sequence = self._parts.loop, self._sequence
-        target = loop.target
+        parts, sequence = self._parts, self._sequence
+        target = parts.target
         try:
-            target.reserve(self._parts.tokens_needed(sequence))
-            target.prepare(self._parts.largest_rows)
+            _reserve(parts, [sequence])
             reservation = target.reservations
-            yield list(sequence.take([prefill(loop, sequence)]))
+            yield list(sequence.take([prefill(parts, sequence)]))
             while not sequence.ended:
                 if target.reservations != reservation:
                     raise InputError(
@@ -106,41 +72,46 @@ class DecodeRun(Iterator[str]):
                         hint="Finish one stream before the next, use generate_batch for several "
                         "texts at once, or a decoder with a model of its own for each.",
                     )
-                [finished] = run_round(loop, [sequence])
+                [finished] = run_round(parts, [sequence])
                 yield list(sequence.take(finished.emitted))
         finally:
             sequence.interrupt()
-            loop.policy.ended(sequence.number)
-            _log_drift(loop, sequence)
+            _end(parts, sequence)
 
 
-def _log_drift(loop: LoopParts, sequence: TextSequence) -> None:
+def _reserve(parts: LoopParts, sequences: Sequence[TextSequence]) -> None:
+    """Give the target a cache for the whole texts and the last round's trees."""
+    rows = parts.policy.max_nodes + 1
+    longest = max(one.cached + 1 + one.wanted for one in sequences)
+    parts.target.reserve(longest + rows, len(sequences))
+    parts.target.prepare(rows)
+
+
+def _end(parts: LoopParts, sequence: TextSequence) -> None:
     """Log the drift that a text's rounds found, behind its last piece, never within a stream."""
-    drift = None if loop.cost is None else loop.cost.drift_warning
+    parts.policy.ended(sequence.number)
+    drift = None if parts.cost is None else parts.cost.drift_warning
     if drift is not None and drift in sequence.stats.warnings:
         logging.getLogger(__name__).warning(drift)
 
 
 def run_together(
-    parts: GenerationParts, requests: Sequence[TextRequest]
+    parts: LoopParts, requests: Sequence[TextRequest]
 ) -> list[tuple[TextSequence, str]]:
     """Decode several texts, with one forward a round for all that have not ended.
 
     The tokens of each are those that it gives alone. Other threads wait until all have ended.
     Returns each sequence with its text.
     """
-    loop = parts.loop
-    sequences = [parts.open(request, place) for place, request in enumerate(requests)]
-    with loop.target.lock:
+    sequences = [TextSequence(parts, request, place) for place, request in enumerate(requests)]
+    with parts.target.lock:
         try:
-            loop.target.reserve(max(map(parts.tokens_needed, sequences)), len(sequences))
-            loop.target.prepare(parts.largest_rows)
-            pieces = [list(sequence.take([prefill(loop, sequence)])) for sequence in sequences]
-            while running := [sequence for sequence in sequences if not sequence.ended]:
-                for sequence, finished in zip(running, run_round(loop, running), strict=True):
+            _reserve(parts, sequences)
+            pieces = [list(one.take([prefill(parts, one)])) for one in sequences]
+            while running := [one for one in sequences if not one.ended]:
+                for sequence, finished in zip(running, run_round(parts, running), strict=True):
                     pieces[sequence.place] += sequence.take(finished.emitted)
         finally:
             for sequence in sequences:
-                loop.policy.ended(sequence.number)
-                _log_drift(loop, sequence)
-    return [(sequence, "".join(pieces[sequence.place])) for sequence in sequences]
+                _end(parts, sequence)
+    return [(one, "".join(pieces[one.place])) for one in sequences]

@@ -50,9 +50,12 @@ def jit(function: F) -> F:
 
 
 def jit_inner(function: F, *, fastmath: frozenset[str] = frozenset()) -> F:
-    """`jit` for a function that compiled ones call alone, in whose cached code it is."""
+    """`jit` for a function that compiled ones call alone, in whose cached code it is.
+
+    It divides by 0 without an error: a check would keep loops from being widened.
+    """
     options = {"nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
-    return cast(F, numba.njit(fastmath=set(fastmath), **options)(function))
+    return cast(F, numba.njit(fastmath=set(fastmath), error_model="numpy", **options)(function))
 
 
 def jit_sums(function: F) -> F:
@@ -158,16 +161,20 @@ def _let_others_run(typing: Any) -> Any:
 
 
 @jit_inner
-def parts_of(claims, phase, parts, size):  # type: ignore[no-untyped-def]
-    """Yield the parts of a phase that the caller has to do, `size` together, until all are done."""
-    claimed, done, looks = 2 * phase * LINE, (2 * phase + 1) * LINE, 0
-    first = _add(claims, claimed, size)
+def parts_of(claims, phase, parts, share):  # type: ignore[no-untyped-def]
+    """Yield the parts of a phase that the caller has to do, until all are done.
+
+    It takes the `share`-th part of those that are left together, so few at the end, and all
+    threads end at about the same time.
+    """
+    claimed, done, looks, first = 2 * phase * LINE, (2 * phase + 1) * LINE, 0, 0
     while first < parts:
+        size = max((parts - _look(claims, claimed)) // share, 1)
+        first = _add(claims, claimed, size)
         last = min(first + size, parts)
         for part in range(first, last):  # noqa: UP028 - numba has no `yield from`
             yield part
-        _add(claims, done, last - first)
-        first = _add(claims, claimed, size)
+        _add(claims, done, max(last - first, 0))
     while _look(claims, done) < parts:
         looks += 1
         if looks % PATIENCE == 0:

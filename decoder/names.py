@@ -60,8 +60,12 @@ def check_target(name: str) -> None:
 
 def check_path(name: str) -> None:
     """Raise InputError for a path, where there is no folder of this name."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if is_path(name):
         raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
+
+
+def is_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def check_policy(text: str) -> None:

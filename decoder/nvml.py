@@ -100,9 +100,9 @@ class Gpu:
         """Every field, or those of these names, that this driver and GPU can tell, and no other."""
         nvml, handle, board = self.nvml, self.handle, self.board
         readings: dict[str, Callable[[], Any]] = {
-            "gpu_name": lambda: text(nvml.nvmlDeviceGetName(handle)),
-            "gpu_uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
-            "driver": lambda: text(nvml.nvmlSystemGetDriverVersion()),
+            "gpu_name": lambda: nvml.nvmlDeviceGetName(handle),
+            "gpu_uuid": lambda: nvml.nvmlDeviceGetUUID(handle),
+            "driver": lambda: nvml.nvmlSystemGetDriverVersion(),
             "gpu_memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             "gpu_memory_free_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).free),
             "gpu_sm_clock_hz": lambda: 1e6 * float(nvml.nvmlDeviceGetClockInfo(board, 1)),
@@ -183,11 +183,6 @@ def _torch_uuids(cuda_index: int) -> list[str]:
         return []
     uuid = getattr(torch.cuda.get_device_properties(cuda_index), "uuid", None)
     return [] if uuid is None else [f"MIG-{uuid}", f"GPU-{uuid}"]
-
-
-def text(value: str | bytes) -> str:
-    """A string of NVML, which older bindings give as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def check_built(device: torch.device) -> None:

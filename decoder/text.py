@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import compress
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -74,8 +74,7 @@ def process_of(processors: Sequence[Any], padding: Sequence[int] = ()) -> Proces
         ids = torch.from_numpy(np.concatenate((before, tokens)))[None]
         # transformers processes a float32 copy.
         scores = logits.to(torch.float32, copy=True)[None]
-        processed: torch.Tensor = every(ids.to(logits.device), scores)[0]
-        return processed
+        return every(cast(torch.LongTensor, ids.to(logits.device)), scores)[0]
 
     return process
 

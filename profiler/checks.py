@@ -18,8 +18,8 @@ from decoder.device import default_dtype, dtype_name, fingerprint, select_device
 from decoder.model.demo_model import demo_model_folder, has_demo_model
 from decoder.model.loading import default_target
 from decoder.model.making import runtime_kind
+from decoder.model.runtime.fused import kernels_refused
 from decoder.model.runtime.linear import packing_refused
-from decoder.model.runtime.trial import kernels_refused
 from decoder.nvml import Gpu
 from decoder.profiling.measured_profile import ATTENTION
 from profiler.measure.machine import collect, observe, warnings

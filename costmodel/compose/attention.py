@@ -130,6 +130,28 @@ class Attention:
         return np.asarray(np.minimum(measured, split), dtype=np.float64)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatentTable:
+    """Seconds of one layer's latent attention by one device's heads: {(batch, tokens): seconds}.
+
+    `generation`: of one row a sequence over cached tokens; `context`: of prompts. `projects`: its
+    products, norms and indexer were timed with it. `source`: whose kernels, for people.
+    """
+
+    generation: Mapping[int, Mapping[tuple[int, int], float]]
+    context: Mapping[int, Mapping[tuple[int, int], float]]
+    projects: bool
+    source: str
+
+    def one_row_s(self, heads: int, tokens: Array, batch: int) -> Array:
+        """Seconds of one row of each of `batch` sequences over `tokens` [tokens]."""
+        return interpolate(self.generation[heads], np.maximum(tokens, 1), batch)
+
+    def prompts_s(self, heads: int, tokens: Array) -> Array:
+        """Seconds of one prompt of `tokens` [tokens]."""
+        return interpolate(self.context[heads], tokens, 1)
+
+
 def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     """{(batch, tokens): seconds} in which none exceeds that of more tokens or sequences.
 

@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.attention import Attention
+from costmodel.compose.attention import Attention, LatentTable
 from costmodel.compose.tables import ExpertTable, OperatorTables
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
@@ -20,6 +21,7 @@ from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, layer_bytes
 # triangular system, under the ancestors' mask or the causal one. Behind it a chain carries its
 # state from tile to tile, which branches cannot share.
 CHUNK_ROWS = 64
+_ALL_USED = 0.99  # share of the experts in use, from which on all are
 BLOCK_COLUMNS = 128  # that share a scale in fp8_block
 # One layer's latent attention and recurrence, where no table is read: seconds of launches, and
 # shares of the bandwidth and of the FLOPs' time that come to it. The first fit operator tables of
@@ -143,10 +145,8 @@ class ComposedForward:
         """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only."""
         counts = np.atleast_1d(np.asarray(tokens, dtype=np.float64))
         a = self.architecture
-        if a.latent_rank:  # keys and values are made of the vectors; half of all pairs are seen
-            flops = a.heads * (a.head_dim + a.value_dim) * counts**2 / self.tensor_parallel
-            layer_s = _LATENT_S + 2 * flops / self.tables.device.peak_flops_per_s
-            attention = a.attention_layers * layer_s
+        if a.latent_rank:
+            attention = a.attention_layers * self._latent_prompts_s(counts)
         else:
             attention = np.array(
                 [prompt_attention_s(self.tables.attention, a, int(s), self._heads) for s in counts]
@@ -179,18 +179,56 @@ class ComposedForward:
         """The parts that no table was read of, whose times are of bytes and FLOPs."""
         a, parts = self.architecture, unread_parts(self.architecture)
         unread = self.tables.recurrent_table(a, self.tensor_parallel) is None
+        if self.latent is not None:
+            parts.remove("latent attention")
         if a.recurrent and unread and "recurrent layers" not in parts:
             parts.append("recurrent layers")
         return (*parts, *(["experts"] if a.experts and self._experts().estimated else ()))
 
+    @property
+    def latent(self) -> LatentTable | None:
+        """The measured latent attention of this target, where there is one."""
+        return self.tables.latent_table(self.architecture, self.tensor_parallel)
+
     def _latent_s(self, rows: int, tokens: Array, batch: int) -> Array:
-        """One layer's latent attention over `tokens` for each row [tokens], keys absorbed."""
-        a, device = self.architecture, self.tables.device
-        moved = CACHE_BYTES[self.tables.cache] * batch * tokens * a.cached_width
-        flops = 2 * batch * rows * tokens * sum(a.attention_widths) / self.tensor_parallel
-        read_s = moved / (_LATENT_READ * device.peak_bytes_per_s)
-        seconds: Array = _LATENT_S + read_s + _LATENT_FLOPS * flops / device.peak_flops_per_s
-        return seconds
+        """One layer's latent attention over `tokens` for each row [tokens], keys absorbed.
+
+        Each further row adds its multiplications. What was timed with the products is without them.
+        """
+        a, device, table = self.architecture, self.tables.device, self.latent
+        seen = np.minimum(tokens, a.index_topk) if a.index_topk else tokens
+        flops = 2 * batch * seen * sum(a.attention_widths) / self.tensor_parallel
+        row_s = _LATENT_FLOPS * flops / device.peak_flops_per_s
+        if table is None:
+            moved = CACHE_BYTES[self.tables.cache] * batch * seen * a.cached_width
+            one_s = _LATENT_S + row_s + moved / (_LATENT_READ * device.peak_bytes_per_s)
+            one_s = one_s + self._indexer_s(batch * tokens, batch * tokens)
+        else:
+            one_s = table.one_row_s(a.heads // self.tensor_parallel, tokens, batch)
+            if table.projects:
+                one_s = np.maximum(one_s - self._projections_s(np.array([float(batch)])), 0.0)
+        return np.asarray(one_s + (rows - 1) * row_s, dtype=np.float64)
+
+    def _indexer_s(self, tokens: Array, pairs: Array) -> Array:
+        """A layer's mean seconds of choosing tokens: products, scores of `pairs`, the best ones."""
+        a, peaks = self.architecture, self.tables.peaks
+        share = a.index_layers / a.attention_layers
+        moved = WEIGHT_BYTES[self.tables.weights] * a.index_parameters / a.attention_layers
+        read_s = (moved + share * a.index_dim * tokens) / (_LATENT_READ * peaks.bytes_per_s)
+        scores_s = share * 2 * pairs * a.index_heads * a.index_dim / peaks.flops_per_s
+        return np.asarray(2 * share * _LATENT_S + read_s + scores_s, dtype=np.float64)
+
+    def _latent_prompts_s(self, tokens: Array) -> Array:
+        """One layer's latent attention in prompts of `tokens` [tokens], keys and values made."""
+        a, table = self.architecture, self.latent
+        if table is not None:
+            whole_s = table.prompts_s(a.heads // self.tensor_parallel, tokens)
+            made_s = self._projections_s(tokens) if table.projects else 0.0
+            return np.asarray(np.maximum(whole_s - made_s, 0.0), dtype=np.float64)
+        pairs = tokens * np.minimum(tokens / 2, a.index_topk or np.inf)
+        flops = 2 * a.heads * (a.head_dim + a.value_dim) * pairs / self.tensor_parallel
+        seconds = _LATENT_S + flops / (_LATENT_FLOPS * self.tables.device.peak_flops_per_s)
+        return np.asarray(seconds + self._indexer_s(tokens, tokens**2 / 2), dtype=np.float64)
 
     def attention_s(self, rows: int, context: Array, batch: int = 1) -> Array:
         """Seconds of all layers' attention, for one row count over each context [contexts]."""
@@ -302,6 +340,8 @@ class ComposedForward:
         heads_width = a.query_width // tp + a.head_dim * self._heads[1]
         if a.qk_norm:
             total = total + small.seconds("norm", rows, heads_width)
+        if a.latent_rank:
+            total = total + small.seconds("norm", rows, a.query_rank + a.latent_rank)
         if a.gated_attention:
             total = total + small.seconds("activation", rows, a.query_width // tp)
         return total + small.seconds("rotary", rows, heads_width)
@@ -329,11 +369,26 @@ class ComposedForward:
     def experts_s(self, rows: Array) -> Array:
         """Seconds of all layers' experts [rows], those of the other groups' rows included."""
         a, everywhere = self.architecture, rows * self.data_parallel
-        measured = self._experts().seconds(a, everywhere)
-        used = distinct_experts(a, everywhere) / self.devices
+        used, tokens = distinct_experts(a, everywhere) / self.devices, everywhere
+        if self.expert_parallel and self.devices > 1:
+            used = self._most_experts(used)
+            share = np.minimum(used * self.devices / a.experts, _ALL_USED)
+            as_many = np.log1p(-share) / np.log1p(-a.active_experts / a.experts)
+            tokens = np.maximum(everywhere, as_many)  # that use as many on every device
+        measured = self._experts().seconds(a, tokens)
         moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * used
         read_s = moved / self.tables.read_bytes_per_s
         return np.asarray(a.sparse_layers * np.maximum(measured, read_s), dtype=np.float64)
+
+    def _most_experts(self, mean: Array) -> Array:
+        """Experts in use on the device that has most of them, where each has `mean` on average.
+
+        All wait for it. Which of a device's whole experts are in use is near to independent: the
+        largest of as many normal counts is expected (Blom's approximation).
+        """
+        each, count = self.architecture.experts / self.devices, self.devices
+        most = mean + ndtri((count - 0.375) / (count + 0.25)) * np.sqrt(mean * (1 - mean / each))
+        return np.asarray(np.minimum(most, each), dtype=np.float64)
 
     def _dense_ffn_s(self, rows: Array, width: int) -> Array:
         matmul, small = self.tables.matmul, self.tables.small
@@ -346,9 +401,22 @@ class ComposedForward:
         total = np.zeros_like(rows)
         for name, n, k in self.products():
             if name in names:
-                table = self.tables.head if name == "router" else None
+                table = self.tables.head if name in self._unquantised else None
                 total = total + (table or self.tables.matmul).seconds(rows, n, k)
         return total
+
+    @property
+    def _unquantised(self) -> tuple[str, ...]:
+        """Products of 16-bit weights in a quantised checkpoint.
+
+        The gates of states are narrower than a block. Keys and values are absorbed in 16 bits; of
+        latent attention in NVFP4 the output alone has 4 (NVIDIA's DeepSeek-V3.1 and V3.2).
+        """
+        narrow = "router", "state gates"
+        if not self.architecture.latent_rank:
+            return narrow
+        queries = "query, key and value", "key and value", "query"
+        return (*narrow, "key", "value", *(queries if self.tables.weights == "nvfp4" else ()))
 
     def _all_reduce_s(self, rows: Array, devices: int) -> Array:
         if devices == 1 or devices not in self.tables.all_reduce:

@@ -330,6 +330,11 @@ def _note(forward: ComposedForward, bar: ErrorBar) -> str:
         parts.append(f"utilisation carried beyond the tables: {', '.join(outside)}")
     if forward.estimated:
         parts.append(f"estimated from bytes and FLOPs: {', '.join(forward.estimated)}")
+    if tables.weights == "fp8_block":
+        parts.append("products: with the scales of their inputs' blocks, as timed; small ones take"
+                     " longer than in 16 bits")  # fmt: skip
+    if forward.latent is not None:
+        parts.append(f"latent attention: {forward.latent.source}")
     if a.recurrent:
         parts.append(
             "recurrent layers: the chunk rule's kernel, which moves each state twice; of trees up"

@@ -12,7 +12,7 @@ import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, Peaks
-from costmodel.compose.attention import Attention, interpolate
+from costmodel.compose.attention import Attention, LatentTable, interpolate
 from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import InputError
 from costmodel.plugins import OPERATOR_TABLES, load_plugins
@@ -138,8 +138,10 @@ class OperatorTables:
     experts, devices that share each expert, groups that share the experts), so are those in
     another type (of bfloat16: fp8, else bfloat16) that bound estimates; `recurrent` by one
     device's key heads, value heads, their two dimensions and the width of the convolution;
-    `all_reduce` has (values, seconds) by number of devices. `matmul` is
-    of `weights`, the LM head's product, `head`, of bfloat16; None where both are the same.
+    `latent` reads latent attention by the ranks of a cached token and the sizes of a head, and
+    where an indexer chooses tokens by heads and their number; `all_reduce` has (values, seconds)
+    by number of devices. `matmul` is of `weights`, the LM head's product, `head`, of bfloat16; None
+    where both are the same.
     """
 
     device: DeviceSpec
@@ -154,6 +156,7 @@ class OperatorTables:
     experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
     other_experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
     recurrent: Mapping[tuple[int, ...], RecurrentTable] = dataclasses.field(default_factory=dict)
+    latent: Callable[[], Mapping[tuple[int, ...], LatentTable]] = dict
     all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
     weights: Weights = "bfloat16"
     cache: Cache = "bfloat16"
@@ -190,6 +193,15 @@ class OperatorTables:
             tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True,
             narrower=other if plain else None, wider=None if plain else other,
         )  # fmt: skip
+
+    def latent_table(self, architecture: ModelArchitecture, degree: int) -> LatentTable | None:
+        """The table of this target's latent attention; None where it must be estimated."""
+        a, heads = architecture, architecture.heads // degree
+        if not a.latent_rank or a.index_layers not in (0, a.attention_layers):
+            return None
+        sizes = (a.latent_rank, a.rope_dim, a.head_dim, a.value_dim)
+        table = self.latent().get((*sizes, a.heads, a.index_topk) if a.index_layers else sizes)
+        return table if table and heads in table.generation and heads in table.context else None
 
     def recurrent_table(
         self, architecture: ModelArchitecture, degree: int

@@ -206,7 +206,11 @@ def verification_s(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Coefficients of one engine; the defaults add nothing to the kernel times."""
+    """Coefficients of one engine; the defaults add nothing to the kernel times.
+
+    front_s  seconds of a request outside of the steps before its first token: HTTP, tokenising, and
+             the ways to the engine's process and back
+    """
 
     products: float = 1.0
     attention: float = 1.0
@@ -219,6 +223,7 @@ class Overheads:
     device_s: float = 0.0
     logits: float = 0.0
     plan_s: float = 0.0
+    front_s: float = 0.0
 
     def time_per_token_s(self, work: TokenWork, *, overlaps_host: bool) -> float:
         """Seconds between two tokens of one answer in steady state."""

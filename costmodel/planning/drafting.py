@@ -80,6 +80,11 @@ CHECKPOINTS = {
 # Host seconds of one n-gram look-up where none was timed: 0.55 % of the cycles of chain+ngram in
 # lab/studies/results/bench.json.
 NGRAM_S = 1.8e-4
+# Seconds that an engine's host takes at least for each forward of a drafter that drafts one token:
+# metadata, launches around its captured pieces, sampling. vLLM's step for 3 to 8 tokens of EAGLE-3,
+# 7.58, 8.48, 9.36, 10.22, 11.02 and 11.80 ms, by time a token and acceptance (vLLM PR #32628, of
+# 0.14, one request); its drafters run in pieces as late as 0.22 (issue #45258).
+FORWARD_S = {"vllm": 0.84e-3}
 # Peaks only decide where memory and compute meet; of an unknown device the usual ratio does.
 _USUAL_PEAKS = Peaks(flops_per_s=3e14, bytes_per_s=2e12)
 
@@ -98,7 +103,8 @@ class DraftCost:
 
     Without times a draft is one forward of a block of 16 rows a sequence, or one of a row for each
     token, of a drafter of its kind's size: the target's time is scaled by the ratio of both
-    physical rooflines. A look-up takes none on the device.
+    physical rooflines, and one of a token takes at least its engine's FORWARD_S. A look-up takes
+    none on the device.
     """
 
     name: str
@@ -142,6 +148,7 @@ class DraftCost:
         if not size.each_token:
             return whole.scaled(share)
         least_s = size.layers * transfer_errors().fixed_s_per_layer
+        least_s = max(least_s, FORWARD_S.get(forward.engine, 0.0))
         return whole.scaled(tokens * max(share, least_s / whole.total))
 
     @property

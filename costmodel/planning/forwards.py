@@ -103,7 +103,7 @@ class TargetForward:
     def __init__(self, profile: Profile, engine: str = "vllm", ranks: int = 1) -> None:
         runtime, surface = profile.runtime, profile.surface
         size = float(runtime.element_bytes)
-        self.profile = profile
+        self.profile, self.engine = profile, engine
         self.architecture: ModelArchitecture = profile.target.architecture
         self.tensor_parallel: int = runtime.tensor_parallel
         self.ranks = ranks
@@ -218,8 +218,12 @@ class TargetForward:
         added = self._prompt_rows_s(part + rows) - (self._prompt_rows_s(rows) if rows else 0.0)
         return ForwardSeconds(
             products=chunks * max(added, 0.0),
-            attention=self._prompt_square_s * tokens * (tokens + 2 * cached),
+            attention=self.prompt_attention_s(tokens, tokens / 2 + cached),
         )
+
+    def prompt_attention_s(self, tokens: float, keys: float) -> float:
+        """Seconds of a prompt's attention whose tokens attend to so many keys on average."""
+        return 2 * self._prompt_square_s * tokens * keys
 
     def _decode(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         """Seconds of a whole bucket of rows, all-reduces among the products."""

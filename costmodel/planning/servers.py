@@ -274,7 +274,7 @@ class Server:
             cycle_s=cycle_s,
             tpot_s=tpot_s,
             prefill_s=prefill_s,
-            ttft_s=prefill_s + wait_s + half_s,
+            ttft_s=self.overheads.front_s + prefill_s + wait_s + half_s,
             requests_per_s=requests_per_s,
             power_share=self.forward.power_share(rows_per_s),
             parts=cycle_parts(self.overheads, work, cycle, cycle_s),

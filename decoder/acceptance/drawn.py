@@ -27,7 +27,7 @@ from costmodel.statistics import Array, Ints
 from decoder.acceptance.sampling import Sampling
 from decoder.device import to_device
 from decoder.jit import jit
-from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, rooted
 from decoder.tree.growth import Frontier
 
 
@@ -189,20 +189,13 @@ def _add(drawn, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
 
 def without_undrawn(tree: DrawnTree) -> DraftTree:
     """The tree without the children that have no token, and without their subtrees."""
-    row_of = np.full(tree.rows, -1, dtype=np.int64)
-    row_of[0] = 0
-    nodes: list[int] = []
-    for node, parent in enumerate(tree.parents):
-        if tree.tokens[node] >= 0 and row_of[parent] >= 0:
-            nodes.append(node)
-            row_of[node + 1] = len(nodes)
-    if not nodes:
+    nodes, rows = rooted(tree.parents, tree.tokens >= 0)
+    if not len(nodes):
         return EMPTY
-    parents = row_of[tree.parents[nodes]]
+    parents = rows[tree.parents[nodes]]
     sources = np.full(len(nodes) + 1, -1, dtype=np.int64)
-    old_rows = np.concatenate((np.zeros(1, dtype=np.int64), np.array(nodes) + 1))
     has_children = np.unique(parents)
-    sources[has_children] = tree.sources[old_rows[has_children]]
+    sources[has_children] = tree.sources[np.append(0, nodes + 1)[has_children]]
     return DrawnTree(
         tree.tokens[nodes], parents, tree.depths[nodes], tree.scores[nodes], tree.q, sources
     )
@@ -313,16 +306,10 @@ class RankExpectation:
     def lattice(self, confidences: Array, width: int) -> Lattice:
         """Candidates [depth, width] from which a policy chooses a shape; token j is the j-th draw.
 
+        Its probability is the expected acceptance given the parent's, and does not rise along a
+        row, so that draws are chosen in their order.
+
         confidences  [depth] the largest probability of q at each position
-        """
-        draws = np.arange(width, dtype=np.int64)
-        expected = self.of(confidences, width)
-        return Lattice(np.broadcast_to(draws, expected.shape), expected)
-
-    def of(self, confidences: Array, width: int) -> Array:
-        """Expected acceptance of each draw given its parent's, [len(confidences), width].
-
-        It does not rise along a row, so that draws are chosen in their order.
         """
         sure = np.clip(np.nan_to_num(confidences), 0.0, 1.0)[:, None]
         draws = np.arange(1, width + 1)
@@ -334,7 +321,7 @@ class RankExpectation:
         before = np.cumprod(1.0 - hazards, axis=1)
         before = np.concatenate((np.ones((len(sure), 1)), before[:, :-1]), axis=1)
         expected: Array = np.minimum.accumulate(hazards * before, axis=1)
-        return expected
+        return Lattice(np.broadcast_to(draws - 1, expected.shape), expected)
 
     def usual_confidences(self, depth: int) -> Array:
         """[depth] the mean confidence of past rounds, for a q that is not known beforehand."""

@@ -8,7 +8,6 @@ the host (`judge_rows`); a CPU, where each row is a pass over the vocabulary, fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree, sibling_ranks
-from decoder.acceptance.sampling import ROWS_AT_ONCE
+from decoder.acceptance.sampling import ROWS_AT_ONCE, SeededChoices
 from decoder.device import to_device
 
 
@@ -27,21 +26,8 @@ class LogitRows(Protocol):
     def __getitem__(self, row: int, /) -> torch.Tensor: ...
 
 
-class RandomChoices(Protocol):
-    """The random choices of an acceptance rule, as made by `SeededChoices`."""
-
-    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """The target's distribution [vocab] of a row of logits, after top-k and top-p."""
-
-    def happens(self, probability: float) -> bool:
-        """True with this probability."""
-
-    def one_of(self, weights: torch.Tensor) -> int:
-        """An index drawn in proportion to weights [vocab]."""
-
-
-class _Node:
-    """A visited row whose children are rejected one after another.
+class Nodes:
+    """Some rows of a tree [n], whose children are rejected one after another.
 
     After j rejected children both rules need r_j p_j (in recursive rejection r is 1). It has a
     closed form: with the p, q and r of the start, Q_j the mass of q without the j tokens, and
@@ -60,49 +46,59 @@ class _Node:
     number no child is accepted.
     """
 
-    def __init__(self, p: torch.Tensor, q: torch.Tensor, tokens: Ints, share: float) -> None:
-        """p and q [vocab] of the row, r, and the tokens of its children in order"""
-        self._p, self._share, self._left = _normalised(p), share, share  # D(t)
+    def __init__(
+        self, tree: DrawnTree, rows: Ints, below: Ints, p: torch.Tensor, share: torch.Tensor
+    ) -> None:
+        """
+        rows, below  [n], and of their children [n, most], 0 behind the last
+        p, share     the target's distributions [n, vocab], and r [n]
+        """
+        sources = to_device(np.maximum(tree.sources[rows], 0), tree.q.device)
         # q may be on another device, and lack the padding of the target's vocabulary.
-        self._q = torch.zeros_like(self._p)
-        self._q[: len(q)] = _normalised(q)
-        self._weights = self._rest = self._p * share
-        self._subtracted, self._rejected = 0.0, 0  # t
-        at = to_device(tokens, self._p.device)
-        self._child_weights, self._child_q = torch.stack((self._weights[at], self._q[at])).tolist()
+        q = _normalised(tree.q.index_select(0, sources).to(p.device))
+        self._q, self.confidences = functional.pad(q, (0, p.shape[1] - q.shape[1])), q.amax(-1)
+        self._p, self._share, self._left = p, share, share  # D(t)
+        self._weights = self._rest = p * share[:, None]
+        self._subtracted, self._rejected = torch.zeros_like(share), 0  # t
+        self._exists = to_device(below > 0, p.device)
+        tokens = to_device(np.where(below > 0, tree.tokens[below - 1], 0), p.device)
+        self._child_weights = self._weights.gather(1, tokens)
+        self._child_q = self._q.gather(1, tokens) * self._exists
         # Q: the mass of q without the rejected children, at least that of the remaining ones.
-        rejected = [0.0, *accumulate(self._child_q)]
-        remaining = [*accumulate(reversed(self._child_q))]
-        self._free = [max(1.0 - a, b) for a, b in zip(rejected, reversed(remaining), strict=False)]
+        to_here = self._child_q.cumsum(1)
+        before, remaining = to_here - self._child_q, to_here[:, -1:] - to_here + self._child_q
+        self._free = torch.maximum(1.0 - before, remaining)
 
-    def after(self, rejected: int) -> _Node:
-        """This node, once its first children are rejected; never less than before."""
+    @property
+    def _divisor(self) -> torch.Tensor:  # Z
+        return self._left + (1.0 - self._share)
+
+    def after(self, rejected: int) -> Nodes:
+        """The same rows, once their first children are rejected; never fewer than before."""
         for child in range(self._rejected, rejected):
-            self._subtracted += self._divisor / self._free[child]
-            self._rest = (self._weights - self._subtracted * self._q).clamp_min_(0.0)
-            self._left = float(self._rest.sum())
+            exists, step = self._exists[:, child], self._divisor / self._free[:, child]
+            self._subtracted = self._subtracted + torch.where(exists, step, 0.0)
+            by = self._subtracted[:, None]
+            self._rest = torch.addcmul(self._weights, by, self._q, value=-1.0).clamp_min_(0.0)
+            self._left = torch.where(exists, self._rest.sum(-1), self._left)
         self._rejected = rejected
         return self
 
-    @property
-    def _divisor(self) -> float:  # Z
-        return self._left + (1.0 - self._share)
-
-    def ratio(self) -> float:
-        """min(1, r p(x) / q(x)) of the first child x that is not yet rejected."""
+    def ratio(self) -> torch.Tensor:
+        """min(1, r p(x) / q(x)) [n] of the first child x not yet rejected; 1 where none is left."""
         child, divisor = self._rejected, self._divisor
-        weight = self._child_weights[child] - self._subtracted * self._child_q[child]
-        if not (weight > 0.0 and divisor > 0.0):
-            return 0.0
-        return min(1.0, weight / divisor * self._free[child] / self._child_q[child])
+        weight = self._child_weights[:, child] - self._subtracted * self._child_q[:, child]
+        ratio = (weight / divisor * self._free[:, child] / self._child_q[:, child]).clamp_max(1.0)
+        ratio = torch.where((weight > 0.0) & (divisor > 0.0), ratio, 0.0)
+        return torch.where(self._exists[:, child], ratio, 1.0)
 
-    def kept(self) -> float:
-        """The present r: the probability that the node is accepted as a leaf."""
-        return min(1.0, self._left / self._divisor) if self._divisor > 0.0 else 1.0
+    def kept(self) -> torch.Tensor:
+        """The present r [n]: the probability that a row is accepted as a leaf."""
+        return (self._left / self._divisor).clamp_max(1.0).nan_to_num(1.0)
 
     def rest(self) -> torch.Tensor:
-        """The weights [vocab] from which the last token is drawn."""
-        return self._p if self._left <= 0.0 else self._rest
+        """The weights [n, vocab] from which the last token is drawn."""
+        return torch.where((self._left > 0.0)[:, None], self._rest, self._p)
 
 
 def _normalised(probabilities: torch.Tensor) -> torch.Tensor:
@@ -114,49 +110,46 @@ class VisitedRows:
     """What a rule asks of each row, worked out when it asks."""
 
     def __init__(
-        self, tree: DrawnTree, logits: LogitRows, choices: RandomChoices, *, whole_paths: bool
+        self, tree: DrawnTree, logits: LogitRows, choices: SeededChoices, *, whole_paths: bool
     ) -> None:
         self._tree, self._logits, self._choices = tree, logits, choices
         self._whole_paths, self._children = whole_paths, tree.child_rows()
         self._shares: dict[int, float] = {}  # r of the rows, where it is not 1
-        self._open: dict[int, _Node] = {}  # on the examined path
-        self._left: _Node | None = None
+        self._open: dict[int, Nodes] = {}  # rows whose children are examined
 
     def share(self, row: int, rank: int) -> float:
         """min(1, r p(x) / q(x)) of a child; children before it are rejected from now on."""
-        children, tree = self._children[row], self._tree
         if rank == 0:
-            p, q = self._choices.distribution(self._logits[row]), tree.q[int(tree.sources[row])]
-            drawn = tree.tokens[np.array(children) - 1]
-            self._open[row] = _Node(p, q, drawn, self._shares.get(row, 1.0))
-        ratio = self._open[row].after(rank).ratio()
+            p = _normalised(self._choices.distribution(self._logits[row]))[None]
+            share = p.new_tensor([self._shares.get(row, 1.0)])
+            below = np.array([self._children[row]])
+            self._open[row] = Nodes(self._tree, np.array([row]), below, p, share)
+        ratio = float(self._open[row].after(rank).ratio())
         if self._whole_paths:
-            self._shares[children[rank]] = ratio
+            self._shares[self._children[row][rank]] = ratio
         return ratio
 
     def kept(self, row: int) -> float:
         """r of a row all of whose children are rejected."""
         ended = self._ended(row)
-        return self._shares[row] if ended is None else ended.kept()
+        return self._shares[row] if ended is None else float(ended.kept())
 
     def token(self, row: int) -> int:
         """A token drawn from the rest of the target's distribution there."""
         ended = self._ended(row)
         if ended is None:
             return self._choices.one_of(self._choices.distribution(self._logits[row]))
-        return self._choices.one_of(ended.rest())
+        return self._choices.one_of(ended.rest()[0])
 
     def confidence(self, row: int) -> float:
         """The largest probability of q below a row."""
         q = self._tree.q[int(self._tree.sources[row])]
         return float(q.amax() / q.sum())
 
-    def _ended(self, row: int) -> _Node | None:
-        if not self._children[row]:
-            return None
-        if row in self._open:
-            self._left = self._open.pop(row).after(len(self._children[row]))
-        return self._left
+    def _ended(self, row: int) -> Nodes | None:
+        """The row with all its children rejected; None where it has none."""
+        children = len(self._children[row])
+        return self._open[row].after(children) if children else None
 
 
 class JudgedRows:
@@ -183,8 +176,7 @@ class JudgedRows:
 
     def entropies(self) -> list[float]:
         """Of the distributions that were needed, in order."""
-        needed: list[float] = self._entropies[self._visited].tolist()
-        return needed
+        return self._entropies[self._visited].tolist()
 
 
 RowNumbers = VisitedRows | JudgedRows
@@ -219,40 +211,12 @@ def judge_rows(
             p = _normalised(distributions(at))
             share = made[0].index_select(0, at) if whole_paths else torch.ones_like(p[:, 0])
             below = children[rows, : max(int((children[rows] > 0).sum(1).max()), 1)]
-            shares, kept, rest, confidences = _judge(tree, rows, below, p, share)
+            nodes = Nodes(tree, rows, below, p, share)
+            shares = torch.stack([nodes.after(i).ratio() for i in range(below.shape[1])], 1)
+            nodes.after(below.shape[1])
             entropies = torch.special.entr(p).sum(-1)
-            made[1:].index_copy_(1, at, torch.stack((kept, draw(rest), entropies, confidences)))
+            others = nodes.kept(), draw(nodes.rest()), entropies, nodes.confidences
+            made[1:].index_copy_(1, at, torch.stack(others))
             # Row 0 stands for a child that a row does not have, and keeps its 1.
             made[0].scatter_(0, to_device(below.ravel(), device), shares.flatten())
     return made
-
-
-def _judge(
-    tree: DrawnTree, rows: Ints, below: Ints, p: torch.Tensor, share: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """`_Node` of `rows` [n] at once: ratios [n, most], and when all of `below` are rejected the r
-    [n] and the weights [n, vocab]; and the largest q [n].
-
-    below  [n, most] the rows of the children, 0 behind the last
-    """
-    sources = to_device(np.maximum(tree.sources[rows], 0), tree.q.device)
-    q = _normalised(tree.q.index_select(0, sources).to(p.device))
-    q = functional.pad(q, (0, p.shape[1] - q.shape[1]))
-    there = to_device(below > 0, p.device)
-    tokens = to_device(np.where(below > 0, tree.tokens[below - 1], 0), p.device)
-    weights, left, subtracted, ratios = p * share[:, None], share, torch.zeros_like(share), []
-    rest, child_weights, child_q = weights, weights.gather(1, tokens), q.gather(1, tokens) * there
-    to_here = child_q.cumsum(1)
-    free = torch.maximum(1.0 - to_here + child_q, to_here[:, -1:] - to_here + child_q)
-    for child in range(below.shape[1]):
-        divisor, exists = left + (1.0 - share), there[:, child]
-        weight = child_weights[:, child] - subtracted * child_q[:, child]
-        ratio = (weight / divisor * free[:, child] / child_q[:, child]).clamp_max(1.0)
-        ratio = torch.where((weight > 0.0) & (divisor > 0.0), ratio, 0.0)
-        ratios.append(torch.where(exists, ratio, 1.0))
-        subtracted = subtracted + torch.where(exists, divisor / free[:, child], 0.0)
-        rest = torch.addcmul(weights, subtracted[:, None], q, value=-1.0).clamp_min_(0.0)
-        left = torch.where(exists, rest.sum(-1), left)
-    kept = (left / (left + (1.0 - share))).clamp_max(1.0).nan_to_num(1.0)
-    rest = torch.where((left > 0.0)[:, None], rest, p)
-    return torch.stack(ratios, 1), kept, rest, q.amax(-1)

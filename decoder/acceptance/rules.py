@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -14,22 +13,13 @@ import torch
 from costmodel.errors import InputError
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
-from decoder.acceptance.nodes import (
-    JudgedRows,
-    LogitRows,
-    RandomChoices,
-    RowNumbers,
-    VisitedRows,
-    judge_rows,
-)
+from decoder.acceptance.nodes import JudgedRows, LogitRows, RowNumbers, VisitedRows, judge_rows
 from decoder.acceptance.sampling import (
     RunningEntropy,
     Sampling,
-    TokenDraws,
-    entropy_of,
+    SeededChoices,
     one_of_each,
     row_distributions,
-    target_distribution,
 )
 from decoder.device import to_device
 from decoder.model.runtime.base import NO_TOKEN
@@ -58,69 +48,14 @@ class Accepted:
     bonus: int
 
 
-class SeededChoices:
-    """The random choices of one sequence, with a generator of its own.
-
-    entropy  collects the entropy of every distribution used; None: not needed
-    """
-
-    def __init__(
-        self, sampling: Sampling, device: torch.device, entropy: RunningEntropy | None = None
-    ) -> None:
-        self.sampling = sampling
-        self.generator = torch.Generator(device=device)
-        self.generator.manual_seed(sampling.seed)
-        # `happens` draws on the host, since each answer of a device would be waited for.
-        self._coins = self.generator
-        if device.type != "cpu":
-            self._coins = torch.Generator().manual_seed(sampling.seed)
-        self._entropy = entropy
-        self.draws = TokenDraws(sampling, self.generator, entropy)
-
-    def __call__(self, logits: torch.Tensor) -> int:
-        """The target's own token of a visited row, logits [vocab], in one copy to the host."""
-        if self.sampling.temperature == 0.0 and logits.dtype == torch.float32 and logits.is_cpu:
-            row = logits.numpy()  # whose argmax, the same, takes a tenth of torch's time
-            token = int(row.argmax())
-            return token if isfinite(row[token]) else NO_TOKEN
-        if self.sampling.temperature == 0.0:
-            return int(greedy_tokens(logits))
-        return self.draws.of_row(logits)
-
-    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
-        probabilities = target_distribution(logits, self.sampling)
-        if self._entropy is not None:
-            self._entropy.note(float(entropy_of(probabilities)))
-        return probabilities
-
-    def happens(self, probability: float) -> bool:
-        """True with this probability: always at 1, never at 0."""
-        return float(torch.rand(1, generator=self._coins, dtype=torch.float64)) < probability
-
-    def one_of(self, weights: torch.Tensor) -> int:
-        """An index drawn in proportion to weights [vocab], float64, not negative.
-
-        `NO_TOKEN` for weights that are not numbers.
-        """
-        return int(one_of_each(weights[None], self.uniform()))
-
-    def uniform(self) -> torch.Tensor:
-        """A number [1] in [0, 1), float64, on the generator's device."""
-        where = {"generator": self.generator, "device": self.generator.device}
-        return torch.rand(1, dtype=torch.float64, **where)
-
-
 def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]) -> Accepted:
     """Follow the target's own draws down a tree.
 
     At each visited row the target draws its token (argmax at T = 0). If a child carries the
     token, the walk descends to it; otherwise the token is the bonus token. This is exact at
     any temperature, since every emitted token is the target's own draw and the tree does not
-    depend on it. No exact rule accepts more of a deterministic tree. Only visited rows are
-    processed.
-
-    logits  [rows, vocab] of the verification forward
+    depend on it. No exact rule accepts more of a deterministic tree. Only visited rows of the
+    logits [rows, vocab] are processed.
     """
     return _follow(tree, lambda row: pick(logits[row]))
 
@@ -139,7 +74,7 @@ def _follow(tree: DraftTree, token_after: Callable[[int], Any]) -> Accepted:
         row = child
 
 
-def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: RandomChoices) -> Accepted:
+def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Accepted:
     """Accept or reject each child in draw order, from the root down.
 
     Child x is accepted with probability min(1, p(x) / q(x)). On rejection, p becomes
@@ -159,7 +94,7 @@ def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: RandomChoice
     return _outcome(tree, path, rows)
 
 
-def traversal(tree: DrawnTree, rows: RowNumbers, choices: RandomChoices) -> Accepted:
+def traversal(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Accepted:
     """Accept or reject whole paths, from the leaves up (traversal verification).
 
     Node c below v carries r(c) = min(1, r(v) p(c) / q(c)), the root r = 1. The first leaf in
@@ -224,7 +159,8 @@ class AcceptanceRule:
     sequence alone, so a seed gives the same text again if the policy chooses the same shapes.
 
     The round calls `wants_drawn` before drafting. If it is true, the policy chooses the shape
-    from `expected(...)` instead of the candidates, and `drawn` gives the shape its tokens.
+    from `expected(...)` instead of the candidates, or from the `expectation` alone where q is not
+    known yet, and `drawn` gives the shape its tokens.
     """
 
     def __init__(self, name: RuleName, sampling: Sampling, device: torch.device) -> None:
@@ -234,8 +170,8 @@ class AcceptanceRule:
         self._entropy = RunningEntropy() if name == "auto" else None
         self._sampling = sampling
         self._whole_paths = name != "recursive"
-        self._expectation = RankExpectation()
-        self.pick = SeededChoices(sampling, device, self._entropy)
+        self.expectation = RankExpectation()
+        self.choices = SeededChoices(sampling, device, self._entropy)
 
     @property
     def name(self) -> str:
@@ -250,22 +186,19 @@ class AcceptanceRule:
         """Whether the target's token is always the argmax of its row."""
         return self._sampling.temperature == 0.0
 
+    def pick(self, logits: torch.Tensor) -> int:
+        """The target's own token of a visited row, logits [vocab]."""
+        return int(greedy_tokens(logits)) if self.greedy else self.choices(logits)
+
     def wants_drawn(self) -> bool:
         """Whether this round's tree is to be drawn from q; called before drafting."""
         return self.name != "walk"
 
     def expected(self, candidates: Lattice) -> Lattice:
-        """The policy's candidates for the shape of a drawn tree.
-
-        Token j is the j-th draw, and its probability the expected acceptance.
-        """
+        """The policy's candidates for the shape of a drawn tree, see `RankExpectation.lattice`."""
         if candidates.tokens.size == 0:
             return candidates
-        return self._expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
-
-    def expected_by_depth(self, depth: int, width: int) -> Lattice:
-        """The same for a drafter that draws level by level, so that its q is not known yet."""
-        return self._expectation.lattice(self._expectation.usual_confidences(depth), width)
+        return self.expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
 
     def drawn(self, shape: DraftTree, candidates: Lattice) -> DraftTree:
         """The tree of this shape with tokens drawn from `candidates.whole`.
@@ -278,7 +211,7 @@ class AcceptanceRule:
         if cut.any():
             lowest = to_device(cut, whole.device).to(whole.dtype)
             whole = torch.where(whole >= lowest[:, None], whole, 0.0)
-        return draw_from_lattice(shape, whole, self.pick.generator)
+        return draw_from_lattice(shape, whole, self.choices.generator)
 
     def ahead(self, tree: DraftTree, logits: torch.Tensor) -> torch.Tensor:
         """What `accept` needs of all rows, float64 [numbers, rows] on their device; no wait.
@@ -288,11 +221,11 @@ class AcceptanceRule:
         if self.greedy:
             return greedy_tokens(logits).double().expand(2, -1)
         if not isinstance(tree, DrawnTree):
-            return self.pick.draws.of_tree(tree.row_depths(), logits)
+            return self.choices.of_tree(tree.row_depths(), logits)
         return judge_rows(
             tree,
             lambda rows: row_distributions(logits.index_select(0, rows), self._sampling),
-            partial(one_of_each, uniform=self.pick.uniform()),
+            partial(one_of_each, uniform=self.choices.uniform()),
             device=logits.device,
             whole_paths=self._whole_paths,
         )
@@ -307,16 +240,16 @@ class AcceptanceRule:
         if not isinstance(tree, DrawnTree):
             if ahead is None:
                 return walk(tree, logits, self.pick)
-            return _follow(tree, lambda row: self.pick.draws.visit(ahead, row, logits))
-        rows: RowNumbers = VisitedRows(tree, logits, self.pick, whole_paths=self._whole_paths)
+            return _follow(tree, lambda row: self.choices.visit(ahead, row, logits))
+        rows: RowNumbers = VisitedRows(tree, logits, self.choices, whole_paths=self._whole_paths)
         if ahead is not None and NO_TOKEN not in ahead[2]:
             rows = JudgedRows(tree, ahead)
         rule = traversal if self._whole_paths else recursive_rejection
-        outcome = rule(tree, rows, self.pick)
+        outcome = rule(tree, rows, self.choices)
         if self._entropy is not None and isinstance(rows, JudgedRows):
             for entropy in rows.entropies():
                 self._entropy.note(entropy)
-        self._expectation.observe(tree, outcome.rows, rows.confidence)
+        self.expectation.observe(tree, outcome.rows, rows.confidence)
         return outcome
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 
@@ -41,14 +42,15 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        kinds = {"temperature": Real, "top_p": Real, "top_k": Integral, "seed": Integral}
-        for name, kind in kinds.items():  # torch takes no integers of other libraries
-            value, exact = getattr(self, name), None
+        for name in ("temperature", "top_p", "top_k", "seed"):
+            value: Any = getattr(self, name)
+            exact, number = None, name in ("temperature", "top_p")
+            kind, made = (Real, float) if number else (Integral, int)
             if isinstance(value, kind) and not isinstance(value, bool):
-                with suppress(OverflowError):
-                    exact = float(value) if kind is Real else int(value)
+                with suppress(OverflowError):  # torch takes no integers of other libraries
+                    exact = made(getattr(self, name))
             if exact is None:
-                noun = "number" if kind is Real else "whole number"
+                noun = "number" if number else "whole number"
                 raise InputError(f"{name} must be a {noun}, got {shown(value)}")
             object.__setattr__(self, name, exact)
         if not 0.0 <= self.temperature < float("inf"):
@@ -131,10 +133,10 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     return beyond
 
 
-class TokenDraws:
-    """The target's own tokens of one text at T > 0, a row at a time or of a whole tree.
+class SeededChoices:
+    """The random choices of one text, with a generator of its own.
 
-    A draw is the argmax of p / noise with exponential noise, as in torch.multinomial. The i-th row
+    A token is the argmax of p / noise with exponential noise, as in torch.multinomial. The i-th row
     that the text visits takes the i-th noise, so the draws of all rows of a tree can be made
     before the visited ones are known, and both ways give the same text.
 
@@ -142,13 +144,21 @@ class TokenDraws:
     """
 
     def __init__(
-        self, sampling: Sampling, generator: torch.Generator, entropy: RunningEntropy | None
+        self, sampling: Sampling, device: torch.device, entropy: RunningEntropy | None = None
     ) -> None:
-        self._sampling, self._generator, self._entropy = sampling, generator, entropy
+        self._sampling, self._entropy = sampling, entropy
+        self.generator = torch.Generator(device).manual_seed(sampling.seed)
+        # `happens` draws on the host, since each answer of a device would be waited for.
+        self._coins = self.generator
+        if device.type != "cpu":
+            self._coins = torch.Generator().manual_seed(sampling.seed)
         self._noise: torch.Tensor | None = None  # made and not yet taken [draws, vocab]
 
-    def of_row(self, logits: torch.Tensor) -> int:
-        """The token of a visited row, logits [vocab]; `NO_TOKEN` for no numbers. One copy."""
+    def __call__(self, logits: torch.Tensor) -> int:
+        """The target's own token at T > 0 of a visited row, logits [vocab], in one copy.
+
+        `NO_TOKEN` for logits that are not numbers.
+        """
         probabilities = target_distribution(logits, self._sampling)
         noise = self._noises(1, probabilities)[0]
         values = [(probabilities / noise).argmax().double(), probabilities.sum().double()]
@@ -156,6 +166,26 @@ class TokenDraws:
             values.append(entropy_of(probabilities).double())
         token, total, *entropy = torch.stack(values).tolist()
         return self._take(int(token) if isfinite(total) else NO_TOKEN, *entropy)
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
+        probabilities = target_distribution(logits, self._sampling)
+        if self._entropy is not None:
+            self._entropy.note(float(entropy_of(probabilities)))
+        return probabilities
+
+    def happens(self, probability: float) -> bool:
+        """True with this probability: always at 1, never at 0."""
+        return float(torch.rand(1, generator=self._coins, dtype=torch.float64)) < probability
+
+    def one_of(self, weights: torch.Tensor) -> int:
+        """An index drawn in proportion to weights [vocab]; `NO_TOKEN` if they are not numbers."""
+        return int(one_of_each(weights[None], self.uniform()))
+
+    def uniform(self) -> torch.Tensor:
+        """A number [1] in [0, 1), float64, on the generator's device."""
+        where = self.generator.device
+        return torch.rand(1, dtype=torch.float64, generator=self.generator, device=where)
 
     def of_tree(self, depths: Ints, logits: torch.Tensor) -> torch.Tensor:
         """Tokens and entropies of all rows, float64 [2, rows], without a wait.
@@ -171,14 +201,14 @@ class TokenDraws:
     def visit(self, drawn: Array, row: int, logits: torch.Tensor) -> int:
         """The token of a visited row, whose host has `of_tree` or greedy tokens and zeros."""
         token, entropy = int(drawn[0, row]), float(drawn[1, row])
-        return self.of_row(logits[row]) if token == BY_ITSELF else self._take(token, entropy)
+        return self(logits[row]) if token == BY_ITSELF else self._take(token, entropy)
 
     def _noises(self, count: int, like: torch.Tensor) -> torch.Tensor:
         """The next noises [count, vocab], each made by a call of its own."""
         left = 0 if self._noise is None else len(self._noise)
         new = torch.empty(max(count - left, 0), like.shape[-1], device=like.device)
         for noise in new:
-            noise.exponential_(1.0, generator=self._generator)
+            noise.exponential_(1.0, generator=self.generator)
         self._noise = new if self._noise is None else torch.cat((self._noise, new))
         return self._noise[:count]
 

@@ -16,12 +16,11 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from costmodel.errors import InputError
-from decoder.model.attention import attend, tail_mask
 
-FIRST_CAPACITY = 256  # tokens of a new draft cache
+FIRST_POSITIONS = 256  # of a table of rotary factors
 ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 # Kinds of rotary embedding whose angles do not depend on how long the text has become.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -67,11 +66,10 @@ class Rotary:
     """The rotary position embedding that a drafter's config.json describes."""
 
     def __init__(self, shape: DraftShape, device: torch.device) -> None:
-        self._device = device
         self._tables: dict[torch.dtype, Rope] = {}
         try:
             config = LlamaConfig(head_dim=shape.head_dim, **shape.rope)
-            kind = config.rope_parameters["rope_type"]
+            kind = (config.rope_parameters or {})["rope_type"]
             if kind not in ROPE_TYPES:
                 raise InputError(
                     f"the drafter's rotary embedding of type '{kind}' is not supported",
@@ -90,32 +88,33 @@ class Rotary:
         cosine, sine = self.module(like, positions[None])
         return cosine[0], sine[0]
 
-    def between(self, start: int, end: int, dtype: torch.dtype) -> Rope:
-        """Cosines and sines at positions start..end, views of a table that grows by doubling."""
-        table = self._tables.get(dtype)
+    def looked_up(self, positions: torch.Tensor, dtype: torch.dtype) -> Rope:
+        """The same from a table, which grows by doubling; asks the device for the last position."""
+        end, table = int(positions.max()) + 1, self._tables.get(dtype)
         if table is None or len(table[0]) < end:
-            positions = torch.arange(max(2 * end, FIRST_CAPACITY), device=self._device)
-            table = self._tables[dtype] = self(positions, dtype)
-        return table[0][start:end], table[1][start:end]
+            every = torch.arange(max(2 * end, FIRST_POSITIONS), device=positions.device)
+            table = self._tables[dtype] = self(every, dtype)
+        return table[0][positions], table[1][positions]
 
 
 def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
     """Rotated heads [heads, rows, head_dim]; each half holds one of the two coordinates."""
     cosine, sine = rope
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cosine + torch.cat((-second, first), dim=-1) * sine
+    return heads * cosine + rotate_half(heads) * sine
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """The cached rows that the rows of one forward see: slots first..end, under a mask.
 
-    mask  additive, over the last of these slots (`decoder.model.attention.attend`), or None
+    mask   additive, over the last of these slots (`decoder.model.attention.attend`), or None
+    slots  int64 [keys], 0 or more: slots that are gathered in place of first..end
     """
 
     first: int
     end: int
     mask: torch.Tensor | None
+    slots: torch.Tensor | None = None
 
 
 class RowCache(Protocol):
@@ -131,65 +130,6 @@ class RowCache(Protocol):
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         """Attention of queries [heads, rows, head_dim] over the span they see; same shape."""
-
-
-class DraftCache(RowCache):
-    """The cache of one text: a tensor that grows by doubling.
-
-    `data` is [layers, 2, 1, kv_heads, capacity, head_dim], as a `KVCache`'s. The first `length`
-    rows are the context, after norm and rotation; rows after them last until others are written
-    there.
-    """
-
-    def __init__(
-        self, shape: DraftShape, layers: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        size = (layers, 2, 1, shape.kv_heads, FIRST_CAPACITY, shape.head_dim)
-        self.data = torch.zeros(size, dtype=dtype, device=device)
-        self.length = 0
-
-    @property
-    def lengths(self) -> tuple[int]:
-        """As a `KVCache`'s, of one sequence."""
-        return (self.length,)
-
-    def end(self, sequence: int) -> int:
-        return self.length
-
-    def make_room(self, rows: int) -> None:
-        """Make room for `rows` rows after the context; all rows keep their values."""
-        *planes, capacity, width = self.data.shape
-        needed = self.length + rows
-        if needed <= capacity:
-            return
-        grown = self.data.new_zeros(*planes, max(needed, 2 * capacity), width)
-        grown[..., :capacity, :] = self.data
-        self.data = grown
-
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        end = start + key.shape[1]
-        self.data[layer, 0, 0, :, start:end] = key
-        self.data[layer, 1, 0, :, start:end] = value
-
-    def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the keys and values in slots first..end, [1, kv_heads, keys, head_dim]."""
-        return self.data[layer, 0, :, :, first:end], self.data[layer, 1, :, :, first:end]
-
-    def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
-        key, value = self.read(layer, seen.first, seen.end)
-        return attend(query[None], key, value, seen.mask, scale)[0]
-
-
-def span(
-    shape: DraftShape, ends: tuple[int, int], visible: torch.Tensor, dtype: torch.dtype
-) -> Span:
-    """The span of slots ends[0]..ends[1], whose last slots are masked by `visible`.
-
-    visible  boolean [rows, tail]: whether a row sees each of the last slots
-    dtype    of keys and queries
-    """
-    mask = tail_mask(visible, shape.group, visible.shape[1], dtype)
-    return Span(ends[0], ends[1], mask)
 
 
 class DraftAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""The state of drafting sessions: waiting features, KV caches, and captured forwards over them.
+"""The state of drafting sessions: waiting features, KV caches, and forwards over them.
 
 A captured forward takes lengths, slots, positions and visibility from `RowTables`, as the
 target's do. Padding rows write to a slot that is never read, and their results are cut off.
@@ -7,14 +7,15 @@ target's do. Padding rows write to a slot that is never read, and their results 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cached_property, partial
 from weakref import WeakKeyDictionary, finalize
 
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.blocks import RowCache, Span
-from decoder.model.attention import RowBlock, attend, tail_mask
+from decoder.device import to_device
+from decoder.drafters.blocks import Rope, Rotary, RowCache, Span
+from decoder.model.attention import RowBlock, Segment, attend, plan_segment, tail_mask
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime.capture import BudgetedCapture, GraphedFunction, Tensors, bucket
 from decoder.model.runtime.fused import TablePlan
@@ -24,37 +25,6 @@ from decoder.model.target import CAPACITY_STEP, Target
 
 WAITING_ROWS = 256  # features of plain rounds that are kept as the target gave them
 HEADROOM = 256  # rows of a draft behind as many tokens as the target has reserved
-
-
-@dataclass(frozen=True, slots=True)
-class CachePlace:
-    """The sequence of a cache that belongs to one session."""
-
-    cache: KVCache
-    sequence: int
-
-    @property
-    def length(self) -> int:
-        """The number of committed tokens."""
-        return self.cache.lengths[self.sequence]
-
-    @property
-    def end(self) -> int:
-        """The number of committed and pending tokens."""
-        return self.cache.end(self.sequence)
-
-    def cut(self, tokens: int) -> None:
-        """Forget all pending rows, and the committed ones after the first `tokens`."""
-        self.cache.cut(tokens, self.sequence)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftCacheShape:
-    """The shape of the keys and values of a drafter without a `ModelArchitecture`."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
 
 
 class WaitingFeatures:
@@ -115,22 +85,8 @@ class SharedCaches:
         self._cache: KVCache | None = None
         self._free: list[int] = []
 
-    @torch.inference_mode()
-    def room(self, session: object, place: CachePlace | None, rows: int) -> CachePlace:
-        """A place with room for `rows` more rows: this one, or another with the same contents.
-
-        A session without a place (None) gets an empty one.
-        """
-        if place is not None and place.end + rows <= place.cache.capacity:
-            return place
-        free = self._take(session, rows if place is None else place.end + rows)
-        if place is None:
-            free.cut(0)
-        else:
-            free.cache.copy_from(place.cache, place.sequence, free.sequence)
-        return free
-
-    def _take(self, session: object, tokens: int) -> CachePlace:
+    def take(self, text: PlacedText, tokens: int) -> tuple[KVCache, int]:
+        """A cache with room for so many tokens, and the number of a free sequence in it."""
         reserved = None if self._target is None else self._target.cache
         sequences = 1 if reserved is None else reserved.sequences
         needed = max(tokens, 0 if reserved is None else reserved.capacity + HEADROOM)
@@ -148,36 +104,146 @@ class SharedCaches:
             )
             self._free = list(reversed(range(sequences)))
         sequence = self._free.pop()
-        finalize(session, self._free.append, sequence).atexit = False
-        return CachePlace(cache, sequence)
+        finalize(text, self._free.append, sequence).atexit = False
+        return cache, sequence
 
 
 class PlacedText:
     """One text's sequence of shared caches, which it has from its first rows on."""
 
+    cache: KVCache
+    sequence = -1
+
     def __init__(self, caches: SharedCaches) -> None:
         self._caches = caches
-        self._place: CachePlace | None = None
 
     @property
     def length(self) -> int:
-        return 0 if self._place is None else self._place.length
+        """The number of committed tokens."""
+        return 0 if self.sequence < 0 else self.cache.lengths[self.sequence]
 
     def cut(self, tokens: int) -> None:
-        if self._place is not None:
-            self._place.cut(tokens)
+        """Forget all pending rows, and the committed ones after the first `tokens`."""
+        if self.sequence >= 0:
+            self.cache.cut(tokens, self.sequence)
 
-    def room(self, rows: int) -> CachePlace:
-        """The text's place, with room for `rows` more rows."""
-        self._place = self._caches.room(self, self._place, rows)
-        return self._place
+    @torch.inference_mode()
+    def make_room(self, rows: int) -> None:
+        """Make room for `rows` more rows; if needed, in another sequence with the same contents."""
+        if self.sequence < 0:
+            self.cache, self.sequence = self._caches.take(self, rows)
+            self.cut(0)
+            return
+        before, old = self.cache, self.sequence
+        if before.end(old) + rows > before.capacity:
+            self.cache, self.sequence = self._caches.take(self, before.end(old) + rows)
+            self.cache.copy_from(before, old, self.sequence)
 
 
 CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
+ALL_ROWS = Span(0, 0, None)  # the whole prefix, and of the rows behind it what their block says
 
-# A function of tables, a cache's tensor and inputs [rows, ...]; what `GraphedFunction` asks holds.
+
+class PlacedRows(RowCache):
+    """The rows of a block in a forward that is not captured."""
+
+    length = 0  # unused, as are the slots that layers name
+
+    def __init__(self, cache: KVCache, block: RowBlock, group: int) -> None:
+        """group: query heads of a KV head"""
+        self.cache, self.block, self._group = cache, block, group
+        self._prefix = cache.lengths[block.sequence]
+        self._end = cache.end(block.sequence) + block.rows
+        self.tokens = to_device(block.tokens, cache.device)
+        self.positions = to_device(block.offsets, cache.device) + self._prefix
+        self.last = slice(block.rows - 1, block.rows)
+
+    def rope(self, rotary: Rotary, dtype: torch.dtype) -> Rope:
+        return rotary.looked_up(self.positions, dtype)
+
+    @cached_property
+    def _segment(self) -> Segment:
+        block, visible = self.block, None
+        if block.visible is not None and not (dense := block.visible.dense()).all():
+            visible = to_device(dense, self.cache.device)
+        rows = slice(0, block.rows)
+        return plan_segment(self.cache, block.sequence, rows, visible, self._group)
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self._segment.store(layer, key[None], value[None])
+
+    def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
+        if seen is ALL_ROWS:
+            return self._segment.attend(layer, query[None], scale)[0]
+        key, value = (part[:, :, seen.first : seen.end] for part in self._segment.read[layer])
+        return attend(query[None], key, value, seen.mask, scale)[0]
+
+    def span(self, window: int | None, causal: bool) -> Span:
+        """The span of rows that each see the last `window` tokens, themselves included.
+
+        If not causal, they see as many tokens ahead. None: all that their block says.
+        """
+        if window is None or (not causal and self._end <= window):
+            return ALL_ROWS
+        first = max(0, self._prefix + 1 - window)
+        ahead = torch.arange(first, self._end, device=self.cache.device) - self.positions[:, None]
+        visible = ahead.abs() < window
+        if causal:
+            visible &= ahead <= 0
+        mask = tail_mask(visible, self._group, visible.shape[1], self.cache.dtype)
+        return Span(first, self._end, mask)
+
+
+class TableRows(RowCache):
+    """The rows of a captured forward, whose slots are in tables; as `PlacedRows`."""
+
+    length = 0
+
+    def __init__(self, tables: RowTables, data: torch.Tensor, group: int) -> None:
+        self._plan, self._tables, self._group = TablePlan(data, tables), tables, group
+        self.tokens, self.positions = tables.tokens, tables.positions
+
+    @property
+    def last(self) -> torch.Tensor:
+        """The number [1] of the last row before the padding."""
+        return self._tables.tails[self._tables.owners[:1]].long() - 1
+
+    def rope(self, rotary: Rotary, dtype: torch.dtype) -> Rope:
+        return rotary(self.positions, dtype)
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        cache = self._plan.layer(layer)
+        cache.keys[cache.owners, :, cache.slots] = key.transpose(0, 1)
+        cache.values[cache.owners, :, cache.slots] = value.transpose(0, 1)
+
+    def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
+        if seen is ALL_ROWS:
+            return self._plan.attend_stored(layer, query.transpose(0, 1), scale).transpose(0, 1)
+        cache = self._plan.layer(layer)
+        owner = cache.owners[:1]
+        keys = cache.keys[owner, :, seen.slots].transpose(0, 1)[None]
+        values = cache.values[owner, :, seen.slots].transpose(0, 1)[None]
+        return attend(query[None], keys, values, seen.mask, scale)[0]
+
+    def span(self, window: int | None, causal: bool) -> Span:
+        if window is None:
+            return ALL_ROWS
+        tables = self._tables
+        owner, rows = tables.owners[:1], tables.rows
+        prefix = tables.prefixes[owner].long()
+        slots = prefix - (window - 1) + torch.arange(window - 1 + rows, device=prefix.device)
+        ahead = slots - tables.positions[:, None]  # a row's position is its slot
+        visible = (slots >= 0) & (slots < prefix + tables.tails[owner]) & (ahead.abs() < window)
+        if causal:
+            visible &= ahead <= 0
+        mask = tail_mask(visible, self._group, visible.shape[1], self._plan.data.dtype)
+        return Span(0, 0, mask, slots.clamp_min(0))
+
+
+DraftRows = PlacedRows | TableRows
+
+# A function of rows and inputs [rows, ...]; as `GraphedFunction` asks, where it is captured.
 Body = Callable[..., Tensors]
-
 
 _Bucket = tuple[RowTables, Tensors, GraphedFunction]  # its function reads the other two
 
@@ -185,14 +251,17 @@ _Bucket = tuple[RowTables, Tensors, GraphedFunction]  # its function reads the o
 class RowForwards:
     """One kind of forward, for all sessions of a drafter.
 
-    It is captured for each bucket of rows when first needed, within the target's memory budget
-    for graphs. If that fails, the same function runs uncaptured on the same padded rows, with
-    one warning a bucket. More than `CAPTURED_ROWS` rows run uncaptured and without padding.
+    With a capture it is captured for each bucket of rows when first needed, within the target's
+    memory budget for graphs. If that fails, the same function runs uncaptured on the same padded
+    rows, with one warning a bucket. More than `CAPTURED_ROWS` rows run without padding.
     """
 
-    def __init__(self, name: str, body: Body, capture: BudgetedCapture) -> None:
-        """name: of the forward, for the warning"""
-        self._name, self._body, self._capture = name, body, capture
+    def __init__(self, name: str, body: Body, group: int, capture: BudgetedCapture | None) -> None:
+        """
+        name   of the forward, for the warning
+        group  query heads of a KV head
+        """
+        self._name, self._body, self._group, self._capture = name, body, group, capture
         self._buckets: WeakKeyDictionary[KVCache, dict[GraphShape, _Bucket]]
         self._buckets = WeakKeyDictionary()
 
@@ -201,23 +270,28 @@ class RowForwards:
         self._buckets.clear()
 
     @torch.inference_mode()
-    def __call__(self, place: CachePlace, block: RowBlock, *inputs: torch.Tensor) -> Tensors:
-        """The outputs of the padded rows, which the next call overwrites.
+    def __call__(self, cache: KVCache, block: RowBlock, *inputs: torch.Tensor) -> Tensors:
+        """The outputs of the rows, with padding where captured, which the next call overwrites.
 
-        block   the rows that follow those of the place's sequence
         inputs  [rows, ...] each, without padding
         """
-        cache, rows = place.cache, block.rows
+        rows, capture = block.rows, self._capture
+        if capture is None:
+            return self._body(PlacedRows(cache, block, self._group), *inputs)
         words = needed_words(cache, [block])
         padded = bucket(rows) if rows <= CAPTURED_ROWS else None
         if padded is None:
             tables = RowTables(rows, cache.sequences, words, cache.data.device)
             tables.fill(cache, [block])
-            return self._body(tables, cache.data, *inputs)
+            return self._body(TableRows(tables, cache.data, self._group), *inputs)
         buckets = self._buckets.setdefault(cache, {})
         shape = GraphShape(rows=padded, words=words)
         if shape not in buckets:
-            buckets[shape] = self._new(cache, shape, inputs)
+            data = cache.data
+            tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
+            fixed = tuple(one.new_zeros((shape.rows, *one.shape[1:])) for one in inputs)
+            captured = partial(self._body, TableRows(tables, data, self._group), *fixed)
+            buckets[shape] = tables, fixed, GraphedFunction(captured, capture)
         tables, fixed, function = buckets[shape]
         tables.fill(cache, [block])
         for static, tensor in zip(fixed, inputs, strict=True):
@@ -226,68 +300,6 @@ class RowForwards:
         outputs = function()
         if before is None and function.refused is not None:
             note = f"{self._name} of {padded} rows is not captured: {function.refused}"
-            if note not in self._capture.notes:  # another cache may have failed the same way
-                self._capture.notes.append(note)
+            if note not in capture.notes:  # another cache may have failed the same way
+                capture.notes.append(note)
         return outputs
-
-    def _new(self, cache: KVCache, shape: GraphShape, inputs: Tensors) -> _Bucket:
-        data, body = cache.data, self._body
-        tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
-        fixed = tuple(
-            torch.zeros((shape.rows, *one.shape[1:]), dtype=one.dtype, device=data.device)
-            for one in inputs
-        )
-        return tables, fixed, GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
-
-
-@dataclass(frozen=True, slots=True)
-class Window(Span):
-    """A span of some slots of a sequence, which are gathered.
-
-    slots  int64 [keys], 0 or more; the mask is over all of these
-    """
-
-    slots: torch.Tensor
-
-
-ALL_ROWS = Span(0, 0, None)  # the whole prefix, and the tail under the tables' bits
-
-
-class TableCache(RowCache):
-    """A shared cache in a captured forward: the slots of its rows are in the tables."""
-
-    length = 0  # unused, as are the slots that layers name
-
-    def __init__(self, data: torch.Tensor, tables: RowTables) -> None:
-        self._plan = TablePlan(data, tables)
-        self._tables = tables
-
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        cache = self._plan.layer(layer)
-        cache.keys[cache.owners, :, cache.slots] = key.transpose(0, 1)
-        cache.values[cache.owners, :, cache.slots] = value.transpose(0, 1)
-
-    def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
-        if not isinstance(seen, Window):
-            return self._plan.attend_stored(layer, query.transpose(0, 1), scale).transpose(0, 1)
-        cache = self._plan.layer(layer)
-        owner = cache.owners[:1]
-        keys = cache.keys[owner, :, seen.slots].transpose(0, 1)[None]
-        values = cache.values[owner, :, seen.slots].transpose(0, 1)[None]
-        return attend(query[None], keys, values, seen.mask, scale)[0]
-
-    def window(self, width: int, causal: bool, group: int, dtype: torch.dtype) -> Window:
-        """The span of rows that each see the last `width` tokens, themselves included.
-
-        If not causal, they see as many tokens ahead. `group` query heads share a KV head.
-        """
-        tables = self._tables
-        owner, rows = tables.owners[:1], tables.rows
-        prefix = tables.prefixes[owner].long()
-        slots = prefix - (width - 1) + torch.arange(width - 1 + rows, device=prefix.device)
-        ahead = slots - tables.positions[:, None]  # a row's position is its slot
-        visible = (slots >= 0) & (slots < prefix + tables.tails[owner]) & (ahead.abs() < width)
-        if causal:
-            visible &= ahead <= 0
-        mask = tail_mask(visible, group, visible.shape[1], dtype)
-        return Window(0, 0, mask, slots.clamp_min(0))

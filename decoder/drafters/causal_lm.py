@@ -17,7 +17,7 @@ from costmodel.statistics import Bools, Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.caches import CachePlace, PlacedText, SharedCaches
+from decoder.drafters.caches import PlacedText, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
@@ -119,9 +119,8 @@ class CausalLMSession(DraftSession):
         """Keep the rows of the text and of the accepted nodes that were expanded."""
         if len(self._rows.tokens) == 0:
             return
-        rows = self._rows.path(emitted[:-1])
-        place = self._room(0)
-        self._model.commit(rows, place.sequence)
+        self._make_room(0)
+        self._model.commit(self._rows.path(emitted[:-1]), self._text.sequence)
         self._rows = PendingRows(self._rows.tokens[:0])
 
     def rewind(self, tokens: int) -> None:
@@ -146,28 +145,26 @@ class CausalLMSession(DraftSession):
 
     def _catch_up(self, context: Ints) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""
-        place = self._room(0)
-        place.cut(place.length)  # rows of a draft that was not observed
-        if len(context) - place.length > CATCH_UP_ROWS:
-            place = self._prefill(context[place.length : -1])
-        self._rows = PendingRows(context[place.length :])
+        text = self._text
+        text.cut(text.length)  # rows of a draft that was not observed
+        if len(context) - text.length > CATCH_UP_ROWS:
+            self._prefill(context[text.length : -1])
+        self._rows = PendingRows(context[text.length :])
         logits = self._extend(self._rows.tokens, self._rows.offsets, self._rows.visible)
         return logits[-1:]
 
-    def _prefill(self, tokens: Ints) -> CachePlace:
-        place = self._room(len(tokens))
-        self._model.prefill(torch.from_numpy(tokens.copy()), place.sequence)
-        return place
+    def _prefill(self, tokens: Ints) -> None:
+        self._make_room(len(tokens))
+        self._model.prefill(torch.from_numpy(tokens.copy()), self._text.sequence)
 
     def _extend(self, tokens: Ints, offsets: Ints, visible: Bools) -> torch.Tensor:
-        place = self._room(len(tokens))
-        return self._model.extend(tokens, offsets, visible, place.sequence)
+        self._make_room(len(tokens))
+        return self._model.extend(tokens, offsets, visible, self._text.sequence)
 
-    def _room(self, rows: int) -> CachePlace:
-        """This session's place with room for more rows, and its cache given to the model."""
-        place = self._text.room(rows)
-        self._model.cache = place.cache
-        return place
+    def _make_room(self, rows: int) -> None:
+        """Make room for more rows of the text, and give its cache to the model."""
+        self._text.make_room(rows)
+        self._model.cache = self._text.cache
 
 
 class PendingRows:

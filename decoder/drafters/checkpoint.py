@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from costmodel.errors import InputError, reason_of
 from costmodel.io import folder_of, read_json, write_atomic
 from decoder.drafters.blocks import ROPE_FIELDS, DraftShape
+from decoder.model.loading import hub_copy
 from decoder.model.target import Target
+from decoder.names import is_path
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
@@ -37,18 +37,22 @@ Model = TypeVar("Model")
 
 def checkpoint_folder(name: str | Path) -> Path:
     """The folder of this name, or the local copy of this hub id, downloaded if needed."""
-    folder = _local(name)
-    if folder is not None:
-        return folder
-    with _asking_the_hub(name):
-        try:
-            local = Path(snapshot_download(str(name), allow_patterns=FILES, local_files_only=True))
-            # The config alone may have been downloaded, for the kind of drafter.
-            if any(local.glob("*.safetensors")) or (local / PICKLED).is_file():
-                return local
-        except LocalEntryNotFoundError:
-            pass
-        return Path(snapshot_download(str(name), allow_patterns=FILES))
+
+    def complete(copy: Path) -> bool:  # the config alone may have been fetched
+        return any(copy.glob("*.safetensors")) or (copy / PICKLED).is_file()
+
+    return _folder(name, FILES, complete)
+
+
+def _folder(name: str | Path, files: Sequence[str], complete: Callable[[Path], bool]) -> Path:
+    """The folder of this name, or a copy of these files of a hub id. Raises InputError."""
+    folder = folder_of(name)
+    if folder is None:
+        if isinstance(name, Path) or is_path(name):
+            raise InputError(f"there is no folder {name}", hint="Check the path of the drafter.")
+        folder = hub_copy(name, files, complete)
+        assert folder is not None  # it was downloaded
+    return folder
 
 
 def stored_model(
@@ -65,11 +69,7 @@ def stored_model(
 
 def find_config(name: str | Path) -> dict[str, Any]:
     """config.json in the folder of this name, or of this hub id, downloaded alone."""
-    folder = _local(name)
-    if folder is None:
-        with _asking_the_hub(name):
-            folder = Path(hf_hub_download(str(name), CONFIG)).parent
-    return read_config(folder)
+    return read_config(_folder(name, (CONFIG,), lambda copy: (copy / CONFIG).is_file()))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -321,32 +321,6 @@ def save_checkpoint(
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # The errors of `save_file` do not tell a full disk from another fault.
     write_atomic(folder / WEIGHTS, save(stored, metadata={"format": "pt"}), InputError)
-
-
-def _local(name: str | Path) -> Path | None:
-    """The folder of this name; None for a hub id. InputError for a path without a folder."""
-    folder = folder_of(name)
-    if folder is not None:
-        return folder
-    label = str(name)
-    if isinstance(name, Path) or label.startswith((".", "/", "~")) or label.count("/") > 1:
-        raise InputError(f"there is no folder {name}", hint="Check the path of the drafter.")
-    return None
-
-
-@contextmanager
-def _asking_the_hub(name: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except HFValidationError as error:
-        raise InputError(
-            f"'{name}' is neither a folder nor a hub id", hint="Check the name of the drafter."
-        ) from error
-    except (HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError is an OSError
-        raise InputError(
-            f"the drafter '{name}' is no folder here, and the hub does not give it",
-            hint="Check the name and the network, or give a checkpoint folder.",
-        ) from error
 
 
 def _weight_files(folder: Path) -> list[Path]:

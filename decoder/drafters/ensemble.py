@@ -15,8 +15,7 @@ import torch
 from costmodel.statistics import Ints
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.drafters.blocks import hash_of
-from decoder.drafters.joint import JointDraft, join_drafts
-from decoder.drafters.mixture import best_paths, learn, new_statistics
+from decoder.drafters.mixture import JointDraft, best_paths, join_drafts, learn, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice
 
@@ -25,7 +24,7 @@ class EnsembleDrafter(Drafter):
     """Drafts one tree from the candidates of two drafters.
 
     first   best one that gives trees, as `NgramDrafter`
-    second  one of marginals, pairs or trees; the first two also apply behind the first one's paths
+    second  any; marginals also apply behind the first one's paths
 
     What is learnt of both is shared by all sessions, and so is each drafter's own learning.
     """

@@ -29,7 +29,6 @@ from decoder.tree.draft_tree import (
 )
 
 Result = TypeVar("Result")
-LAST_HINT = "The text goes on without drafts."
 
 
 class IsolatedDrafter:
@@ -40,7 +39,7 @@ class IsolatedDrafter:
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
-        self._said = False
+        self.said = False  # the first failure is logged
         checks: dict[str, Callable[[Any], object]] = {
             "name": lambda value: isinstance(value, str) and value,
             "max_depth": _is_count,
@@ -61,10 +60,6 @@ class IsolatedDrafter:
                     hint="decoder/drafters/base.py says what each attribute is.",
                 )
 
-    @property
-    def name(self) -> str:
-        return str(self.drafter.name)
-
     def start(
         self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None
     ) -> IsolatedSession:
@@ -72,16 +67,6 @@ class IsolatedDrafter:
         return IsolatedSession(
             self, partial(self.drafter.start, read_only(prompt), features, logits)
         )
-
-    def failure(self, what: str, error: BaseException) -> DrafterError:
-        """The error of a drafter that failed while it did `what`; logged for the first."""
-        failed = DrafterError(
-            f"the drafter {self.name} fails in {what}: {reason_of(error)}", hint=LAST_HINT
-        )
-        if not self._said:
-            self._said = True
-            logging.getLogger(__name__).warning(str(failed))
-        return failed
 
 
 class IsolatedSession:
@@ -145,7 +130,11 @@ class IsolatedSession:
         except DeviceError:  # of the device, not of the drafter
             raise
         except (Exception, SystemExit) as error:
-            self.failure = self._owner.failure(what, error)
+            problem = f"the drafter {self._owner.drafter.name} fails in {what}: {reason_of(error)}"
+            self.failure = DrafterError(problem, hint="The text goes on without drafts.")
+            if not self._owner.said:
+                self._owner.said = True
+                logging.getLogger(__name__).warning(str(self.failure))
             return otherwise
 
 
@@ -157,4 +146,4 @@ def read_only(array: Ints) -> Ints:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and value >= 0
+    return isinstance(value, Integral) and int(value) >= 0

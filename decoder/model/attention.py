@@ -10,11 +10,12 @@ O(block x context), and O(rows x context) only for small inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from transformers import AttentionInterface
 from costmodel.errors import InputError
 from costmodel.statistics import Bools, Ints
 from decoder.model.kv_cache import KVCache
-from decoder.tree.draft_tree import ancestor_bits, pack_bits, visibility
+from decoder.tree.draft_tree import pack_bits, visibility
 
 ATTENTION_NAME = "rooftree_split"
 BLOCK_SCORES = 1 << 20  # scores held at once by `blocked_attention`, to fit a CPU's cache
@@ -36,18 +37,22 @@ KEY_MULTIPLE = 128  # its key counts are rounded up: a product of a new shape co
 LayerViews = list[tuple[torch.Tensor, torch.Tensor]]  # see `KVCache.views`
 
 
-class Visible(Protocol):
+class Visible(ABC):
     """Visibility of the pending and new rows for each new row."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def dense(self) -> Bools:
         """[rows, pending + rows]."""
 
     def bits(self, words: int) -> NDArray[np.int32]:
         """[rows, words]: key j is bit j % 32 of word j // 32."""
+        return pack_bits(self.dense(), words)
 
 
 @dataclass(frozen=True, slots=True)
-class TreeVisible:
+class TreeVisible(Visible):
     """Visibility in a tree: a row sees itself and its ancestors.
 
     parents  int64 [rows - 1]  row of each node's parent; row 0 is the root
@@ -58,12 +63,9 @@ class TreeVisible:
     def dense(self) -> Bools:
         return visibility(self.parents)
 
-    def bits(self, words: int) -> NDArray[np.int32]:
-        return ancestor_bits(self.parents, words)
-
 
 @dataclass(frozen=True, slots=True)
-class CausalVisible:
+class CausalVisible(Visible):
     """Visibility in a piece of text: a row sees itself and the rows before it."""
 
     rows: int
@@ -71,21 +73,15 @@ class CausalVisible:
     def dense(self) -> Bools:
         return np.tri(self.rows, dtype=np.bool_)
 
-    def bits(self, words: int) -> NDArray[np.int32]:
-        return pack_bits(self.dense(), words)
-
 
 @dataclass(frozen=True, slots=True)
-class DenseVisible:
+class DenseVisible(Visible):
     """Visibility as an array, [rows, pending + rows]."""
 
     array: Bools
 
     def dense(self) -> Bools:
         return self.array
-
-    def bits(self, words: int) -> NDArray[np.int32]:
-        return pack_bits(self.array, words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +130,9 @@ class Segment:
                sees the key, -inf elsewhere), repeated for the `group` query heads of a KV
                head; None for one row
     blocked    True to use `blocked_attention`
+    spans      of a text that is longer than some layer's window: for each layer, the first slot
+               that it reads and the additive mask [1, 1, group * rows, keys] from there on, or
+               None where it sees everything
     """
 
     rows: slice
@@ -143,6 +142,7 @@ class Segment:
     read: LayerViews
     tail_mask: torch.Tensor | None
     blocked: bool
+    spans: Sequence[tuple[int, torch.Tensor] | None] | None = None
 
     @cached_property
     def written(self) -> LayerViews:
@@ -160,9 +160,12 @@ class Segment:
         self, layer: int, query: torch.Tensor, scale: float, extras: Extras | None = None
     ) -> torch.Tensor:
         """Attention of stored rows: queries and result [1, heads, rows, head_dim]."""
-        if extras is None:
-            return attend(query, *self.read[layer], self.tail_mask, scale, self.blocked)
-        return attend_with_extras(query, *self.read[layer], self.tail_mask, scale, extras)
+        span = None if self.spans is None else self.spans[layer]
+        (key, value), mask = self.read[layer], self.tail_mask
+        if span is not None:
+            first, mask = span
+            key, value = (part[:, :, first : first + mask.shape[3]] for part in (key, value))
+        return attend(query, key, value, mask, scale, self.blocked, extras)
 
 
 class AttentionPlan(Protocol):
@@ -178,22 +181,16 @@ class AttentionPlan(Protocol):
         """
 
 
-class AttentionCounter(Protocol):
-    """Recurrent states in a forward; see `decoder.model.mixers`."""
-
-    def next_attention(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
     """Attention sequence by sequence, with the sequences' rows end to end.
 
-    states  of a model that has some; its attentions are then known by their order, since
-            several may be of one layer
+    states  `RowStates` of a model that has some (`decoder.model.mixers`); its attentions are then
+            known by their order, since several may be of one layer
     """
 
     segments: tuple[Segment, ...]
-    states: AttentionCounter | None = None
+    states: Any = None
 
     def attend(
         self,
@@ -254,87 +251,46 @@ def tail_mask(
     return mask.repeat(group, 1)[None, None]
 
 
-def attend(
+def attend(  # noqa: PLR0913 - the parts of an attention
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
     blocked: bool = False,
+    extras: Extras | None = None,
 ) -> torch.Tensor:
     """Attention of rows over a prefix that all of them see and a tail under a mask.
 
     query       [batch, heads, rows, head_dim]
     key, value  [batch, kv_heads, context + tail, head_dim]
-    mask        additive [1, 1, group * rows, tail], or None where every row sees every key
+    mask        additive [1, 1, group * rows, tail], or None where every row sees every key; it is
+                repeated for all heads where it was not when it was made
     returns     [batch, heads, rows, head_dim]
     """
-    if mask is None:  # a plain step's way, where every call counts
-        batch, heads, rows, width = query.shape
-        kv_heads = key.shape[1]
-        packed = query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
-        mixed, _ = partial_attention(packed, key, value, None, scale)
-        return mixed.view(batch, heads, rows, -1)
-    if not blocked:
-        return _merged(query, key, value, mask, scale)[0]
-    packed = _packed(query, key)
-    mixed = blocked_attention(packed, key, value, _of_heads(mask, packed), scale)
-    return mixed.view(*query.shape[:3], -1)
-
-
-def attend_with_extras(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    extras: Extras,
-) -> torch.Tensor:
-    """`attend` with soft caps or sinks; a sink takes its share of the merged result."""
-    merged, lse = _merged(query, key, value, mask, scale, extras.cap)
-    if extras.sinks is None:
-        return merged
-    whole = reduce(torch.logaddexp, lse).reshape(*merged.shape[:3], 1)
-    sinks = extras.sinks.to(whole.dtype).view(-1, 1, 1)
-    return (merged * torch.sigmoid(whole - sinks)).to(merged.dtype)
-
-
-def _packed(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Queries [batch, kv_heads, group * rows, head_dim]."""
-    batch, heads, rows, width = query.shape
-    kv_heads = key.shape[1]
-    return query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
-
-
-def _of_heads(mask: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    """The mask repeated for all packed heads, where it was not when it was made."""
-    times = packed.shape[2] // mask.shape[2]
-    return mask if times == 1 else mask.repeat(1, 1, times, 1)
-
-
-def _merged(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    cap: float | None = None,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """See `attend`; and the log-sum-exp of the tail and of the prefix, if there is one."""
-    packed = _packed(query, key)
+    (batch, heads, rows, width), kv_heads = query.shape, key.shape[1]
+    packed = query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
+    context = 0
     if mask is not None:
-        mask = _of_heads(mask, packed)
-    context = 0 if mask is None else key.shape[2] - mask.shape[3]
+        context = key.shape[2] - mask.shape[3]
+        if mask.shape[2] < packed.shape[2]:
+            mask = mask.repeat(1, 1, packed.shape[2] // mask.shape[2], 1)
+    cap, sinks = (None, None) if extras is None else (extras.cap, extras.sinks)
+    if blocked and mask is not None and cap is None and sinks is None:
+        return blocked_attention(packed, key, value, mask, scale).view(batch, heads, rows, -1)
     tail = (key[:, :, context:], value[:, :, context:]) if context else (key, value)
-    merged, tail_lse = partial_attention(packed, *tail, mask, scale, cap)
-    if context == 0:
-        return merged.view(*query.shape[:3], -1), [tail_lse]
-    prefix, prefix_lse = partial_attention(
-        packed, key[:, :, :context], value[:, :, :context], None, scale, cap
-    )
-    weight = torch.sigmoid(tail_lse - prefix_lse).unsqueeze(-1).to(merged.dtype)
-    merged = torch.lerp(prefix, merged, weight).view(*query.shape[:3], -1)
-    return merged, [tail_lse, prefix_lse]
+    merged, lse = partial_attention(packed, *tail, mask, scale, cap)
+    if context:
+        leading = key[:, :, :context], value[:, :, :context]
+        prefix, prefix_lse = partial_attention(packed, *leading, None, scale, cap)
+        weight = torch.sigmoid(lse - prefix_lse).unsqueeze(-1).to(merged.dtype)
+        merged, lse = torch.lerp(prefix, merged, weight), torch.logaddexp(lse, prefix_lse)
+    merged = merged.view(batch, heads, rows, -1)
+    if sinks is None:
+        return merged
+    # A sink takes its share of the merged result.
+    share = torch.sigmoid(lse.reshape(batch, heads, rows, 1) - sinks.to(lse.dtype).view(-1, 1, 1))
+    return (merged * share).to(merged.dtype)
 
 
 def blocked_attention(

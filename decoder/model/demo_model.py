@@ -102,7 +102,7 @@ def build_tokenizer(tokens: Sequence[str], merges: Sequence[str], special: Seque
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    pairs = [tuple(merge.split(" ")) for merge in merges]
+    pairs: Any = [tuple(merge.split(" ")) for merge in merges]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

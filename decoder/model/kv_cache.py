@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from costmodel.errors import InputError
 from decoder.device import to_device
-from decoder.model.states import StateCache
-
-
-class CacheShape(Protocol):
-    """The sizes of a token's keys and values, as in a `ModelArchitecture`."""
-
-    @property
-    def layers(self) -> int: ...
-
-    @property
-    def kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
+from decoder.model.recurrence import StateCache, StateShape
 
 # KV heads, widths of keys and values, the layer they are of; no width of values that are its keys
 LayerStore = tuple[int, int, int, int]
 Place = tuple[int, int]  # the number of a tensor, and the plane in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """What a cache holds of a token.
+
+    stores  of each layer, where they differ or share keys; the other sizes are the first layer's
+    states  recurrent states and convolutions' columns, in the order of their layers
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    stores: tuple[LayerStore, ...] = ()
+    states: tuple[StateShape, ...] = ()
 
 
 def _places(
@@ -62,7 +63,7 @@ class KVCache:
 
     def __init__(
         self,
-        architecture: CacheShape,
+        shape: CacheShape,
         *,
         capacity: int,
         sequences: int,
@@ -70,34 +71,29 @@ class KVCache:
         device: torch.device,
         zeros: Callable[..., torch.Tensor] = torch.zeros,
     ) -> None:
-        """
-        architecture  may have `stores` of each layer where they differ, and `states`
-        zeros         makes the tensors of keys and values
-        """
-        stores: Sequence[LayerStore] = getattr(architecture, "stores", ())
-        states = getattr(architecture, "states", ())
-        size = (architecture.kv_heads, architecture.head_dim)
-        wanted = {size: 2 * architecture.layers}
-        if stores:
-            self._places, wanted = _places(stores)
-        shapes = [
+        """zeros: makes the tensors of keys and values"""
+        wanted = {(shape.kv_heads, shape.head_dim): 2 * shape.layers}
+        if shape.stores:
+            self._places, wanted = _places(shape.stores)
+        sizes = [
             (count, sequences, heads, capacity + 1, width)
             for (heads, width), count in wanted.items()
         ]
         try:
-            self.planes = [zeros(shape, dtype=dtype, device=device) for shape in shapes]
+            self.planes = [zeros(size, dtype=dtype, device=device) for size in sizes]
+            states = shape.states
             self.states = StateCache(states, sequences, dtype, device) if states else None
         except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
-            numbers = sum(torch.Size(shape).numel() for shape in shapes)
+            numbers = sum(torch.Size(one).numel() for one in sizes)
             size_gb = numbers * dtype.itemsize / 1e9
             raise InputError(
                 f"no memory for a KV cache of {capacity} tokens x batch {sequences} "
                 f"({size_gb:.1f} GB)",
                 hint="Ask for fewer tokens, a smaller tree or a smaller batch.",
             ) from error
-        self.stores = tuple(stores)
-        if not stores:
-            self.data = self.planes[0].view(architecture.layers, 2, *shapes[0][1:])
+        self.stores = shape.stores
+        if not self.stores:
+            self.data = self.planes[0].view(shape.layers, 2, *sizes[0][1:])
         self.capacity, self.sequences = capacity, sequences
         self.dtype, self.device = dtype, device
         self.lengths = [0] * sequences

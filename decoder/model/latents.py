@@ -16,21 +16,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from decoder.model.attention import (
-    ATTENTION_NAME,
-    Extras,
-    ForwardPlan,
-    Segment,
-    attend,
-    attend_with_extras,
-)
+from decoder.model.attention import ATTENTION_NAME, Extras, ForwardPlan, Segment, attend
 
 TRACE_NAME = "rooftree_trace"  # of the attention function that notes a model's structure
 
 
 def follow_latents(model: torch.nn.Module) -> None:
     """Let the model's modules give latents to our attention functions; once for each class."""
-    for kind in {type(module) for module in model.modules()}:
+    kinds: set[Any] = {type(module) for module in model.modules()}
+    for kind in kinds:
         expand = getattr(kind, "expand_kv", None)
         if expand is not None and not hasattr(expand, "follows"):
             kind.expand_kv = _following(expand)
@@ -94,10 +88,7 @@ class LatentPlan(ForwardPlan):
             latents, mask = part.read[layer][0], part.tail_mask
             if extras is not None and extras.chosen is not None:
                 mask = _chosen_mask(part, extras.chosen[0, part.rows] - first, latents)
-            if extras is None or extras.cap is extras.sinks is None:
-                attention = partial(attend, mask=mask, scale=scale, blocked=part.blocked)
-            else:
-                attention = partial(attend_with_extras, mask=mask, scale=scale, extras=extras)
+            attention = partial(attend, mask=mask, scale=scale, blocked=part.blocked, extras=extras)
             parts.append(_attend(query[:, :, part.rows], latents, value, attention))
             first += _keys(part)
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

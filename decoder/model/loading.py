@@ -8,7 +8,7 @@ latency can be measured without a download.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -358,28 +358,43 @@ def weights_source(name: str, download: bool) -> str | None:
     label = _canonical_name(name)
     if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
         return str(demo_model_folder())
+    copy = hub_copy(
+        label, HUB_FILES, lambda copy: any(copy.glob("*.safetensors")), download=download
+    )
+    return None if copy is None else str(copy)
+
+
+def hub_copy(
+    name: str, files: Sequence[str], complete: Callable[[Path], bool], *, download: bool = True
+) -> Path | None:
+    """The local copy of a hub id where it is complete, else one that is downloaded now.
+
+    download  False gives None in place of a download
+    Raises InputError for an impossible name, and where the hub does not give it.
+    """
+    patterns = list(files)
     try:
-        copy = huggingface_hub.snapshot_download(
-            label, allow_patterns=HUB_FILES, local_files_only=True
+        copy = Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True)
         )
-        if any(Path(copy).glob("*.safetensors")):
+        if complete(copy):
             return copy
     except HFValidationError as error:
         raise InputError(
-            f"'{label}' is neither a folder, a known target nor a hub id",
-            hint="Known targets are listed in calibrations/targets.yaml.",
+            f"'{name}' is neither a folder nor a hub id",
+            hint="Check the name. Known targets are listed in calibrations/targets.yaml.",
         ) from error
     except LocalEntryNotFoundError:
         pass
     if not download:
         return None
     try:
-        return huggingface_hub.snapshot_download(label, allow_patterns=HUB_FILES)
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, OSError) as error:
         raise InputError(
-            f"'{label}' is no folder here, and the hub does not give it: {first_reason(error)}",
-            hint="Check the name and the network, give a model folder, or run "
-            "`rooftree demo-model` for a small real model.",
+            f"'{name}' is no folder here, and the hub does not give it: {first_reason(error)}",
+            hint="Check the name and the network, give a folder, or run `rooftree demo-model` for "
+            "a small real model.",
         ) from error
 
 

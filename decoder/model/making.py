@@ -12,11 +12,10 @@ from decoder.model.loading import LoadedModel
 from decoder.model.runtime.base import RuntimeChoice, RuntimeKind
 from decoder.model.runtime.capture import CudaCapture
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.fused import fuse
+from decoder.model.runtime.fused import fuse, kernels_refused
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.runtime.linear import packing_refused
 from decoder.model.runtime.packed import PackedRuntime, PackedStep, compile_ahead, packed_of
-from decoder.model.runtime.trial import kernels_refused
 from decoder.model.selfcheck import checked_structure
 from decoder.model.target import Target
 from decoder.nvml import check_current
@@ -147,7 +146,7 @@ def runtime_kind(
         return "graphs" if capturable else "eager"
     if choice in ("auto", "packed"):
         return "packed" if device.type == "cpu" and packable else "eager"
-    return choice
+    return "graphs" if choice == "graphs" else "eager"
 
 
 def experts_capturable(step: ModelStep) -> bool:

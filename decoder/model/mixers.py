@@ -23,8 +23,15 @@ from transformers.activations import ACT2FN
 from costmodel.errors import InputError
 from decoder.model.attention import CausalVisible, ForwardPlan, RowBlock, current_plan
 from decoder.model.kv_cache import KVCache
-from decoder.model.recurrence import Ancestors, RuleRows, convolved, gated_delta, state_space
-from decoder.model.states import StateCache, StateShape
+from decoder.model.recurrence import (
+    Ancestors,
+    RuleRows,
+    StateCache,
+    StateShape,
+    convolved,
+    gated_delta,
+    state_space,
+)
 
 FUNCTIONS = {
     "causal_conv1d_fn": "conv",
@@ -136,7 +143,7 @@ class RowStates:
         for segment in self._segments:
             x = hidden_states[0, :, segment.rows]
             state = self._cache.state(number, segment.sequence)
-            pending = self._cache.pending(segment.sequence)
+            pending = self._cache.pending[segment.sequence]
             before = pending.kept[number]
             held = (state, x) if before is None else (state, before, x)
             columns, width = torch.cat(held, 1), state.shape[1]
@@ -204,12 +211,12 @@ class RowStates:
         first = self._segments[0]
         if first.ancestors is None and not first.single:
             output, behind = whole(self._cache.state(number, first.sequence)[None])
-            self._cache.pending(first.sequence).add(number, None, behind[0].float())
+            self._cache.pending[first.sequence].add(number, None, behind[0].float())
             return output
         rows = rows_of()
         for segment in self._segments:
             state = self._cache.state(number, segment.sequence)
-            pending = self._cache.pending(segment.sequence)
+            pending = self._cache.pending[segment.sequence]
             if segment.ancestors is None:
                 output, kept, behind = rows.single(segment.rows, state)
                 pending.add(number, kept, behind)
@@ -238,7 +245,7 @@ def row_states(cache: KVCache, states: StateCache, blocks: Sequence[RowBlock]) -
         sequence, rows = block.sequence, slice(first, first + block.rows)
         if not cache.pending[sequence]:
             states.drop(sequence)
-        pending = states.pending(sequence)
+        pending = states.pending[sequence]
         text = block.rows == 1 or (len(blocks) == 1 and isinstance(block.visible, CausalVisible))
         ancestors = None
         if pending.rows or not text:

@@ -1,4 +1,4 @@
-"""Linear recurrences under a draft tree: outputs of all rows from one state, and steps of a state.
+"""Recurrent states: outputs of a draft tree's rows from one state, steps of it, and their cache.
 
 A row reads the state behind its own path. No state a node is made: the decays and the updates
 of a row's ancestors are sums under the ancestor mask, and where an update reads the state
@@ -13,15 +13,23 @@ of them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from costmodel.errors import InputError
+
 NORM_EPS = 1e-6  # of transformers' normalised queries and keys
 READING = "delta"  # the kind of rule whose updates read the state
+
+
+# `conv` with channels and columns, `delta` or `ssm` with heads, keys and values.
+StateShape = tuple[str | int, ...]
+Kept = Any  # columns, a rule's `KeptRows`, or None
 
 
 class Ancestors:
@@ -154,7 +162,9 @@ class RuleRows:
             )
         output = (query * from_state) @ state
         output += _scores(query, keys, between) @ _behind(before, "update", update)
-        return self._finished(output, rows), KeptRows(*parts, update, total)
+        key, value, beta, decay = parts
+        kept = KeptRows(key, value, beta, decay, update, total)
+        return self._finished(output, rows), kept
 
     def _finished(self, output: torch.Tensor, rows: slice) -> torch.Tensor:
         """[rows, heads, values] of [heads, rows, values]."""
@@ -245,3 +255,108 @@ def _scores(queries: torch.Tensor, keys: torch.Tensor, between: torch.Tensor) ->
     if between.shape[-1] == 1:
         return queries @ keys.mT * between[..., 0]
     return torch.einsum("hik,hijk,hjk->hij", queries, between, keys)
+
+
+class PendingStates:
+    """What is kept of a sequence's pending rows for each state, until some are committed.
+
+    rows    number of them
+    kept    columns [channels, rows] of a convolution, or what its rule keeps; None of a longer
+            piece of text, which is committed whole
+    behind  the state behind all rows; None where they are no piece of text
+    """
+
+    def __init__(self, states: int) -> None:
+        self.rows = 0
+        self.kept: list[Kept] = [None] * states
+        self.behind: list[torch.Tensor | None] = [None] * states
+
+    def add(self, number: int, kept: Kept, behind: torch.Tensor | None = None) -> None:
+        """Keep further rows of a state."""
+        before = self.kept[number]
+        if isinstance(before, torch.Tensor):
+            assert isinstance(kept, torch.Tensor)
+            kept = torch.cat((before, kept), 1)
+        elif before is not None:
+            assert isinstance(kept, KeptRows)
+            kept = KeptRows(*(torch.cat(pair, 1) for pair in zip(before, kept, strict=True)))
+        self.kept[number], self.behind[number] = kept, behind
+
+
+class StateCache:
+    """The states of every layer that has one, by sequence.
+
+    A state is never written to: another takes its place. So a copy of a sequence costs nothing.
+    Rules keep theirs in float32 whatever the model's dtype is.
+
+    shapes  of each state, in the order in which a forward asks for them
+    """
+
+    def __init__(
+        self, shapes: Sequence[StateShape], sequences: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shapes = tuple(shapes)
+        self._zeros = [
+            torch.zeros(
+                [int(size) for size in sizes],
+                dtype=dtype if kind == "conv" else torch.float32,
+                device=device,
+            )
+            for kind, *sizes in shapes
+        ]
+        self._states = [list(self._zeros) for _ in range(sequences)]
+        self.pending = [PendingStates(len(shapes)) for _ in range(sequences)]
+
+    def state(self, number: int, sequence: int) -> torch.Tensor:
+        """A state behind the sequence's committed tokens: [channels, columns] or [heads, ...]."""
+        return self._states[sequence][number]
+
+    def drop(self, sequence: int) -> None:
+        """Forget the pending rows."""
+        self.pending[sequence] = PendingStates(len(self.shapes))
+
+    def clear(self, sequence: int) -> None:
+        """Begin an empty text."""
+        self._states[sequence] = list(self._zeros)
+        self.drop(sequence)
+
+    def copy_from(self, other: StateCache, source: int, sequence: int) -> None:
+        self._states[sequence] = list(other._states[source])
+        pending, copied = other.pending[source], PendingStates(len(self.shapes))
+        copied.rows = pending.rows
+        copied.kept, copied.behind = list(pending.kept), list(pending.behind)
+        self.pending[sequence] = copied
+
+    def commit(self, rows: Sequence[int], sequence: int) -> None:
+        """Step along these pending rows, which are a path from the first.
+
+        They are forgotten at the next forward.
+        """
+        pending = self.pending[sequence]
+        if not pending.rows:
+            return
+        whole = list(rows) == list(range(pending.rows))
+        self._states[sequence] = [
+            behind if whole and behind is not None else _committed(str(kind), state, kept, rows)
+            for (kind, *_), state, kept, behind in zip(
+                self.shapes, self._states[sequence], pending.kept, pending.behind, strict=True
+            )
+        ]
+
+    def fill_with_noise(self) -> None:
+        """States of a text that was not read, to time forwards."""
+        self._states = [[torch.randn_like(zero) for zero in self._zeros] for _ in self._states]
+
+
+def _committed(kind: str, state: torch.Tensor, kept: Kept, rows: Sequence[int]) -> torch.Tensor:
+    if not rows:
+        return state
+    if kept is None:
+        raise InputError("the rows of a piece of text can only be committed together")
+    if isinstance(kept, torch.Tensor):
+        path = kept[:, torch.tensor(list(rows), device=kept.device)]
+        columns = torch.cat((state, path), 1)
+        return columns[:, columns.shape[1] - state.shape[1] :].contiguous()
+    for row in rows:
+        state, _ = stepped(kind, state, kept, row)
+    return state

@@ -26,11 +26,12 @@ import transformers
 from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
+from decoder.configs import BROKEN_FILES
 from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.trial import triton_version
+from decoder.model.runtime.fused import triton_version
 from decoder.model.structure import (
     MaskFunction,
     Structure,
@@ -53,15 +54,6 @@ ROUNDED_BOUND = 0.2
 LARGE_LOGIT = 300.0  # a cap or a scale shows there
 NOTES = 3  # a number of what a structure says
 IGNORED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
-FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ImportError,
-    AssertionError,
-)
 
 _one_at_a_time = Lock()  # a check makes the windows in a model's config smaller for its time
 _checked: dict[str, Structure] = {}
@@ -84,7 +76,7 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
                 raise failed_device(error, step.device) from error
             except UnsupportedModelError as error:
                 raise _refused(name, step, error.problem) from error
-            except FAILURES as error:
+            except BROKEN_FILES as error:
                 reason = "its attention does not go through transformers' interface"
                 if getattr(step.model, "_supports_attention_backend", True):
                     why = reason_of(error)
@@ -115,47 +107,38 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
     structure = read_structure(step.model)
     if step.positions < TOKENS:
         raise UnsupportedModelError(f"it sees {step.positions} tokens, too few to try it")
-    with _small_windows(step, structure) as smaller, _few_chosen(step):
+    # Windows that the check's text passes, and fewer keys for indexers to choose than it has.
+    changes, model = [], step.model
+    if structure.window is not None:
+        configs = {id(c): c for c in (model.config, model.config.get_text_config())}
+        changes = [
+            (config, name, min(getattr(config, name), WINDOW))
+            for config in configs.values()
+            for name in WINDOWS
+            if isinstance(getattr(config, name, None), int)
+        ]
+    changes += [(m, "index_topk", WINDOW) for m in model.modules() if hasattr(m, "index_topk")]
+    with _changed(changes):
+        smaller = structure
+        if structure.window is not None:
+            smaller = read_structure(model)
+            if smaller.window is None or smaller.window > PROMPT_ROWS:
+                raise UnsupportedModelError("its window cannot be made smaller to try it")
+            step.masks = read_masks(model)
         return _compared(step, structure, smaller)
 
 
 @contextmanager
-def _small_windows(step: ModelStep, structure: Structure) -> Iterator[Structure]:
-    """The structure with windows that the check's text passes; the step has their masks."""
-    if structure.window is None:
-        yield structure
-        return
-    configs = {id(c): c for c in (step.model.config, step.model.config.get_text_config())}
-    before = [
-        (config, name, getattr(config, name))
-        for config in configs.values()
-        for name in WINDOWS
-        if isinstance(getattr(config, name, None), int)
-    ]
+def _changed(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of objects have these values inside."""
+    before = [(one, name, getattr(one, name)) for one, name, _ in changes]
     try:
-        for config, name, window in before:
-            setattr(config, name, min(window, WINDOW))
-        smaller = read_structure(step.model)
-        if smaller.window is None or smaller.window > PROMPT_ROWS:
-            raise UnsupportedModelError("its window cannot be made smaller to try it")
-        step.masks = read_masks(step.model)
-        yield smaller
-    finally:
-        for config, name, window in before:
-            setattr(config, name, window)
-
-
-@contextmanager
-def _few_chosen(step: ModelStep) -> Iterator[None]:
-    """Indexers choose fewer keys than the check's text has."""
-    before = {m: m.index_topk for m in step.model.modules() if hasattr(m, "index_topk")}
-    try:
-        for module in before:
-            module.index_topk = WINDOW
+        for one, name, value in changes:
+            setattr(one, name, value)
         yield
     finally:
-        for module, keys in before.items():
-            module.index_topk = keys
+        for one, name, value in before:
+            setattr(one, name, value)
 
 
 def _compared(step: ModelStep, structure: Structure, smaller: Structure) -> tuple[Structure, bool]:
@@ -194,8 +177,7 @@ def _own_logits(step: ModelStep, ids: torch.Tensor) -> torch.Tensor:
     """Logits [tokens, vocab] by transformers' own attention."""
     with attention_of(step.model, "eager"):
         output = step.model(input_ids=ids[None].to(step.device), use_cache=False)
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    return output.logits[0]
 
 
 def _tree_hidden(

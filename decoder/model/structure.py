@@ -19,18 +19,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from costmodel.errors import InputError
 from costmodel.hf_config import positions_of, text_fields
 from decoder.configs import base_of, text_of
-from decoder.model.attention import (
-    Extras,
-    Segment,
-    attend,
-    attend_with_extras,
-    attention_of,
-    tail_mask,
-)
-from decoder.model.kv_cache import LayerStore
+from decoder.model.attention import Segment, attention_of, tail_mask
+from decoder.model.kv_cache import CacheShape
 from decoder.model.latents import TRACE_NAME, has_indexer, keeps_latents
 from decoder.model.mixers import StateNotes
-from decoder.model.states import StateShape
 
 MaskFunction = Callable[..., torch.Tensor]  # of transformers: (batch, head, rows, keys) to booleans
 ROWS = 3
@@ -66,26 +58,19 @@ class UnsupportedModelError(InputError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Structure:
+class Structure(CacheShape):
     """What a forward needs to know of a model.
 
     window      tokens of the longest text in which every layer sees everything; None: any text
     extras      whether attention has sinks or soft caps on its scores
     layers      that keep keys
-    stores      of each layer, where they differ or share keys, then those of indexers; `heads` and
-                the other sizes are then the first layer's
-    states      recurrent states and convolutions' columns, in the order of their layers
+    stores      as in `CacheShape`, then those of indexers; `heads` is then the first layer's
     plain_head  whether logits are the output of the LM head, without scales or caps
     """
 
-    layers: int
     heads: int
-    kv_heads: int
-    head_dim: int
     window: int | None = None
     extras: bool = False
-    stores: tuple[LayerStore, ...] = ()
-    states: tuple[StateShape, ...] = ()
     plain_head: bool = True
 
     @property
@@ -192,7 +177,8 @@ def _note_attention(
     _notes.calls.append(call)
     _notes.keys.append(key)
     if latent:
-        return query.new_zeros(*query.shape[:3], module.v_head_dim).transpose(1, 2), None
+        width: Any = module.v_head_dim
+        return query.new_zeros(*query.shape[:3], width).transpose(1, 2), None
     group = query.shape[1] // value.shape[1]
     mixed = value[:, :, : query.shape[2]].repeat_interleave(group, dim=1)
     return mixed.transpose(1, 2).contiguous(), None
@@ -348,37 +334,13 @@ def _seen(mask: MaskFunction, positions: int) -> int:
     return positions if bool(visible.all()) else int((~visible).int().argmax())
 
 
-@dataclass(frozen=True)
-class MaskedSegment(Segment):
-    """The rows of a sequence that is longer than some layer's window.
-
-    spans  for each layer, the first slot that it reads and the additive mask
-           [1, 1, group * rows, keys] from there on; None where it sees everything
-    """
-
-    spans: Sequence[tuple[int, torch.Tensor] | None]
-
-    def attend(
-        self, layer: int, query: torch.Tensor, scale: float, extras: Extras | None = None
-    ) -> torch.Tensor:
-        span = self.spans[layer]
-        if span is None:
-            return super().attend(layer, query, scale, extras)
-        first, mask = span
-        end = first + mask.shape[3]
-        key, value = (part[:, :, first:end] for part in self.read[layer])
-        if extras is None:
-            return attend(query, key, value, mask, scale, self.blocked)
-        return attend_with_extras(query, key, value, mask, scale, extras)
-
-
 def mask_segment(
     segment: Segment,
     masks: Sequence[MaskFunction | None],
     positions: torch.Tensor,
     visible: torch.Tensor | None,
     group: int,
-) -> MaskedSegment:
+) -> Segment:
     """The segment with masks by position, for a text that is longer than a window.
 
     masks      each layer's own mask function; None where it sees everything
@@ -398,5 +360,4 @@ def mask_segment(
             first = int((~seen.any(0)).cumprod(0).sum())
             seen = torch.cat((seen[:, first:], mask(0, 0, rows, behind) & visible), 1)
             spans[mask] = first, tail_mask(seen, group, seen.shape[1], cache.dtype)
-    fields = {name: getattr(segment, name) for name in Segment.__dataclass_fields__}
-    return MaskedSegment(**fields, spans=[spans[mask] for mask in masks])
+    return replace(segment, spans=[spans[mask] for mask in masks])

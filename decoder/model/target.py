@@ -18,8 +18,9 @@ from decoder.device import to_device
 from decoder.model.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, Runtime
+from decoder.model.runtime.base import ChosenTokens, ForwardOutputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
@@ -60,7 +61,7 @@ class Target:
         step: ModelStep,
         structure: Structure,
         eager: EagerRuntime,
-        runtime: Runtime,
+        runtime: EagerRuntime | GraphRuntime,
     ) -> None:
         """
         eager    runs prefills
@@ -172,8 +173,7 @@ class Target:
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The target's embeddings [..., hidden] of tokens [...]."""
-        embedded: torch.Tensor = self._step.embedding(token_ids)
-        return embedded
+        return self._step.embedding(token_ids)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -211,8 +211,8 @@ class Target:
             done = self._eager.forward(cache, [block], last_only=True)
             self._add_pending([block], done.features)
             cache.commit(range(rows), sequence)
-            features.append(done.features)
-        if self._step.captured:
+            features += [] if done.features is None else [done.features]
+        if features:
             self._features[sequence] = torch.cat(features)
         return done.logits[-1]
 

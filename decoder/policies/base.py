@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from costmodel.calibration.points import Calibration
@@ -17,6 +17,8 @@ from decoder.tree.growth import SINGLE_PATH, Growth, TopPaths
 
 # Gives another calibration of a profile than the selected one.
 Fit = Callable[[Profile], Calibration]
+# Gives a policy its cost model: that of the profile, or of what a `Fit` makes of the profile.
+FindCost = Callable[..., "Cost"]
 
 DEFAULT_MAX_NODES = 256
 GRAPHS_MAX_NODES = 255  # 256 rows fill a bucket, and 257 are padded to 384
@@ -36,13 +38,6 @@ class Cost(Protocol):
 
     def cycle_s(self, nodes: Array, context: float, batch: int = 1) -> Array:
         """Seconds of whole cycles with N nodes a sequence, the draft included."""
-
-
-class FindCost(Protocol):
-    """Gives a policy its cost model; called only by policies that read one."""
-
-    def __call__(self, fit: Fit | None = None) -> Cost:
-        """The cost model of the profile, or of the calibration that `fit` makes from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +100,10 @@ class Policy(ABC):
         """Called when a text is over, with its number in `Round.text`; interrupted ones too."""
 
 
-@dataclass(slots=True)
 class Plain(Policy):
     """No speculation: one target step a token."""
 
-    name: str = "plain"
-    max_nodes: int = 0
+    name, max_nodes = "plain", 0
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
         return False
@@ -119,30 +112,28 @@ class Plain(Policy):
         return EMPTY
 
 
-@dataclass(slots=True)
 class Chain(Policy):
     """The drafter's most probable path, in its whole depth."""
 
-    name: str = "chain"
-    max_nodes: int = DEFAULT_MAX_NODES
+    name = "chain"
     growth: Growth = SINGLE_PATH
     acceptance: ClassVar[RuleName] = "walk"
+
+    def __init__(self, max_nodes: int = DEFAULT_MAX_NODES) -> None:
+        self.max_nodes = max_nodes
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         return chain(candidates, min(limits.depth, limits.nodes))
 
 
-@dataclass(slots=True)
 class Fixed(Policy):
     """The best-first tree of a fixed number of nodes (DDTree)."""
 
-    max_nodes: int
-    name: str = field(init=False)
     acceptance: ClassVar[RuleName] = "walk"
     tempered: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        self.name = f"fixed:{self.max_nodes}"
+    def __init__(self, max_nodes: int) -> None:
+        self.name, self.max_nodes = f"fixed:{max_nodes}", max_nodes
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes))

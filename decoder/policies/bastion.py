@@ -45,7 +45,9 @@ class DepthBias:
 
     def factors(self) -> Array:
         """[depths] factors for the probabilities of each depth."""
-        self._factors = _factors(self._predicted, self._realised, self.PRIOR, self.UPWARD_PRIOR)
+        predicted, realised = self._predicted, self._realised
+        pseudo = np.where(realised > predicted, self.UPWARD_PRIOR, self.PRIOR)
+        self._factors = (realised + pseudo) / (predicted + pseudo)
         return self._factors
 
     def observe(self, tree: DraftTree, accepted_rows: list[int]) -> None:
@@ -58,20 +60,8 @@ class DepthBias:
 
 
 @jit
-def _factors(predicted, realised, prior, upward):  # type: ignore[no-untyped-def]
-    factors = np.empty_like(predicted)
-    for depth in range(len(factors)):
-        pseudo = upward if realised[depth] > predicted[depth] else prior
-        factors[depth] = (realised[depth] + pseudo) / (predicted[depth] + pseudo)
-    return factors
-
-
-@jit
 def _count(parents, scores, path, factors, counts, fading):  # type: ignore[no-untyped-def]
-    """Add predicted and realised acceptance below each row of the path, root first.
-
-    counts  predicted and realised acceptance so far, which fade first
-    """
+    """Add what is predicted and realised below the rows of the path to counts that fade first."""
     predicted, realised = counts
     for depth in range(len(predicted)):
         predicted[depth] *= fading
@@ -111,7 +101,6 @@ class DecodingSpeed:
         return max(self._committed / self._plain_steps, 1.0)
 
     def observe(self, committed: int, plain_steps: float) -> None:
-        """A round's tokens, and its time in plain steps."""
         self._committed = self._committed * self.FADING + committed
         self._plain_steps = self._plain_steps * self.FADING + plain_steps
 
@@ -132,14 +121,11 @@ class DraftGate:
     FREE_SHARE = 0.005  # a draft below this share of a plain step is always made
 
     def __init__(self) -> None:
-        self._rounds = 0.0
-        self._gain = 0.0
-        self._squares = 0.0
+        self._sums = np.zeros(3)  # of rounds, gains and squared gains
         self._wait = self.FIRST_WAIT
         self._plain_left = 0
 
     def open(self) -> bool:
-        """Whether this round drafts."""
         drafting = self._plain_left == 0
         self._plain_left = max(self._plain_left - 1, 0)
         return drafting
@@ -149,23 +135,15 @@ class DraftGate:
         if draft_steps < self.FREE_SHARE:
             return
         gain = committed - plain_steps
-        self._fade(self.FADING)
-        self._rounds += 1.0
-        self._gain += gain
-        self._squares += gain**2
-        mean = self._gain / self._rounds
-        error = math.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
-        if self._rounds > self.ENOUGH and mean + error < 0.0:
+        self._sums = self._sums * self.FADING + (1.0, gain, gain**2)
+        rounds, mean, square = self._sums / (1.0, self._sums[0], self._sums[0])
+        error = math.sqrt(max(square - mean**2, 0.0) / rounds)
+        if rounds > self.ENOUGH and mean + error < 0.0:
             self._plain_left = self._wait
             self._wait = min(2 * self._wait, self.LONGEST_WAIT)
-            self._fade(0.5)
-        elif self._rounds > 2 * self.ENOUGH and mean > 0.0:
+            self._sums *= 0.5
+        elif rounds > 2 * self.ENOUGH and mean > 0.0:
             self._wait = self.FIRST_WAIT
-
-    def _fade(self, share: float) -> None:
-        self._rounds *= share
-        self._gain *= share
-        self._squares *= share
 
 
 LEAST_WANTED = 32  # candidates
@@ -200,8 +178,6 @@ class Bastion(base.Policy):
         # Predicted time of the present round and of its drafts, in plain steps of the same batch.
         self._round_steps = 1.0
         self._draft_steps = 0.0
-        # Compiled before the first round.
-        _best_index(np.zeros(0), np.zeros(1, np.int64), np.ones(1), 1.0, 0.0, 0.0)
 
     def wanted_nodes(self) -> int:
         """A multiple of the largest recent tree; candidates far beyond it only cost time."""
@@ -253,40 +229,17 @@ class Bastion(base.Policy):
         cycle_s = self.cost.cycle_s(sizes / batch, context, batch)
         draft_s = self.cost.draft_s(context)
         plain_s = self.cost.plain_s(context, batch)
+        tokens = batch + np.concatenate((np.zeros(1), scores.cumsum()))[sizes]
         speed = self._speed.tokens_per_step()
-        rate = 0.0 if speed is None else speed * batch / plain_s
-        best = _best_index(scores, sizes, cycle_s, float(batch), draft_s, rate)
+        if speed is None:  # the highest speed of this round; its draft is spent already
+            rate = float((tokens / (cycle_s - draft_s)).max())
+        else:
+            rate = speed * batch / plain_s
+        best = int(np.argmax(tokens - rate * cycle_s))
         drafts_s = draft_s * batch  # one after the other
         self._round_steps = (float(cycle_s[best]) - draft_s + drafts_s) / plain_s
         self._draft_steps = drafts_s / plain_s
         return int(sizes[best])
-
-
-@jit
-def _best_index(scores, sizes, cycle_s, plain_tokens, draft_s, rate):  # type: ignore[no-untyped-def]
-    """The index of the size whose tokens are worth most beyond the time of its cycle.
-
-    plain_tokens  tokens of a plain step
-    draft_s       seconds of the draft, which are spent already
-    rate          tokens that a second is worth. It is 0 before the first round; the highest speed
-                  of this round takes its place then
-    """
-    tokens = np.empty(len(sizes))
-    total, node = plain_tokens, 0
-    for index in range(len(sizes)):
-        while node < sizes[index]:
-            total += scores[node]
-            node += 1
-        tokens[index] = total
-    if rate == 0.0:
-        for index in range(len(sizes)):
-            rate = max(rate, tokens[index] / (cycle_s[index] - draft_s))
-    best = 0
-    for index in range(1, len(sizes)):
-        more, longer_s = tokens[index] - tokens[best], cycle_s[index] - cycle_s[best]
-        if more > rate * longer_s:
-            best = index
-    return best
 
 
 def parse_policy(text: str, cost: base.FindCost, max_nodes: int) -> base.Policy:
@@ -310,7 +263,9 @@ def parse_policy(text: str, cost: base.FindCost, max_nodes: int) -> base.Policy:
     match = FIXED.fullmatch(text)
     if match is not None:
         return base.Fixed(int(match[1]))
-    policy = make_extension(text, POLICIES, base.Policy, cost=cost, max_nodes=max_nodes)
+    policy: base.Policy | None = make_extension(
+        text, POLICIES, base.Policy, cost=cost, max_nodes=max_nodes
+    )
     if policy is None:  # the entry point is that of a format
         raise InputError(f"'{text}' is not a policy")
     return policy

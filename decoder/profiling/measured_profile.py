@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from platform import python_version
 from time import perf_counter
 from typing import Any
@@ -42,9 +42,10 @@ def soft_key(target: Target) -> SoftKey:
 
 
 def runtime_section(target: Target) -> schema.RuntimeSection:
+    dtype: Any = dtype_name(target.dtype)  # one of `DTYPES`
     return schema.RuntimeSection(
         kind=target.runtime.kind,
-        dtype=dtype_name(target.dtype),
+        dtype=dtype,
         quantization=target.loaded.quantization,
         weight_bytes=target.loaded.weight_bytes,
         head_bytes=target.loaded.head_bytes,
@@ -75,12 +76,10 @@ def peaks_of(device: torch.device, dtype: torch.dtype) -> schema.PeaksSection:
             copy_bytes_per_s = buffer.nbytes / _best_s(lambda: half.copy_(other), device)
     listed = device_by_name(fingerprint(device).name)
     # The datasheet's FLOPs are those of bfloat16; other dtypes use the measured peaks.
-    if listed is not None and dtype == torch.bfloat16:
-        used, source = listed.peaks, "datasheet"
-    else:
-        used, source = measured, "measured"
+    known = listed is not None and dtype == torch.bfloat16
+    used = listed.peaks if listed is not None and known else measured
     return schema.PeaksSection(
-        source=source,
+        source="datasheet" if known else "measured",
         flops_per_s=used.flops_per_s,
         bytes_per_s=used.bytes_per_s,
         measured_flops_per_s=measured.flops_per_s,
@@ -112,21 +111,6 @@ def subject_of(target: Target) -> MeasuredSubject:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """The results of a calibration or a probe, from which a profile is made.
-
-    provenance  further fields of its section: samples, duration_s, ...
-    sections    optional sections by name: stages, drafters, ...
-    """
-
-    kind: schema.ProvenanceKind
-    points: Points
-    peaks: schema.PeaksSection
-    provenance: dict[str, Any] = field(default_factory=dict)
-    sections: dict[str, Any] = field(default_factory=dict)
-
-
 def weights_note(target: Target) -> str:
     """A note on the weights.
 
@@ -138,26 +122,38 @@ def weights_note(target: Target) -> str:
     return note
 
 
-def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
-    """Fit the calibrations and assemble the profile. Raises InputError, ProfileError."""
-    peaks = proven_peaks(measurement.peaks, subject, measurement.points)
-    selection = select_calibration(measurement.points, subject.roofline(peaks))
+def make_profile(
+    subject: MeasuredSubject,
+    kind: schema.ProvenanceKind,
+    points: Points,
+    peaks: schema.PeaksSection,
+    provenance: dict[str, Any] | None = None,
+    **sections: Any,
+) -> Profile:
+    """Fit the calibrations and assemble the profile of a calibration or a probe.
+
+    provenance  further fields of its section: samples, duration_s, ...
+    sections    optional sections by name: stages, drafters, ...
+    Raises InputError, ProfileError.
+    """
+    peaks = proven_peaks(peaks, subject, points)
+    selection = select_calibration(points, subject.roofline(peaks))
     return Profile(
         provenance=schema.ProvenanceSection(
-            kind=measurement.kind,
+            kind=kind,
             created_utc=now_utc(),
             tool_version=tool_version(),
-            points=len(measurement.points),
+            points=len(points),
             note=subject.note,
-            **measurement.provenance,
+            **provenance or {},
         ),
         device=subject.device,
         target=schema.TargetSection.of(subject.architecture),
         runtime=subject.runtime,
         peaks=peaks,
         calibration=schema.CalibrationSection.of(selection),
-        surface=schema.SurfaceSection.of(measurement.points),
-        **measurement.sections,
+        surface=schema.SurfaceSection.of(points),
+        **sections,
     )
 
 
@@ -206,22 +202,21 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 def _buffer(device: torch.device) -> torch.Tensor:
     """An even number of float32 ones; their sum is torch's fastest plain read on a CPU."""
-    return torch.ones(_buffer_bytes(device) // 8 * 2, dtype=torch.float32, device=device)
-
-
-def _buffer_bytes(device: torch.device) -> int:
-    """A usual size; where a model has left a GPU little memory less, but not what its L2 holds."""
-    if device.type == "cpu":
-        return READ_BYTES["cpu"]
-    cache_bytes = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    spare_bytes = max(free_gpu_bytes(device) // MEMORY_PARTS, CACHES * cache_bytes)
-    return min(READ_BYTES[device.type], spare_bytes)
+    wanted_bytes = READ_BYTES[device.type]
+    if (
+        device.type == "cuda"
+    ):  # less where a model has left little memory, but not what its L2 holds
+        cache_bytes = int(torch.cuda.get_device_properties(device).L2_cache_size)
+        spare_bytes = max(free_gpu_bytes(device) // MEMORY_PARTS, CACHES * cache_bytes)
+        wanted_bytes = min(wanted_bytes, spare_bytes)
+    return torch.ones(wanted_bytes // 8 * 2, dtype=torch.float32, device=device)
 
 
 def _best_s(function: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, the least of some repeats."""
     function()
-    times, calls = [], CALLS[device.type]
+    times: list[float] = []
+    calls = CALLS[device.type]
     while len(times) < REPEATS or calls * sum(times) < LEAST_S[device.type]:
         synchronise(device)
         start = perf_counter()

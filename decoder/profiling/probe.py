@@ -17,7 +17,7 @@ from costmodel.statistics import mad_s
 from decoder.device import synchronise
 from decoder.drafters.base import Drafter, DraftRequest
 from decoder.model.target import Step, Target
-from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile, subject_of
+from decoder.profiling.measured_profile import find_peaks, make_profile, subject_of
 from decoder.tree.draft_tree import EMPTY, DraftTree
 from decoder.tree.growth import TopPaths
 
@@ -48,20 +48,15 @@ def quick_profile(
         rows=rows,
         context=contexts,
         seconds=[median(times) for times in samples],
-        mad_s=[mad_s(times) for times in samples],
+        mad_s=np.array([mad_s(times) for times in samples], np.float64),
         n=[len(times) for times in samples],
     )
-    measurement = Measurement(
-        kind="quick",
-        points=points,
-        peaks=peaks,
-        provenance={
-            "samples": sum(map(len, samples)),
-            "duration_s": round(perf_counter() - start_s, 2),
-        },
-        sections={"drafters": {drafter.architecture_hash: drafts}},
-    )
-    return make_profile(subject_of(target), measurement)
+    provenance = {
+        "samples": sum(map(len, samples)),
+        "duration_s": round(perf_counter() - start_s, 2),
+    }
+    sections = {"drafters": {drafter.architecture_hash: drafts}}
+    return make_profile(subject_of(target), "quick", points, peaks, provenance, **sections)
 
 
 def _time_points(
@@ -79,7 +74,8 @@ def _time_points(
     cache = target.reserve(max(rows + context for rows, context in shapes))
     try:
         cache.fill_with_noise()
-        warm, first_pass = [], []
+        warm: list[tuple[DraftTree, int]] = []
+        first_pass: list[float] = []
         for rows, context in shapes:
             if len(warm) >= LEAST_POINTS and perf_counter() > until_s:
                 break
@@ -198,8 +194,8 @@ def time_drafter(drafter: Drafter, target: Target, until_s: float = float("inf")
     del times_s[0]  # the first call compiles
     return DrafterSection(
         name=drafter.name,
-        context=[context],
-        median_s=[median(times_s)],
-        mad_s=[mad_s(times_s)],
-        n=[len(times_s)],
+        context=(context,),
+        median_s=(median(times_s),),
+        mad_s=(mad_s(times_s),),
+        n=(len(times_s),),
     )

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from costmodel.statistics import Array, Bools, Ints
-from decoder.jit import jit
-from decoder.tree.heap import sift_down, sift_up
+from decoder.jit import jit, jit_inner
 
 WORD = 32  # rows in one word of a bit mask
 
@@ -73,13 +72,6 @@ class DraftTree:
         return int(hits[0]) + 1 if len(hits) else -1
 
 
-def committed_by_size(scores: Array) -> Array:
-    """[N + 1] A(n) = 1 + the sum of the first n path scores [N] (BASTION eq. 3, root included)."""
-    committed = np.ones(len(scores) + 1)
-    committed[1:] += scores.cumsum()
-    return committed
-
-
 EMPTY = DraftTree(
     np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64)
 )
@@ -123,10 +115,6 @@ class Candidates(ABC):
     def marginals(self) -> Lattice:
         """A `Lattice`, whose candidates follow any path; an empty one of other kinds."""
         return Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
-
-    def pairs(self) -> tuple[Ints, Array]:
-        """A `PairLattice`'s tokens and its edges, which follow any path; none of other kinds."""
-        return np.zeros((0, 0), np.int64), np.zeros((0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +196,7 @@ class CandidateTree(Candidates):
         mask = _sound(self.tokens, self.probabilities, vocab)
         if mask is None:
             return self
-        sound_rows = np.ones(len(mask) + 1, dtype=np.bool_)  # the root is sound
-        for node, parent in enumerate(self.parents):
-            sound_rows[node + 1] = mask[node] and sound_rows[parent]
-        rows = np.cumsum(sound_rows) - 1
-        nodes = sound_rows[1:]
+        nodes, rows = rooted(self.parents, mask)
         chances = np.minimum(self.probabilities[nodes], 1.0)
         return CandidateTree(self.tokens[nodes], rows[self.parents[nodes]], chances)
 
@@ -227,8 +211,15 @@ class CandidateTree(Candidates):
         return DraftTree(self.tokens[order], parents, depths[order], scores[order])
 
     def greedy(self, depth: int) -> tuple[Ints, Array]:
-        picked = _greedy_path(self.parents, self.probabilities, depth)
-        return self.tokens[picked], np.cumprod(self.probabilities[picked])
+        picked: list[int] = []
+        while len(picked) < depth:
+            row = picked[-1] + 1 if picked else 0
+            below = np.flatnonzero(self.parents == row)
+            if not len(below):
+                break
+            picked.append(int(below[self.probabilities[below].argmax()]))
+        scores: Array = self.probabilities[picked].cumprod()
+        return self.tokens[picked], scores
 
     def as_tree(self, nodes: int) -> CandidateTree:
         return self
@@ -253,6 +244,14 @@ def chain(candidates: Candidates, depth: int) -> DraftTree:
     tokens, scores = candidates.greedy(depth)
     rows = np.arange(len(tokens), dtype=np.int64)
     return DraftTree(tokens.astype(np.int64), rows, rows + 1, scores)
+
+
+def rooted(parents: Ints, mask: Bools) -> tuple[Ints, Ints]:
+    """The nodes whose whole path is in the mask [N], and the row of each old row among theirs."""
+    kept = np.ones(len(mask) + 1, dtype=np.bool_)  # with the root
+    for node, parent in enumerate(parents):
+        kept[node + 1] = mask[node] and kept[parent]
+    return np.flatnonzero(kept[1:]), np.cumsum(kept) - 1
 
 
 def checked_arrays(tokens: Any, probabilities: Any, axes: int) -> tuple[Ints, Array]:
@@ -298,20 +297,41 @@ def _path_scores(parents, probabilities, factors):  # type: ignore[no-untyped-de
     return scores, depths
 
 
-@jit
-def _greedy_path(parents, probabilities, depth):  # type: ignore[no-untyped-def]
-    picked = np.empty(depth, np.int64)
-    row = 0
-    for length in range(depth):
-        best = -1
-        for node in range(len(parents)):
-            if parents[node] == row and (best < 0 or probabilities[node] > probabilities[best]):
-                best = node
-        if best < 0:
-            return picked[:length]
-        picked[length] = best
-        row = best + 1
-    return picked
+@jit_inner
+def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
+    """Restore a binary heap, the largest key on top, after its top entry has changed.
+
+    The heap is two arrays: keys and items [size].
+    """
+    hole, key, item = 0, keys[0], items[0]
+    while True:
+        below = 2 * hole + 1
+        if below >= size:
+            break
+        if below + 1 < size and keys[below + 1] > keys[below]:
+            below += 1
+        if keys[below] <= key:
+            break
+        keys[hole] = keys[below]
+        items[hole] = items[below]
+        hole = below
+    keys[hole] = key
+    items[hole] = item
+
+
+@jit_inner
+def sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
+    """Restore a binary heap after an entry was added at `hole`, its end."""
+    key, item = keys[hole], items[hole]
+    while hole > 0:
+        above = (hole - 1) // 2
+        if keys[above] >= key:
+            break
+        keys[hole] = keys[above]
+        items[hole] = items[above]
+        hole = above
+    keys[hole] = key
+    items[hole] = item
 
 
 @jit
@@ -379,18 +399,8 @@ def visibility(parents):  # type: ignore[no-untyped-def]
     return visible
 
 
-def ancestor_bits(parents: Ints, words: int) -> NDArray[np.int32]:
-    """The visibility of a tree as a bit mask [N + 1, words]: row j is bit j % 32 of word j // 32.
-
-    Raises InputError if the words cannot hold N + 1 rows.
-    """
-    if words * WORD <= len(parents):
-        raise InputError(f"{words} words of {WORD} bits cannot hold {len(parents) + 1} rows")
-    return _ancestor_bits(parents, words).view(np.int32)
-
-
 def pack_bits(visible: Bools, words: int) -> NDArray[np.int32]:
-    """A visibility [rows, keys] as a bit mask [rows, words], with bits as in `ancestor_bits`.
+    """A visibility [rows, keys] as a bit mask [rows, words]: key j is bit j % 32 of word j // 32.
 
     Raises InputError if the words cannot hold the keys.
     """
@@ -400,16 +410,3 @@ def pack_bits(visible: Bools, words: int) -> NDArray[np.int32]:
     padded = np.zeros((rows, words * WORD), dtype=np.bool_)
     padded[:, :keys] = visible
     return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
-
-
-@jit
-def _ancestor_bits(parents, words):  # type: ignore[no-untyped-def]
-    rows = len(parents) + 1
-    bits = np.zeros((rows, words), np.uint32)
-    bits[0, 0] = np.uint32(1)
-    for row in range(1, rows):
-        above = parents[row - 1]
-        for word in range(above // 32 + 1):
-            bits[row, word] = bits[above, word]
-        bits[row, row // 32] |= np.uint32(1) << np.uint32(row % 32)
-    return bits

@@ -12,8 +12,7 @@ import numpy as np
 
 from costmodel.statistics import Array, Bools, Ints
 from decoder.jit import jit, jit_inner
-from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, checked_arrays
-from decoder.tree.heap import sift_down, sift_up
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, checked_arrays, sift_down, sift_up
 
 NO_EDGE = -1.0  # the probability of a candidate that may not follow
 
@@ -45,10 +44,10 @@ class PairLattice(Candidates):
 
     def sound(self, vocab: int | None = None) -> PairLattice:
         """The same without candidates outside the vocabulary, and with edges from 0 to 1."""
-        unsound = self.tokens < 0
+        unsound: Bools = self.tokens < 0
         if vocab is not None:
-            unsound |= self.tokens >= vocab
-        first = _sound(self.first, unsound[:1].any(axis=0))
+            unsound = unsound | (self.tokens >= vocab)
+        first = _sound(self.first, np.any(unsound[:1], axis=0))
         edges = _sound(self.edges, unsound[1:, None])
         if first is self.first and edges is self.edges:
             return self
@@ -75,9 +74,6 @@ class PairLattice(Candidates):
             if position + 1 < gamma:
                 chances = self.edges[position, best]
         return np.array(tokens, dtype=np.int64), np.array(scores)
-
-    def pairs(self) -> tuple[Ints, Array]:
-        return self.tokens, np.ascontiguousarray(self.edges)
 
 
 def _sound(chances: Array, unsound: Bools) -> Array:

@@ -7,6 +7,8 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from costmodel.catalog import DeviceSpec
 from costmodel.compose.attention import (
     Attention,
     AttentionTable,
+    LatentTable,
     TileForm,
     checked,
     measure_keys,
@@ -63,7 +66,18 @@ KERNELS = {
 _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
 UNKNOWN_KERNEL = TileForm(tile_rows=128)
 _BF16 = "bfloat16"
+_SCALED = (_BF16, "fp8_block")  # products that may take longer than in 16 bits: see `_products`
 _PHASES = ("generation", "context")  # of one row, of several
+# Ranks and heads' sizes of the latent attention whose kernels were timed, and of models whose
+# layers were timed with an indexer, which chooses 2,048 tokens.
+_LATENT = (512, 64, 192, 128)
+_CHOOSING = {
+    "deepseek-ai/DeepSeek-V3.2": (512, 64, 192, 128, 128, 2048),
+    "zai-org/GLM-5": (512, 64, 256, 256, 64, 2048),
+    "zai-org/GLM-5-FP8": (512, 64, 256, 256, 64, 2048),
+    "nvidia/GLM-5.2-NVFP4": (512, 64, 256, 256, 64, 2048),
+}
+_LEAP = 4.0
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
 _HOST_TIMED = 3.0  # times another engine's smallest product
@@ -105,6 +119,7 @@ def load_published(
         experts=all_experts(data, device, engine, weights) if experts else {},
         other_experts=all_experts(data, device, engine, other) if experts else {},
         recurrent=_recurrent(data / "linear_attention" / engine),
+        latent=functools.partial(_latent, data, engine, weights, cache),
         all_reduce=curves,
         weights=weights,
         cache=cache,
@@ -139,6 +154,10 @@ def matmul_shapes(folder: Path, dtype: str) -> Shapes:
 def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> MatmulTable:
     """Products with these weights: the engine's, else another's. Raises InputError.
 
+    An engine finds the scales of each block of an input, which was timed with the product; small
+    ones take longer than in 16 bits, by 5 us of 9 (n 2048, k 7168, SGLang on a B200), and servers
+    show it: DeepSeek-R1 in blocks is planned 8 % too fast with that time, 13 % without.
+
     Those of quantised weights, whose tables are noisy, without times above those of more rows; and
     another's where the engine's smallest product takes over three times its: the host that starts
     it was timed, as by vLLM 0.24 with blocks (81 to 161 us of 8), which a captured step leaves out.
@@ -164,7 +183,7 @@ def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> 
             peaks=product_peaks(device, weights),
             l2_bytes=device.l2_bytes,
             element_bytes=WEIGHT_BYTES[weights],
-            wider=None if weights == _BF16 else _products(data, device, engine, _BF16),
+            wider=None if weights in _SCALED else _products(data, device, engine, _BF16),
         )
         if weights == _BF16:
             return table
@@ -305,10 +324,74 @@ def _recurrent(folder: Path) -> dict[tuple[int, ...], RecurrentTable]:
     return tables
 
 
-def _shortest(table: Columns, here: NDArray[np.bool_]) -> dict[tuple[int, int], float]:
+@functools.cache
+def _latent(
+    data: Path, engine: str, weights: Weights, cache: Cache
+) -> dict[tuple[int, ...], LatentTable]:
+    """Latent attention: its kernels, or the whole layer of models whose indexer chooses tokens.
+
+    Kernels and products add up to TensorRT-LLM's whole layers within a tenth. vLLM's whole layers
+    were timed with their host (an H200's at one row: 91 us, TensorRT-LLM's 52), so it takes another
+    engine's kernels, and all take SGLang's layers with an indexer. None takes longer than with a
+    cache of 16 bits, as SGLang's kernel with 8 does on Hopper.
+    """
+    types = {"kv_cache_dtype": [cache, _BF16]}
+    tables: dict[tuple[int, ...], LatentTable] = {}
+    for name in reversed(engines_from(engine)):
+        kernels = {kind: _by_heads(data / "mla" / name, f"{kind}_mla", types) for kind in _PHASES}
+        if all(kernels.values()):
+            tables[_LATENT] = LatentTable(**kernels, projects=False, source=f"{name}'s kernels")
+    folder, forms = data / "sparse_attention" / "sglang", ["fp8_block", _BF16]
+    for form, (model, shape) in itertools.product(
+        forms if weights == "fp8_block" else reversed(forms), _CHOOSING.items()
+    ):
+        layers = {
+            kind: _by_heads(folder, f"dsa_{kind}_module", types | {
+                "model": [model], "gemm_type": [form], "op_name": [f"dsa_{kind}_module"]})
+            for kind in _PHASES
+        }  # fmt: skip
+        if shape not in tables and all(layers.values()):
+            tables[shape] = LatentTable(**layers, projects=True, source="SGLang's whole layer")
+    return tables
+
+
+def _by_heads(
+    folder: Path, name: str, wanted: dict[str, list[str]]
+) -> dict[int, dict[tuple[int, int], float]]:
+    """{heads: {(batch, tokens): seconds}} of the wanted rows in an engine's newest table.
+
+    Without the batches whose shortest time leaps, which were not captured.
+    """
+    paths = list(folder.glob(f"*/{name}_perf.parquet"))
+    if not paths:
+        return {}
+    table = _latent_table(max(paths, key=lambda path: version_key(path.parent.name)))
+    tokens, other, count = ("isl", "step", 0) if "context" in name else ("step", "isl", 1)
+    here = table[other] == count
+    for column, values in wanted.items():
+        here &= np.isin(table[column].astype(str), values)
+    heads = {}
+    for count in np.unique(table["num_heads"][here]).tolist():
+        cells = _shortest(table, here & (table["num_heads"] == count), tokens)
+        least = {batch: min(s for (b, _), s in cells.items() if b == batch) for batch, _ in cells}
+        pairs = itertools.pairwise(sorted(least))
+        most = next((b for a, b in pairs if least[b] > _LEAP * least[a]), math.inf)
+        heads[count] = {place: s for place, s in cells.items() if place[0] < most}
+    return heads
+
+
+@functools.cache
+def _latent_table(path: Path) -> Columns:
+    names = ("num_heads", "batch_size", "isl", "step", "latency", "kv_cache_dtype")
+    return read_table(path, (*names, "model", "gemm_type", "op_name"))
+
+
+def _shortest(
+    table: Columns, here: NDArray[np.bool_], tokens: str = "seq_len"
+) -> dict[tuple[int, int], float]:
     """{(sequences, rows): seconds} of one kernel, the shortest of equal shapes."""
     cells: dict[tuple[int, int], float] = {}
-    columns = (table[name][here].tolist() for name in ("batch_size", "seq_len", "latency"))
+    columns = (table[name][here].tolist() for name in ("batch_size", tokens, "latency"))
     for batch, rows, milliseconds in zip(*columns, strict=True):
         cells[batch, rows] = min(milliseconds * 1e-3, cells.get((batch, rows), np.inf))
     return rising(cells)

@@ -47,7 +47,7 @@ def command(  # noqa: PLR0913 - one argument an option
     """
     from dataclasses import asdict
 
-    from decoder.drafters.factory import shipped
+    from decoder.drafters.factory import DEMO_DRAFTER
     from decoder.model.making import make_target
     from lab.bench.environment import machine
     from lab.bench.prompts import training_prompts
@@ -74,7 +74,7 @@ def command(  # noqa: PLR0913 - one argument an option
     corpus = read_corpus(texts, loaded.architecture.vocab, sweep.temperature)
     chosen = distinct(corpus, training.texts)
     recipe = PilotRecipe(sweep=sweep, training=training)
-    name = shipped(drafter)
+    name = str(DEMO_DRAFTER) if drafter == "demo" else drafter
     place, result, figure = train_blockpilot(
         make_target(loaded), name, chosen, output, recipe, note
     )

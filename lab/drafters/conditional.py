@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.device import to_device
-from decoder.drafters.joint import join_drafts
 from decoder.drafters.vocabulary import DraftHead, softmax
-from decoder.tree.draft_tree import NO_CANDIDATES, CandidateTree, best_first
+from decoder.tree.draft_tree import CandidateTree, best_first
 from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
 
@@ -69,7 +68,8 @@ class Slots:
         best = logits.topk(min(count, logits.shape[-1]))
         whole = (logits / temperature).logsumexp(-1, keepdim=True)
         mass = (best.values / temperature).logsumexp(-1, keepdim=True) - whole
-        return cls(best.indices, head.ids_on_device(best.indices), best.values, mass, temperature)
+        tokens = best.indices if head.device_ids is None else head.device_ids[best.indices]
+        return cls(best.indices, tokens, best.values, mass, temperature)
 
     def chances(self, row: int | slice, scores: torch.Tensor) -> torch.Tensor:
         """Logarithms of the probabilities of a slot's candidates, of their scores [..., K]."""
@@ -89,10 +89,8 @@ def score_pairs(slots: Slots, first: torch.Tensor, edges: torch.Tensor) -> torch
 
 
 def compile_pairs() -> None:
-    """Compile what makes trees of pairs, alone and in an ensemble, so that no round waits."""
-    pairs = PairLattice(np.zeros((1, 1), np.int64), np.ones(1), np.zeros((0, 1, 1)))
-    join_drafts(NO_CANDIDATES, pairs, 1)
-    best_first(pairs, 1)
+    """Compile what makes trees of pairs, so that no round waits."""
+    best_first(PairLattice(np.zeros((1, 1), np.int64), np.ones(1), np.zeros((0, 1, 1))), 1)
 
 
 def pair_lattice(packed: torch.Tensor, depth: int) -> PairLattice:

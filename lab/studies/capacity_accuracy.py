@@ -1,13 +1,13 @@
 """Predicted against measured time per output token of servers that nobody here ran.
 
-    python -m lab.studies.capacity_accuracy
+    python -m lab.studies.capacity_accuracy [--write]
 
 The measurements are `systems/silicon_sample.csv` of aiconfigurator-core (NVIDIA, Apache-2.0):
 Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on H100, H200 and B200, aggregated serving. Kernel times
 come from profiles composed of its operator tables. For each pair of a GPU and a model the
-overheads are fitted on all other pairs, never on rows of the pair that is scored; `shipped` has
-those of 24 November, which plans use, on the rows that they were fitted on. NVIDIA's own planner is
-scored on the same rows from `lab/studies/results/nvidia_planner.json`.
+overheads are fitted on all other pairs, never on rows of the pair that is scored. Those fitted on
+all rows are what plans use: `--write` puts them into calibrations/engines.yaml. NVIDIA's own
+planner is scored on the same rows from `lab/studies/results/nvidia_planner.json`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,13 +25,19 @@ import numpy as np
 
 from costmodel.catalog import find_target
 from costmodel.compose.profiles import ComposeOptions, compose
-from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward
 from costmodel.weights import Weights
 from integrations.aiconfigurator.package import data_folder
-from lab.studies.fit_overheads import FITTED, MeasuredServer, ServerLoad, fit_overheads, steady_work
+from lab.studies.fit_overheads import (
+    FITTED,
+    MeasuredServer,
+    ServerLoad,
+    fit_overheads,
+    steady_work,
+    write_overheads,
+)
 
 PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"
 MODELS = {
@@ -202,16 +209,19 @@ def main() -> None:
             "ours": groups(rows, key, predicted, same),
             "planner": groups(rows, key, planner, same),
         }
-    table = read_yaml(shipped_directory() / "engines.yaml")  # of 24 November
-    shipped = [Overheads(**table.get(server.engine, table["shared"])) for server in servers]
-    planned = [o.time_per_token_s(server.work, overlaps_host=server.overlaps_host)
-               for o, server in zip(shipped, servers, strict=True)]  # fmt: skip
+    overheads = fit_overheads(servers)
+    planned = [
+        overheads[server.engine].time_per_token_s(server.work, overlaps_host=server.overlaps_host)
+        for server in servers
+    ]
     result["shipped"] = summary(np.array(planned), measured, subsets["all"])
     result["overheads"] = {
         name: {key: float(f"{getattr(o, key):.4g}") for key in FITTED}
-        for name, o in fit_overheads(servers).items()
+        for name, o in overheads.items()
     }
     store("capacity_accuracy", result)
+    if "--write" in sys.argv:
+        write_overheads(result["overheads"])
 
 
 def kernel_seconds(server: MeasuredServer) -> float:

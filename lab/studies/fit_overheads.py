@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.batching import (
     FACTORS,
     OVERHEADS,
@@ -118,6 +120,16 @@ def steady_work(forward: TargetForward, rules: EngineRules, load: ServerLoad) ->
     return dataclasses.replace(work, waiting=load.concurrency - running)
 
 
+def write_overheads(fitted: Mapping[str, Mapping[str, float]]) -> None:
+    """Put fitted numbers into the lines of engines in calibrations/engines.yaml."""
+    path = shipped_directory() / "engines.yaml"
+    text, table = path.read_text(encoding="utf-8"), read_yaml(path)
+    for engine, numbers in fitted.items():
+        row = ", ".join(f"{name}: {value:.4g}" for name, value in (table[engine] | numbers).items())
+        text = re.sub(rf"^{re.escape(engine)}: .*", f"{engine}: {{{row}}}", text, flags=re.M)
+    path.write_text(text, encoding="utf-8")
+
+
 def fit_overheads(rows: Sequence[MeasuredServer]) -> dict[str, Overheads]:
     """Overheads of each engine, and `shared` ones for an engine without rows.
 
@@ -179,7 +191,10 @@ class _Layout:
         differences = x[len(FITTED) :].reshape(self.engines, len(OVERHEADS))
         factors = np.broadcast_to(x[:count], (self.engines, count))
         none = np.zeros((self.engines, len(SERVED)))
-        return np.concatenate([factors, (shared + differences) * units_s, none], axis=1)
+        # Only a layer may take less than its operators.
+        least = np.where(np.array(OVERHEADS) == "layer_s", -np.inf, 0.0)
+        own = np.maximum(shared + differences, least)
+        return np.concatenate([factors, own * units_s, none], axis=1)
 
 
 def _overheads(coefficients: Array) -> Overheads:

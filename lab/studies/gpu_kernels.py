@@ -10,7 +10,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from costmodel.errors import RooftreeError
 from decoder.device import parse_dtype, select_device, synchronise
 from decoder.model.attention import RowBlock, TreeVisible, attending
-from decoder.model.kv_cache import KVCache
+from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime.capture import CudaCapture
 from decoder.model.runtime.fused import FusedForward, TablePlan
 from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
@@ -224,7 +223,7 @@ class TreeRows:
 
 
 def tree_rows(noise: Noise, rows: int, context: int) -> TreeRows:
-    like, shape = noise(1), SimpleNamespace(layers=1, kv_heads=KV_HEADS, head_dim=WIDTH)
+    like, shape = noise(1), CacheShape(layers=1, kv_heads=KV_HEADS, head_dim=WIDTH)
     where = {"dtype": like.dtype, "device": like.device}
     where |= {"capacity": context + rows, "zeros": lambda shape, **_: noise(*shape)}
     cache = KVCache(shape, sequences=1, **where)

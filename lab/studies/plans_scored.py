@@ -1,6 +1,6 @@
 """Plans of public servers beside rivals on the very same rows; only errors are stored.
 
-    python -m lab.studies.plans_scored FOLDER [--before FILE]
+    python -m lab.studies.plans_scored FOLDER [--before FILE] [--fit]
 
 FOLDER has `inferencex.csv` (points of SemiAnalysis's InferenceX with two rivals' times,
 inference-sim/inference-sim @ 129e0b8), and `error_records.csv` and
@@ -15,9 +15,13 @@ and Blackwell's 4-bit ones, were chosen with all rows of Mixtral, Scout and gpt-
 InferenceX's lengths are drawn from 0.8 to 1 of the nominal ones. Its closed loop starts with all
 requests at once and serves ten times as many: the mean time to the first token is a tenth of the
 start's, simulated, and nine of the plan's; where the cache holds fewer, the rest waits. Servers by
-load run the rate times the measured seconds of a request at once; each has 23 to 50 prompts, so
-rows are planned with prompts computed and, but for a block, cached. Targets that no list has are
-read from the configs that aiconfigurator-core carries, as from a hub.
+load run the rate times the measured seconds of a request at once; each has 23 to 50 prompts, which
+are cached but for a block. Targets that no list has are read from the configs that
+aiconfigurator-core carries, as from a hub.
+
+`--fit` puts each engine's seconds of a request outside of its steps (`front_s`) into
+calibrations/engines.yaml: those of the least mean error of the time to the first token over the
+`fit` part, in which every source of servers weighs the same.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from costmodel.catalog import TargetEntry, resolve_target
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import read_json
 from costmodel.planning.accuracy import INTERVAL, relative_error, slower_error
-from costmodel.planning.batching import Cycle, cycle_work
+from costmodel.planning.batching import Cycle, cycle_work, engine_overheads
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.search import make_server, plan
 from costmodel.planning.servers import OperatingPoint, Server
@@ -50,6 +54,7 @@ from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from integrations.aiconfigurator.package import data_folder
 from lab.studies.common import store
+from lab.studies.fit_overheads import write_overheads
 
 Seconds = dict[str, float]  # by METRICS
 METRICS = ("tpot", "ttft")
@@ -104,12 +109,12 @@ SPECULATING = {
 class ScoredRow:
     """A server's seconds by METRICS, measured, planned and by rivals, or why it is not planned.
 
-    `labels`: the groups it counts in. `planned` has `cached` too, with all but a block of the
-    prompt cached. `errors`: expected, and upwards.
+    `labels`: the groups it counts in. `errors`: expected, and upwards.
     """
 
     labels: tuple[str, ...]
     part: str
+    engine: str
     measured: Seconds
     rivals: dict[str, Seconds]
     planned: Seconds = dataclasses.field(default_factory=dict)
@@ -119,7 +124,10 @@ class ScoredRow:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a row is planned as; `running`: requests at once, and their weight in the mean."""
+    """What a row is planned as; `running`: requests at once, and their weight in the mean.
+
+    `polls`: steps between two looks of the engine's scheduler at arrivals.
+    """
 
     target: str
     place: tuple[str, int]  # GPU and degree
@@ -127,6 +135,7 @@ class Asked:
     running: tuple[tuple[float, float], ...]
     settings: dict[str, Any]
     closed_loop: bool = False
+    polls: int = 1
 
 
 def inferencex(path: Path) -> Iterator[ScoredRow]:
@@ -134,12 +143,12 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
     with path.open(encoding="utf-8", newline="") as stream:
         for line in csv.DictReader(stream):
             model, engine, gpu = line["model"], line["engine"], line["gpu"]
-            dense, ranks = model == FITTED, int(line["dp"])
+            dense, ranks, requests = model == FITTED, int(line["dp"]), int(line["concurrency"])
             groups = [gpu, engine, model, f"{model} {engine} {gpu}"]
             groups += ["dense-on-vllm"] * (dense and engine == "vllm") + ["unfitted"] * (not dense)
             row = ScoredRow(
                 labels=("InferenceX", *(f"InferenceX, {group}" for group in groups)),
-                part=part_of(line["scenario"]),
+                part=part_of(line["scenario"]), engine=engine.replace("tensorrt-llm", "trtllm"),
                 measured={m: float(line[f"{m}_ms_mean"]) / 1e3 for m in METRICS},
                 rivals={name: {m: float(line[f"{key}_{m}_ms"]) / 1e3 for m in METRICS
                                if line[f"{key}_{m}_ms"]} for name, key in RIVALS.items()},
@@ -149,20 +158,24 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
             hopper = gpu[0] == "h" and (engine == "sglang" or model.startswith("gpt-oss"))
             wide = hopper or line["precision"] == "bf16"
             version = re.match(r"vllm/\S+:v(\d[\d.]*)", line["engine_image"])
+            # They start SGLang on Blackwell with --scheduler-recv-interval, but for GLM-5 in FP8.
+            polls = 30 if requests >= 16 and model != "glm-5" else 10
+            often = engine != "sglang" or gpu[0] == "h" or f"{model} {weights}" == "glm-5 fp8_block"
             yield scored(row, Asked(
                 target=NAMES.get(model, model),
                 place=(GPUS.get(gpu, gpu), int(line["n_gpus"]) // ranks),
                 lengths=(MEAN_LENGTH * int(line["isl"]), MEAN_LENGTH * int(line["osl"])),
-                running=((int(line["concurrency"]) / ranks, 1.0),), closed_loop=True,
+                running=((requests / ranks, 1.0),), closed_loop=True,
+                polls=1 if often else polls,
                 settings={
-                    "engine": "trtllm" if engine == "tensorrt-llm" else engine,
+                    "engine": row.engine,
                     "engine_version": version[1] if version else "",
                     "precision": Precision(
                         weights=None if model.startswith("gpt-oss") else weights,
                         cache="bfloat16" if wide else "fp8",
                     ),
                     "expert_parallel": int(line["ep"]) > 1, "data_parallel": ranks,
-                    "most_running": int(line["concurrency"]),
+                    "most_running": requests,
                 },
             ))  # fmt: skip
 
@@ -191,14 +204,15 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
         kind = "experts" if re.search("Mixtral|Llama-4", model) else "dense"
         row = ScoredRow(
             labels=(source, f"{source}, {kind}", f"{source}, {model}"), part=part_of(folder),
-            measured=cell["measured"], rivals=dict(cell["rivals"]),
+            engine="vllm", measured=cell["measured"], rivals=dict(cell["rivals"]),
         )  # fmt: skip
         end_s, weights = cell["measured"]["e2e"], "fp8_dynamic" if cell["fp8"] else None
         yield scored(row, Asked(
             target=NAMES.get(model, model), place=(GPUS[gpu.lower()], int(float(degree))),
             lengths=lengths, running=tuple((r * end_s, r * spent_s) for r, spent_s in kept),
             settings={"engine_version": "0.15.1", "step_tokens": cell["step_tokens"],
-                      "most_running": 128, "precision": Precision(weights=weights)},
+                      "most_running": 128, "precision": Precision(weights=weights),
+                      "prefix_hits": 1 - BLOCK / lengths[0]},
         ))  # fmt: skip
 
 
@@ -230,7 +244,7 @@ def scored(row: ScoredRow, asked: Asked) -> ScoredRow:
             rules = dataclasses.replace(server.rules, overlaps_host=True)
             server = dataclasses.replace(server, rules=rules)
         most = max(min(server.most_running(traffic), request.most_running), 1)
-        means = [means_s(server, traffic, n, most, asked.closed_loop) for n, _ in asked.running]
+        means = [means_s(server, traffic, min(n, most), n - most, asked) for n, _ in asked.running]
     except RooftreeError as failure:
         return dataclasses.replace(row, refusal=failure.problem)
     parts = [part for _, part in asked.running]
@@ -240,20 +254,18 @@ def scored(row: ScoredRow, asked: Asked) -> ScoredRow:
     return dataclasses.replace(row, planned=planned, errors=errors)
 
 
-def means_s(server: Server, traffic: Traffic, asked: float, most: int, loop: bool) -> Seconds:
-    """Mean seconds of a server that runs at most `most` of `asked` requests at once."""
-    running = max(min(asked, most), 1.0)
-    work = cycle_work(server.forward, server.rules, traffic, running, Cycle())
-    cached_s = min(BLOCK / traffic.prompt_tokens, 1.0) * work.prompts_s
-    tpot_s, cached_tpot_s = (
-        server.overheads.time_per_token_s(one, overlaps_host=server.rules.overlaps_host)
-        for one in (work, dataclasses.replace(work, prompts_s=cached_s))
-    )
+def means_s(
+    server: Server, traffic: Traffic, running: float, waiting: float, asked: Asked
+) -> Seconds:
+    """Mean seconds of a server that runs so many requests at once while others wait."""
+    work = cycle_work(server.forward, server.rules, traffic, max(running, 1.0), Cycle())
+    tpot_s = server.overheads.time_per_token_s(work, overlaps_host=server.rules.overlaps_host)
     point = server.best(traffic, max(round(running), 1))
-    first_s = point.ttft_s + max(asked - running, 0.0) / point.requests_per_s
-    if loop:
-        first_s += (start_s(server, traffic, point) - point.ttft_s) / WAVES
-    return {"tpot": tpot_s, "cached": cached_tpot_s, "ttft": first_s}
+    polled_s = point.ttft_s + (asked.polls - 1) / 2 * tpot_s
+    first_s = polled_s + max(waiting, 0.0) / point.requests_per_s
+    if asked.closed_loop:
+        first_s += (start_s(server, traffic, point) - polled_s) / WAVES
+    return {"tpot": tpot_s, "ttft": first_s}
 
 
 def start_s(server: Server, traffic: Traffic, point: OperatingPoint) -> float:
@@ -262,7 +274,7 @@ def start_s(server: Server, traffic: Traffic, point: OperatingPoint) -> float:
     prompts = np.full(point.running * ranks, round(traffic.prompt_tokens))
     limits = SimulatedServer(
         rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=point.running,
-        held_tokens=server.held_tokens, ranks=ranks,
+        held_tokens=server.held_tokens, ranks=ranks, front_s=server.overheads.front_s,
     )  # fmt: skip
     trace = Trace(arrival_s=0.0 * prompts, prompt_tokens=prompts, output_tokens=0 * prompts + 1)
     return float(simulate(trace, limits, exact_steps(server, [point])).first_s.mean())
@@ -288,14 +300,12 @@ def _score(rows: list[ScoredRow]) -> dict[str, Any]:
     kept = [row for row in rows if not row.refusal]
     score: dict[str, Any] = {"rows": len(rows), "planned": len(kept)}
     score["refusals"] = sorted({row.refusal for row in rows if row.refusal})
-    for name in (*METRICS, "cached") if kept else ():
-        metric = "tpot" if name == "cached" else name
-        off = np.array([row.planned[name] / row.measured[metric] for row in kept])
+    for metric in METRICS if kept else ():
+        off = np.array([row.planned[metric] / row.measured[metric] for row in kept])
         low, high = INTERVAL * np.array([row.errors for row in kept]).T
         inside = np.mean((-np.log(off) > -low) & (-np.log(off) < high))
-        score[name] = _errors(off) | {"inside": round(float(inside), 4)}
-        if name in METRICS:
-            score[name]["rivals"] = dict(_rivals(rows, metric))
+        score[metric] = _errors(off) | {"inside": round(float(inside), 4)}
+        score[metric]["rivals"] = dict(_rivals(rows, metric))
     return score
 
 
@@ -310,6 +320,22 @@ def _rivals(rows: list[ScoredRow], metric: str) -> Iterator[tuple[str, dict[str,
             ours = _errors(np.array([row.planned[metric] for row in both]) / measured)
             count = {"rows": len(theirs), "both": len(both)}
             yield name, count | {"mean": off["mean"], "ours": ours["mean"]}
+
+
+def fit_front(rows: Sequence[ScoredRow]) -> dict[str, float]:
+    """Seconds outside of steps of each engine: a weighted median of what the fit part lacks."""
+    fitted = {}
+    for engine in sorted({row.engine for row in rows}):
+        own = [r for r in rows if r.engine == engine and r.part == "fit" and not r.refusal]
+        measured, planned = (np.array([s["ttft"] for s in side]) for side in
+                             zip(*((r.measured, r.planned) for r in own), strict=True))  # fmt: skip
+        sources = [row.labels[0] for row in own]
+        weights = 1 / (measured * [sources.count(source) for source in sources])
+        lacking_s, order = measured - planned, np.argsort(measured - planned)
+        half = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)
+        more_s = float(lacking_s[order][half])
+        fitted[engine] = max(engine_overheads(engine).front_s + more_s, 0.0)
+    return fitted
 
 
 def _errors(ratios: Any) -> dict[str, float]:
@@ -343,9 +369,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--before", type=Path, help="this result at another commit")
+    parser.add_argument("--fit", action="store_true", help="fit the front ends' seconds instead")
     options = parser.parse_args()
     rows = [r for name, file in LOADED.items() for r in by_load(options.folder / file, name)]
-    groups = scores([*rows, *inferencex(options.folder / "inferencex.csv")])
+    rows += inferencex(options.folder / "inferencex.csv")
+    if options.fit:
+        print(fitted := fit_front(rows))
+        write_overheads({engine: {"front_s": front_s} for engine, front_s in fitted.items()})
+        return
+    groups = scores(rows)
     before = read_json(options.before)["groups"] if options.before else {}
     groups = {name: group | {"before": before.get(name)} for name, group in groups.items()}
     drafted = {name: speculating(name) for name in SPECULATING}

@@ -8,9 +8,9 @@ per token is the running requests over the tokens a second. Prompt lengths are n
 tokens are taken for chats, 250 for gpqa.
 
 Models in the order of the sha256 of their names: every second one, from the first, is what `--fit`
-fits the host's and power's few numbers to; the others are the test. A row is *starved* if its GPUs
-draw under 90 % of the most that fewer requests on the same model and GPUs drew: they waited for
-the host. Such rows are not fitted to, and told apart.
+fits the host's and power's few numbers to, and writes the host's; the others are the test. A row is
+*starved* if its GPUs draw under 90 % of the most that fewer requests on the same model and GPUs
+drew: they waited for the host. Such rows are not fitted to, and told apart.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.statistics import Array
 from lab.studies.common import environment, store
+from lab.studies.fit_overheads import write_overheads
 
 PROMPT_TOKENS = {"lm-arena-chat": 200.0, "gpqa": 250.0}
 GPUS = {"H100": "h100-sxm", "B200": "b200"}
 STARVED_SHARE = 0.9
 OUTLIER = 0.1  # log error beyond which a row counts less and less
-FITTED = {"sequence_s": 1e-5, "plan_s": 1e-3}  # with the unit of each
+FITTED = {"step_s": 1e-3, "sequence_s": 1e-5, "plan_s": 1e-3}  # with the unit of each
 LIVE = {
     "rtx-pro-6000-server": ("RTXPRO6000_Llama-3.1-8B", 128),
     "rtx-4090": ("RTX4090_Llama-3.1-8B", 256),
@@ -231,13 +232,15 @@ def live(folder: Path) -> dict[str, Any]:
         except RooftreeError as failure:
             result[name] = {"refusal": failure.problem}
             continue
-        plan = replay(make_server(request, forward, None), trace, most)
+        server = make_server(request, forward, None)
+        plan = replay(server, trace, most)
         measured = {
             "tpot": float(np.mean((last - first) / np.maximum(output - 1, 1))),
             "ttft": float(np.mean(first - queued)),
             "makespan": float(last.max() - queued.min()),
         }
-        times_s = map(float, (np.nanmean(plan.tpot_s), plan.ttft_s.mean(), plan.last_s.max()))
+        first_s = plan.ttft_s.mean() - server.overheads.front_s  # from the engine's queue on
+        times_s = map(float, (np.nanmean(plan.tpot_s), first_s, plan.last_s.max()))
         result[name] = {
             key: planned / measured[key] - 1 for key, planned in zip(measured, times_s, strict=True)
         }
@@ -247,7 +250,7 @@ def live(folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--fit", action="store_true", help="print the fitted numbers instead")
+    parser.add_argument("--fit", action="store_true", help="fit host and power instead")
     options = parser.parse_args()
     rows = read_rows(options.folder / "steady_state_itl.csv")
     planned = [row for row in rows if row.server is not None]
@@ -255,7 +258,8 @@ def main() -> None:
     fitted = fit_models(rows)
     if options.fit:
         own = [row for row in calm if row.model in fitted]
-        print(fit_host(own), fit_power(own))
+        write_overheads({"vllm@0.11": fit_host(own)})
+        print(fit_power(own))
         return
     result: dict[str, Any] = {"environment": environment("cpu"), "rows": len(rows)}
     result["planned"], result["fitted_models"] = len(planned), fitted

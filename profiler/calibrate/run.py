@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodel.profile.profile import Profile
-from decoder.profiling.measured_profile import Measurement, make_profile
+from decoder.profiling.measured_profile import make_profile
 from profiler.calibrate.decoder import DecoderSource
 from profiler.calibrate.files import (
     check_writable,
@@ -105,14 +105,15 @@ def calibrate(
         forwards = ready.forwards(swept)
         added = source.additions(swept)
         state = metadata.fields | ready.instruments.guard.summary()
-        measurement = Measurement(
-            kind="measured",
-            points=points_of(forwards, "verify"),
-            peaks=ready.peaks,
-            provenance=provenance_fields(swept, state, activity) | dict(added.provenance),
-            sections={"stages": stages_section(forwards), **added.sections},
+        profile = make_profile(
+            added.subject,
+            "measured",
+            points_of(forwards, "verify"),
+            ready.peaks,
+            provenance_fields(swept, state, activity) | dict(added.provenance),
+            stages=stages_section(forwards),
+            **added.sections,
         )
-        profile = make_profile(added.subject, measurement)
         for step in profile.calibration.warnings:
             listener.say(f"warning: {step}")
         profile = with_held_out(profile, points_of(forwards, "held_out"))

@@ -172,13 +172,13 @@ class Workload:
             self._use_cache(task.batch).truncate(task.context)
             tree = self._tree(2 * task.size)
             target.verify([Step(1, tree, sequence) for sequence in range(task.batch)])
-            pending = states.pending_rows()
+            pending = list(states.pending)
 
         def run() -> None:
             cache = self._use_cache(task.batch)
             cache.truncate(task.context)
             if states is not None:
-                states.keep(pending)
+                states.pending = list(pending)
             for sequence in range(task.batch):
                 target.commit(rows, sequence)
 

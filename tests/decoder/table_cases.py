@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from costmodel.architecture import ModelArchitecture
 from decoder.model.attention import DenseVisible, RowBlock
-from decoder.model.kv_cache import KVCache
+from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime.tables import RowTables, needed_words
 
 cases = st.fixed_dictionaries(
@@ -73,12 +72,9 @@ class TableCase:
         return torch.stack(outputs).view(row, -1, self.width)
 
     def _cache(self, sequences):
-        architecture = ModelArchitecture(
-            name="case", layers=1, hidden=64, heads=self.kv_heads * self.group,
-            kv_heads=self.kv_heads, head_dim=self.width, ffn=8, vocab=11, tied=True,
-        )  # fmt: skip
+        shape = CacheShape(layers=1, kv_heads=self.kv_heads, head_dim=self.width)
         place = {"dtype": self.dtype, "device": self.device}
-        cache = KVCache(architecture, capacity=120, sequences=sequences, **place)
+        cache = KVCache(shape, capacity=120, sequences=sequences, **place)
         cache.data.copy_(torch.randn(cache.data.shape, generator=self.generator))
         return cache
 

@@ -213,6 +213,21 @@ class TestDraftersThatReadTheTarget:
             decoder.policy = parse_policy(policy, lambda fit=None: models.StairCost(), max_nodes=60)
             assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
 
+    @pytest.mark.cpu_kind
+    @pytest.mark.parametrize("kind", PUBLISHED)
+    def test_output_by_packed_weights_is_that_of_plain_decoding(self, tmp_path, kind):
+        """In bfloat16 where the CPU multiplies in it, without exception."""
+        dtype = torch.bfloat16 if this_cpu().bfloat16 else torch.float32
+        target = target_of(random_model("qwen3", num_hidden_layers=6, dtype=dtype))
+        decoder = TreeDecoder(target, policy="plain")
+        truth = decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids
+        decoder = TreeDecoder(
+            target, policy="plain", drafter=published(kind, target, tmp_path / "drafter")
+        )
+        for policy in POLICIES:
+            decoder.policy = parse_policy(policy, lambda fit=None: models.StairCost(), max_nodes=60)
+            assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
+
 
 class TestUsable:
     """What is left of damaged candidates, by hand."""

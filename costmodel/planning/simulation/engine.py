@@ -5,8 +5,8 @@ step takes as long as the slowest rank's.
 
 Before each step the server admits waiting requests in the order of arrival, as far as sequences and
 cache allow. A step decodes every running request once and fills its remaining tokens with prompts,
-cut into chunks. (An engine that never mixes the two runs prompts alone while there are any.) The
-last chunk of a prompt gives the first token of the answer.
+cut into chunks, which attend to what is cached of their prompt. (An engine that never mixes the two
+runs prompts alone while there are any.) The last chunk gives the first token of the answer.
 
 An engine that admits by the whole answer holds the cache for it. Another admits by the prompt; when
 the answers outgrow the cache, the last request to decode is evicted, and prefills all its tokens
@@ -45,7 +45,7 @@ class SimulatedServer:
     """Limits of a server: the engine's rules, tokens of cache, sequences at once.
 
     `held_tokens` gives the tokens of the cache that a sequence of so many takes. Cache and
-    sequences are those of each of `ranks`.
+    sequences are those of each of `ranks`. A request reaches the engine `front_s` after it arrives.
     """
 
     rules: EngineRules
@@ -53,6 +53,7 @@ class SimulatedServer:
     max_sequences: int = 256
     held_tokens: Callable[[float], float] = float
     ranks: int = 1
+    front_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -213,7 +214,7 @@ class _Rank:
         self._hits = server.rules.prefix_hits
         # Plain lists: a scalar of a numpy array costs ten times as much to read.
         dealt = slice(number, None, server.ranks)
-        self._arrival_s: list[float] = requests.arrival_s[dealt].tolist()
+        self._arrival_s: list[float] = (requests.arrival_s[dealt] + server.front_s).tolist()
         self._prompt: list[int] = requests.prompt_tokens[dealt].tolist()
         self._output: list[int] = requests.output_tokens[dealt].tolist()
         ends = [
@@ -241,14 +242,16 @@ class _Rank:
         """Arrival of the first request that is not admitted; None after the last."""
         return self._arrival_s[self._next] if self._next < len(self._arrival_s) else None
 
-    def prepare(self, now: float) -> tuple[int, int, float] | None:
-        """Admit requests, and the next step's (batch, prompt tokens, context); None while idle."""
+    def prepare(self, now: float) -> tuple[int, int, float, float] | None:
+        """Admit requests, and the arguments of the next step's StepTime; None while idle."""
         self._admit(now)
-        decoding, prompt_tokens = self._compose()
+        decoding, prompt_tokens, keys = self._compose()
         batch = len(decoding)
         self._step = batch, prompt_tokens
+        if not (batch or prompt_tokens):
+            return None
         context = self._context / batch if batch else 0.0
-        return (batch, prompt_tokens, context) if batch or prompt_tokens else None
+        return batch, prompt_tokens, context, keys / prompt_tokens if prompt_tokens else 0.0
 
     def advance(self, now: float) -> None:
         batch, prompt_tokens = self._step
@@ -280,18 +283,20 @@ class _Rank:
             self._prefilling.append(sequence)
             room -= 1
 
-    def _compose(self) -> tuple[list[_Sequence], int]:
-        """The sequences that decode in the next step, and its prompt tokens."""
+    def _compose(self) -> tuple[list[_Sequence], int, float]:
+        """The sequences that decode next, the step's prompt tokens, and the keys of all these."""
         if not self._prefilling:
-            return self._decoding, 0
+            return self._decoding, 0, 0.0
         decoding: list[_Sequence] = self._decoding if self._mixes else []
         speculation = self._committed.speculation
         rows = speculation.rows[speculation.level(len(decoding))] * len(decoding)
         room = whole = self._tokens - rows
+        keys = 0.0
         for sequence in self._prefilling:
-            sequence.share = min(sequence.prompt_left, room)
-            room -= sequence.share
-        return decoding, whole - room
+            share = sequence.share = min(sequence.prompt_left, room)
+            room -= share
+            keys += share * (sequence.context - sequence.prompt_left + share / 2)
+        return decoding, whole - room, keys
 
     def _decode(self, now: float) -> None:
         committed = self._committed.draw(len(self._decoding))

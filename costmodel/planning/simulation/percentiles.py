@@ -135,7 +135,7 @@ def replay(server: Server, requests: Trace, most_running: int, seed: int = 0) ->
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
     speculation = speculation_of(points, server.acceptance)
     limits = _limits(server, requests.means, points, most_running)
-    grid = step_grid(server, points, longest, requests.means.prompt_tokens)
+    grid = step_grid(server, points, longest)
     return simulate(requests, limits, grid, speculation, np.random.default_rng(seed))
 
 
@@ -154,6 +154,7 @@ def _limits(
     return SimulatedServer(
         rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=most,
         held_tokens=server.held_tokens, ranks=server.forward.ranks,
+        front_s=server.overheads.front_s,
     )  # fmt: skip
 
 
@@ -188,14 +189,14 @@ def _serving(
         return server_traces(settings, request.traffic, request.rate, servers, choice.positions)
 
     longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in traces(1))
-    grid = step_grid(planned, points, longest, request.traffic.prompt_tokens)
+    grid = step_grid(planned, points, longest)
 
     edge_share = 0.0 if request.replays else EDGE_SHARE
 
     @cache
     def serve(servers: int, factor: float) -> Latencies:
-        def step_s(batch: int, prompt_tokens: int, context: float) -> float:
-            return factor * grid(batch, prompt_tokens, context)
+        def step_s(batch: int, prompt_tokens: int, context: float, prompt_context: float) -> float:
+            return factor * grid(batch, prompt_tokens, context, prompt_context)
 
         results = []
         for number, trace in enumerate(traces(servers)):

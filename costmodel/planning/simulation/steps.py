@@ -18,16 +18,18 @@ from costmodel.planning.batching import TokenWork, planned_share, verification_s
 from costmodel.planning.forwards import ForwardSeconds
 from costmodel.planning.servers import OperatingPoint, Server
 
-# (batch, prompt_tokens, context) -> seconds of a step that decodes `batch` sequences with a mean of
-# `context` cached tokens and prefills `prompt_tokens`. Not both of the first two may be 0.
-StepTime = Callable[[int, int, float], float]
+# (batch, prompt_tokens, context, prompt_context) -> seconds of a step. It decodes `batch` sequences
+# with a mean of `context` cached tokens, and prefills `prompt_tokens`, each of which attends to
+# `prompt_context` keys on average. Not both of the first two may be 0.
+StepTime = Callable[[int, int, float, float], float]
 
 
 class StepGrid:
     """A StepTime interpolated linearly between precomputed steps of a slow one, `step_s`.
 
     Each axis ascends. Beyond an axis the line through its last two points is extended. No time is
-    below the smallest one of the grid. An empty step gets the time of one prompt token.
+    below the smallest one of the grid. An empty step gets the time of one prompt token. Between
+    prompts that attend to no key and to `most_keys` each, time is a line.
     """
 
     def __init__(
@@ -36,23 +38,34 @@ class StepGrid:
         batches: Sequence[int],
         prompt_tokens: Sequence[int],
         contexts: Sequence[float],
+        most_keys: float = 1.0,
     ) -> None:
-        self.axes = batches, prompt_tokens, contexts
+        self.axes, self._most_keys = (batches, prompt_tokens, contexts), most_keys
         # Plain lists: a scalar of a numpy array costs ten times as much to read.
-        self._planes = [
-            [[step_s(b, p if b or p else 1, c) for c in contexts] for p in prompt_tokens]
-            for b in batches
-        ]
-        self._least_s = min(s for plane in self._planes for row in plane for s in row)
+        self._alone, self._behind = (
+            [
+                [[step_s(b, p if b or p else 1, c, keys) for c in contexts] for p in prompt_tokens]
+                for b in batches
+            ]
+            for keys in (0.0, most_keys)
+        )
+        self._least_s = min(s for plane in self._alone for row in plane for s in row)
 
-    def __call__(self, batch: int, prompt_tokens: int, context: float) -> float:
+    def __call__(
+        self, batch: int, prompt_tokens: int, context: float, prompt_context: float
+    ) -> float:
         batches, prompts, contexts = self.axes
         i, u = _place(batches, batch)
         j, v = _place(prompts, prompt_tokens)
         k, w = _place(contexts, context)
-        seconds = _bilinear(self._planes[i], j, v, k, w)
-        if u:
-            seconds += u * (_bilinear(self._planes[i + 1], j, v, k, w) - seconds)
+
+        def between(planes: list[list[list[float]]]) -> float:
+            seconds = _bilinear(planes[i], j, v, k, w)
+            return seconds + u * (_bilinear(planes[i + 1], j, v, k, w) - seconds) if u else seconds
+
+        seconds = between(self._alone)
+        if prompt_tokens:
+            seconds += prompt_context / self._most_keys * (between(self._behind) - seconds)
         return seconds if seconds > self._least_s else self._least_s
 
 
@@ -140,14 +153,8 @@ def committed_shares(mean: float, depth: int) -> tuple[float, ...]:
     return tuple(here - further for here, further in itertools.pairwise(reached))
 
 
-def exact_steps(
-    server: Server, points: Sequence[OperatingPoint], prompt_tokens: float = 0.0
-) -> StepTime:
-    """The server's steps with the trees of `points`, computed exactly (slow).
-
-    Of prompts of `prompt_tokens` on average a share is found in the cache. Chunks of a long prompt
-    are priced as prompts of their own: their attention to earlier chunks is left out.
-    """
+def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
+    """The server's steps with the trees of `points`, computed exactly (slow)."""
     speculation = speculation_of(points, server.acceptance)
 
     @cache
@@ -163,11 +170,10 @@ def exact_steps(
         return verify, server.drafter.draft_s(forward, batch, context, point.nodes)
 
     @cache
-    def prompts(tokens: int, beside: int) -> float:
-        cached = server.rules.prefix_hits * prompt_tokens
-        return server.forward.prompt(tokens, beside, 1, cached).total if tokens else 0.0
+    def products(tokens: int, beside: int) -> float:
+        return server.forward.prompt(tokens, beside, 1).products if tokens else 0.0
 
-    def seconds(batch: int, prompt_tokens: int, context: float) -> float:
+    def seconds(batch: int, prompt_tokens: int, context: float, prompt_context: float) -> float:
         point, forward = points[speculation.level(batch)], server.forward
         drafter = server.drafter if point.nodes and batch else None
         verify, draft = cycle(batch, context)
@@ -175,7 +181,8 @@ def exact_steps(
             products_s=verify.products + draft.products,
             attention_s=verify.attention + draft.attention,
             all_reduce_s=verify.all_reduce + draft.all_reduce,
-            prompts_s=prompts(prompt_tokens, batch * (point.nodes + 1)),
+            prompts_s=products(prompt_tokens, batch * (point.nodes + 1))
+            + forward.prompt_attention_s(prompt_tokens, prompt_context),
             prompt_steps=1.0 if prompt_tokens else 0.0,
             layers=forward.architecture.layers + (drafter.layers if drafter else 0),
             devices=forward.tensor_parallel,
@@ -192,9 +199,7 @@ def exact_steps(
     return seconds
 
 
-def step_grid(
-    server: Server, points: Sequence[OperatingPoint], longest: int, prompt_tokens: float = 0.0
-) -> StepGrid:
+def step_grid(server: Server, points: Sequence[OperatingPoint], longest: int) -> StepGrid:
     """The server's steps, interpolated (quick); `longest` is the most tokens of a request.
 
     The first and last batch of every tree are on the grid, so no step is interpolated between two
@@ -205,5 +210,4 @@ def step_grid(
     step_tokens = server.rules.step_tokens
     prompts = [n for n in _PROMPT_TOKENS if n < step_tokens] + [step_tokens]
     contexts = sorted({max(round(share * longest), 1) for share in _CONTEXT_SHARES})
-    exact = exact_steps(server, points, prompt_tokens)
-    return StepGrid(exact, sorted(ends), prompts, contexts)
+    return StepGrid(exact_steps(server, points), sorted(ends), prompts, contexts, longest)

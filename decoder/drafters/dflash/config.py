@@ -15,8 +15,10 @@ from costmodel.errors import InputError
 from decoder.drafters.blocks import DraftShape, hash_of
 from decoder.drafters.checkpoint import MOST_BLOCK, MOST_LAYERS, Fields, architectures, read_shape
 
-USUAL = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-USUAL += ("num_hidden_layers", "vocab_size", "rms_norm_eps")
+USUAL = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "num_hidden_layers", "vocab_size", "rms_norm_eps",
+)  # fmt: skip
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, which the published class reads
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -155,12 +157,6 @@ class DFlashConfig:
         """The key of its cost; `vocab` is the size of the head it drafts with."""
         block = {"block": self.block_size, "vocab": vocab}
         return hash_of({"drafter": self.name, **self.shape.costs(), **self.costs(), **block})
-
-
-def is_jetspec(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a JetSpec drafter: DFlash, trained with a causal block."""
-    inner = published.get(INNER)
-    return isinstance(inner, Mapping) and inner.get("causal_head") is True
 
 
 def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """The DFlash drafter: marginals of a whole block from one forward (Chen et al., 2026).
 
-Its two passes over a text, context and block, run eagerly or as captured graphs. Related drafters
-score the block's hidden states in another way (`BlockScores`).
+Its two passes over a text, context and block, are captured where the target's forwards are.
+Related drafters score the block's hidden states in another way (`BlockScores`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,43 +21,44 @@ from costmodel.errors import InputError
 from decoder.acceptance.drawn import LevelDistributions, draw_levels
 from decoder.device import to_device
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.blocks import DraftCache, Rope, Rotary
+from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import (
-    ALL_ROWS,
-    CachePlace,
-    DraftCacheShape,
+    DraftRows,
     PlacedText,
     RowForwards,
     SharedCaches,
-    TableCache,
     WaitingFeatures,
     check_observed,
 )
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
+from decoder.drafters.vocabulary import DraftHead, likeliest, most_probable, softmax
 from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.kv_cache import CacheShape
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
-from decoder.model.runtime.tables import RowTables
 from decoder.model.target import Target
 from decoder.tree.draft_tree import Candidates, DraftTree, Lattice
 
 
-class BlockScores(Protocol):
+class BlockScores(ABC):
     """The step from a block's hidden states to the candidates of its positions."""
 
+    @abstractmethod
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
         """What the candidates are made of, on the device; captured with the block's pass.
 
         hidden       [rows, hidden] of the rows that predict depths 1, 2, ...; where it is
                      captured, of padding rows after them
+        logits       [rows, head] of the same rows
         bonus        int64 [1]
         temperature  of the drafter's softmax, float32 []
         """
 
+    @abstractmethod
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Candidates:
         """The candidates down to `request.depth`, which `outputs` reach."""
 
@@ -71,18 +73,22 @@ class Marginals(BlockScores):
     """The softmax of each position's logits."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
-        self._drafter, self._head = drafter, drafter.head
+        self._head = drafter.head
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
-        return (self._drafter.logits(hidden),)
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
+        return (logits,)
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Lattice:
-        probabilities = softmax(outputs[0][: request.depth], request.temperature)
+        logits, temperature = outputs[0][: request.depth], request.temperature
+        if not request.whole:
+            places, best = likeliest(logits, temperature, request.width)
+            return Lattice(self._head.ids(places), best)
+        probabilities = softmax(logits, temperature)
         places, best = most_probable(probabilities, request.width)
-        whole = self._head.whole(probabilities) if request.whole else None
-        return Lattice(self._head.ids(places), best, whole)
+        return Lattice(self._head.ids(places), best, self._head.whole(probabilities))
 
 
 class DFlashDrafter(Drafter):
@@ -127,7 +133,7 @@ class DFlashDrafter(Drafter):
         drafted = replace(config, block_size=self.block_size)
         self.architecture_hash = drafted.hash(self.head.size)
         self.scores = self.make_scores()
-        self._captured: CapturedBlocks | None = None
+        self._forwards: BlockForwards | None = None
 
     @classmethod
     def recognises(cls, published: Mapping[str, Any]) -> bool:
@@ -148,9 +154,9 @@ class DFlashDrafter(Drafter):
         """The step after the block's pass."""
         return Marginals(self)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, head] of hidden states [rows, hidden], scaled and capped."""
-        config, logits = self.model.config, self.head.logits(hidden)
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, head] as the head gives them, scaled and capped."""
+        config = self.model.config
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
         softcap = config.softcap
@@ -169,14 +175,12 @@ class DFlashDrafter(Drafter):
     ) -> DFlashSession:
         return DFlashSession(self, features)
 
-    def forward(self) -> EagerDFlash | GraphedDFlash:
-        """The passes over a new text; captured if the target's forwards are."""
+    def forwards(self) -> BlockForwards:
+        """The passes over its texts; captured if the target's forwards are."""
         capture = self.target.runtime.capture
-        if capture is None:
-            return EagerDFlash(self)
-        if self._captured is None or self._captured.capture is not capture:
-            self._captured = CapturedBlocks(self, capture)
-        return GraphedDFlash(self._captured)
+        if self._forwards is None or self._forwards.capture is not capture:
+            self._forwards = BlockForwards(self, capture)
+        return self._forwards
 
 
 class DFlashSession(DraftSession):
@@ -187,7 +191,8 @@ class DFlashSession(DraftSession):
     def __init__(self, drafter: DFlashDrafter, features: torch.Tensor | None) -> None:
         """features: of the prompt, [tokens, layers * hidden]"""
         config = drafter.model.config
-        self._forward, self._scores = drafter.forward(), drafter.scores
+        self._forwards, self._scores = drafter.forwards(), drafter.scores
+        self._text = BlockText(self._forwards.caches)
         self._first_row = config.first_row
         self._waiting = WaitingFeatures("a DFlash drafter")
         self._mask = config.mask_token_id
@@ -228,10 +233,10 @@ class DFlashSession(DraftSession):
     ) -> tuple[Tensors, int]:
         """What the block behind the context gives, and down to which depth, of that wanted."""
         self._take_in()
-        check_observed(self._forward.length, len(context))
+        check_observed(self._text.length, len(context))
         self._block[0] = context[-1]
         depth = min(depth, len(self._block) - self._first_row)
-        return self._forward.block(self._block, depth, temperature), depth
+        return self._forwards.draft(self._text, self._block, depth, temperature), depth
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
@@ -241,14 +246,15 @@ class DFlashSession(DraftSession):
 
     def rewind(self, tokens: int) -> None:
         """Forget the features after the first tokens."""
-        self._forward.cut(tokens)
+        self._forwards.flush(self._text)
+        self._text.cut(tokens)
         self._waiting.clear()
 
     @torch.inference_mode()
     def _take_in(self) -> None:
         features = self._waiting.take()
         if features is not None:
-            self._forward.take_in(features)
+            self._forwards.take_in(self._text, features)
 
 
 def check_fit(config: DFlashConfig, target: Target) -> None:
@@ -272,110 +278,108 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
     refuse_misfit(problems, target)
 
 
-class EagerDFlash:
-    """The passes run eagerly, over one cache for each text: its context, and blocks after it."""
+class BlockText(PlacedText):
+    """One text, and features of its last committed rows that are not stored yet."""
 
-    def __init__(self, drafter: DFlashDrafter) -> None:
-        self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
-        self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
-        self._first_row, self._embed = config.first_row, drafter.embed
-        self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
-
-    @property
-    def length(self) -> int:
-        """The number of tokens of the context."""
-        return self._cache.length
-
-    def cut(self, tokens: int) -> None:
-        """Forget the context after its first `tokens` tokens."""
-        self._cache.length = min(self._cache.length, tokens)
-
-    def take_in(self, features: torch.Tensor) -> None:
-        """Append the target's features [tokens, ids * hidden] to the context."""
-        self._cache.make_room(len(features))
-        self._passes.store_context(features, self._rope(len(features)), self._cache)
-        self._cache.length += len(features)
-
-    def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
-        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
-        passes, cache, ids = self._passes, self._cache, to_device(tokens, self._target.device)
-        cache.make_room(len(tokens))
-        embedded = self._embed(ids)
-        spans = {kind: passes.span(cache, embedded, *kind) for kind in passes.config.kinds}
-        hidden = passes.block(embedded, self._rope(len(tokens)), cache, spans)
-        predicting = hidden[self._first_row : self._first_row + depth]
-        return self._scores.outputs(predicting, ids[:1], torch.tensor(temperature))
-
-    def _rope(self, rows: int) -> Rope:
-        start = self._cache.length
-        return self._rotary.between(start, start + rows, self._target.dtype)
+    waiting = torch.empty(0, 0)
 
 
-class CapturedBlocks:
-    """The captured passes, shared by all texts of a drafter.
+class BlockForwards:
+    """The passes of a drafter over all its texts.
 
     The block's pass goes from token ids to what `BlockScores.outputs` gives; what depends on
-    each round's depth and width runs eagerly. So does the context pass over a long prompt.
-    Layers with a window gather its slots; the others use the target's attention kernel.
+    each round's depth and width is outside of it where it is captured. Where layers are compiled,
+    a block's call stores the context that was taken in before it.
     """
 
-    def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture) -> None:
-        self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
-        self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
-        self._embed, self.capture = drafter.embed, capture
+    def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture | None) -> None:
+        self._drafter, self.capture, target = drafter, capture, drafter.target
         self._temperature, self._filled = torch.ones((), device=target.device), 1.0
-        shape = config.shape
-        cache_shape = DraftCacheShape(
-            layers=config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim
-        )
-        self.caches = SharedCaches(cache_shape, target.dtype, target.device, target)
-        self.take_in = RowForwards("taking in features", self._take_in, capture)
-        self.block = RowForwards("the draft of a block", self._block, capture)
+        config = drafter.model.config
+        shape, group = config.shape, config.shape.group
+        sizes = CacheShape(layers=config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self.caches = SharedCaches(sizes, target.dtype, target.device, target)
+        self._compiled = drafter.passes.compiled if capture is None else None
+        self._store = RowForwards("taking in features", self._stored, group, capture)
+        self._block = RowForwards("the draft of a block", self._outputs, group, capture)
 
-    def draft(self, place: CachePlace, tokens: NDArray[np.int64], temperature: float) -> Tensors:
-        """What `BlockScores.outputs` gives for a block int64 [block] behind the place's text."""
+    def take_in(self, text: BlockText, features: torch.Tensor) -> None:
+        """Append the target's features [tokens, ids * hidden] to the text's context."""
+        rows = len(features)
+        self.flush(text)
+        text.make_room(rows)
+        if self._compiled is not None:
+            text.waiting = features
+        else:
+            tokens = np.zeros(rows, np.int64)  # which are unused
+            self._store(
+                text.cache, RowBlock(text.sequence, tokens, np.arange(rows), None), features
+            )
+        text.cache.lengths[text.sequence] += rows
+
+    def flush(self, text: BlockText) -> None:
+        """Store the features that wait."""
+        if len(text.waiting):
+            nothing = torch.empty(0, self._drafter.model.config.shape.hidden)
+            self._call(text, np.zeros(0, np.int64), nothing, (0, 0))
+
+    def draft(
+        self, text: BlockText, tokens: NDArray[np.int64], depth: int, temperature: float
+    ) -> Tensors:
+        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
         if temperature != self._filled:  # captured blocks read the tensor
             self._temperature.fill_(temperature)
             self._filled = temperature
+        drafter, rows = self._drafter, len(tokens)
+        text.make_room(rows)
+        first, kinds = drafter.model.config.first_row, drafter.model.config.kinds
+        if self._compiled is not None:
+            ids = torch.from_numpy(tokens)
+            embedded = drafter.passes.embedded(drafter.embed(ids))
+            hidden, logits = self._call(text, tokens, embedded, (first, first + depth))
+            return self._scored(hidden[first : first + depth], logits, ids)
         # The mask among the block itself is the same in all layers without a window.
-        rows = len(tokens)
-        causal = any(causal for window, causal in self._passes.config.kinds if window is None)
+        causal = any(causal for window, causal in kinds if window is None)
         mask = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
-        block = RowBlock(place.sequence, tokens, np.arange(rows), DenseVisible(mask))
-        return self.block(place, block)
+        block = RowBlock(text.sequence, tokens, np.arange(rows), DenseVisible(mask))
+        return self._block(text.cache, block)
 
-    def _take_in(self, tables: RowTables, data: torch.Tensor, features: torch.Tensor) -> Tensors:
-        rope = self._rotary(tables.positions, self._target.dtype)
-        self._passes.store_context(features, rope, TableCache(data, tables))
+    @torch.inference_mode()
+    def _call(
+        self,
+        text: BlockText,
+        tokens: NDArray[np.int64],
+        embedded: torch.Tensor,
+        headed: tuple[int, int],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states and logits of an embedded block, in one call that stores the context."""
+        assert self._compiled is not None
+        rows, tiled = len(tokens), self._drafter.head.tiled
+        every = DenseVisible(np.ones((rows, rows), np.bool_))
+        block = RowBlock(text.sequence, tokens, np.arange(rows), every)
+        head = None if tiled is None else (tiled, *headed)
+        hidden, _, logits = self._compiled.run(
+            embedded, text.cache, [block], context=text.waiting, head=head
+        )
+        text.waiting = text.waiting[:0]
+        return hidden, None if tiled is None else logits
+
+    def _stored(self, rows: DraftRows, features: torch.Tensor) -> Tensors:
+        drafter = self._drafter
+        rope = rows.rope(drafter.rotary, drafter.target.dtype)
+        drafter.passes.store_context(features, rope, rows)
         return ()
 
-    def _block(self, tables: RowTables, data: torch.Tensor) -> Tensors:
-        config, cache, dtype = self._passes.config, TableCache(data, tables), self._target.dtype
-        spans = {
-            (window, causal): ALL_ROWS
-            if window is None
-            else cache.window(window, causal, config.shape.group, dtype)
-            for window, causal in set(config.kinds)
-        }
-        embedded = self._embed(tables.tokens)
-        hidden = self._passes.block(embedded, self._rotary(tables.positions, dtype), cache, spans)
-        predicting = hidden[config.first_row :]
-        return self._scores.outputs(predicting, tables.tokens[:1], self._temperature)
+    def _outputs(self, rows: DraftRows) -> Tensors:
+        drafter, passes = self._drafter, self._drafter.passes
+        hidden = passes.block(passes.embedded(drafter.embed(rows.tokens)), rows, drafter.rotary)
+        return self._scored(hidden[drafter.model.config.first_row :], None, rows.tokens)
 
-
-class GraphedDFlash(PlacedText):
-    """The captured passes over one text; what they do, `EagerDFlash` says."""
-
-    def __init__(self, captured: CapturedBlocks) -> None:
-        super().__init__(captured.caches)
-        self._captured = captured
-
-    def take_in(self, features: torch.Tensor) -> None:
-        rows = len(features)
-        place, tokens = self.room(rows), np.zeros(rows, np.int64)  # which are unused
-        block = RowBlock(place.sequence, tokens, np.arange(rows), None)
-        self._captured.take_in(place, block, features)
-        place.cache.lengths[place.sequence] += rows
-
-    def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
-        return self._captured.draft(self.room(len(tokens)), tokens, temperature)
+    def _scored(
+        self, predicting: torch.Tensor, logits: torch.Tensor | None, tokens: torch.Tensor
+    ) -> Tensors:
+        drafter = self._drafter
+        if logits is None:
+            logits = drafter.head.logits(predicting)
+        given = predicting, drafter.scaled(logits), tokens[:1], self._temperature
+        return drafter.scores.outputs(*given)

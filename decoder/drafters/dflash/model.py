@@ -26,7 +26,6 @@ from costmodel.errors import InputError
 from decoder.device import to_device
 from decoder.drafters.blocks import (
     DraftAttention,
-    DraftCache,
     DraftShape,
     GatedFfn,
     Rope,
@@ -34,12 +33,11 @@ from decoder.drafters.blocks import (
     RowCache,
     Span,
     rotate,
-    span,
 )
+from decoder.drafters.caches import DraftRows
 from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
-from decoder.drafters.dflash.config import DFlashConfig, Kind
+from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.vocabulary import read_tokens, write_tokens
-from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.runtime.linear import join, packing_refused, plain_state
 from decoder.model.runtime.packed import PackedLayers
 from decoder.model.runtime.row_attention import LANES
@@ -65,7 +63,7 @@ class DFlashLayer(nn.Module):
 class JoinedLayer:
     """A layer's pass over block rows, with its products joined."""
 
-    def __init__(self, layer: DFlashLayer, shape: DraftShape) -> None:
+    def __init__(self, layer: Any, shape: DraftShape) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.layer, self._shape = layer, shape
         self._qkv = join([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -229,18 +227,23 @@ class DFlashPasses:
         shape = model.config.shape
         with torch.no_grad():
             self.compiled = _compiled_layers(model)  # first: their products are the joined ones
-            self._layers = [model.joined_type(layer, shape) for layer in model.layers]
+            layers: list[Any] = list(model.layers)
+            self._layers = [model.joined_type(layer, shape) for layer in layers]
             self._project = join([model.fc])
-            norms = [layer.self_attn.k_norm.weight for layer in model.layers]
+            norms = [layer.self_attn.k_norm.weight for layer in layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
+
+    def embedded(self, block: torch.Tensor) -> torch.Tensor:
+        """The input of the first layer, of embeddings [block, hidden]."""
+        scale = self.config.embedding_scale
+        return block if scale == 1.0 else block * scale
 
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
         """Write the target's features [tokens, ids * hidden] after every layer's context.
 
         The context's length stays as it is.
         """
-        model, shape = self.model, self.config.shape
-        context = model.hidden_norm(self._project(features))
+        shape, context = self.config.shape, self.model.hidden_norm(self._project(features))
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
         heads = projected.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
         keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]
@@ -248,58 +251,28 @@ class DFlashPasses:
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
             cache.write(number, cache.length, key, value)
 
-    def block(
-        self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
-    ) -> torch.Tensor:
-        """Hidden states [block, hidden] for the target's head, of embeddings [block, hidden].
+    def block(self, block: torch.Tensor, rows: DraftRows, rotary: Rotary) -> torch.Tensor:
+        """Hidden states [block, hidden] for the target's head, of `embedded` rows.
 
         Row 0 is the bonus token, the others are masks; the cache's context stays the same.
-        `spans` says what rows see in layers of each kind. Without masks all layers are one
-        compiled call, as a target's.
         """
-        if self.config.embedding_scale != 1.0:
-            block = block * self.config.embedding_scale
-        plain = isinstance(cache, DraftCache) and all(one.mask is None for one in spans.values())
-        if plain and self.compiled is not None:
-            places, every = np.arange(len(block)), np.ones((len(block), len(block)), np.bool_)
-            rows = RowBlock(0, places, places, DenseVisible(every))
-            return self.compiled.run(block, cache, [rows])[0]
+        spans = {kind: rows.span(*kind) for kind in set(self.config.kinds)}
+        rope = rows.rope(rotary, block.dtype)
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
-            block = layer(block, rope, cache, number, spans[kind])
-        normed: torch.Tensor = self.model.norm(block)
-        return normed
-
-    def span(
-        self, cache: DraftCache, block: torch.Tensor, window: int | None, causal: bool
-    ) -> Span:
-        """The span that block rows see: all without a mask, unless windowed or causal.
-
-        A window of w tokens reaches from a row to the w - 1 before it and, if not causal, to as
-        many after it.
-        """
-        end = cache.length + len(block)
-        windowed = window is not None and window < end
-        if not windowed and not causal:
-            return Span(0, end, None)
-        first = max(0, cache.length + 1 - window) if windowed and window is not None else 0
-        start = first if windowed else cache.length  # the slot of the mask's first column
-        row = torch.arange(cache.length, end, device=block.device)[:, None]
-        slot = torch.arange(start, end, device=block.device)[None]
-        visible = slot <= row if causal else torch.ones_like(slot == row)
-        if windowed:
-            visible &= (row - slot).abs() < window
-        return span(self.config.shape, (first, end), visible, block.dtype)
+            block = layer(block, rope, rows, number, spans[kind])
+        return self.model.norm(block)
 
 
 def _compiled_layers(model: DFlashModel) -> PackedLayers | None:
     """The layers as compiled ones; None where device, dtype or the kind of layer forbid it."""
     weight, shape = model.fc.weight, model.config.shape
     refused = packing_refused(weight.device, weight.dtype) or shape.head_dim % LANES
-    if refused or model.joined_type is not JoinedLayer:
+    masked = any(window is not None or causal for window, causal in model.config.kinds)
+    if refused or masked or model.joined_type is not JoinedLayer:
         return None
     rotary = Rotary(shape, weight.device).module
     parts = SimpleNamespace(layers=model.layers, norm=model.norm, rotary_emb=rotary)
-    return PackedLayers(parts, int8=False)
+    return PackedLayers(parts, int8=False, entry=(model.fc, model.hidden_norm))
 
 
 def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:

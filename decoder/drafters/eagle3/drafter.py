@@ -1,6 +1,6 @@
 """The EAGLE-3 drafter: a tree grown level by level from the target's features (Li et al., 2025).
 
-Its passes over a text and its trees run eagerly, or as captured graphs.
+Its passes over a text and its trees are captured where the target's forwards are.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from costmodel.statistics import Bools, Ints
+from costmodel.statistics import Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.device import to_device
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.blocks import DraftCache, Rotary, Span, span
+from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import (
     ALL_ROWS,
-    CachePlace,
-    DraftCacheShape,
+    CAPTURED_ROWS,
+    DraftRows,
     PlacedText,
     RowForwards,
     SharedCaches,
-    TableCache,
     WaitingFeatures,
     check_observed,
 )
@@ -33,9 +32,9 @@ from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, s
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
 from decoder.model.attention import DenseVisible, RowBlock
-from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Tensors
+from decoder.model.kv_cache import CacheShape
+from decoder.model.runtime.capture import BudgetedCapture, Tensors
 from decoder.model.runtime.linear import pack_layers
-from decoder.model.runtime.tables import RowTables
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
 from decoder.tree.growth import Frontier, grow
@@ -79,7 +78,7 @@ class Eagle3Drafter(Drafter):
             table = self.model.embed_tokens
             rows = nn.functional.pad(table.weight, (0, 0, 0, vocab - len(table.weight)))
             table.weight = nn.Parameter(rows, requires_grad=False)
-        self._captured: CapturedLevels | None = None
+        self._forwards: LevelForwards | None = None
 
     def start(
         self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
@@ -91,14 +90,12 @@ class Eagle3Drafter(Drafter):
         own = self.model.config.own_embedding
         return self.model.embed_tokens(ids) if own else self.target.embed(ids)
 
-    def forward(self) -> EagerEagle3 | GraphedEagle3:
-        """The passes over a new text; captured if the target's forwards are."""
+    def forwards(self) -> LevelForwards:
+        """The passes over its texts; captured if the target's forwards are."""
         capture = self.target.runtime.capture
-        if capture is None:
-            return EagerEagle3(self)
-        if self._captured is None or self._captured.capture is not capture:
-            self._captured = CapturedLevels(self, capture)
-        return GraphedEagle3(self._captured)
+        if self._forwards is None or self._forwards.capture is not capture:
+            self._forwards = LevelForwards(self, capture)
+        return self._forwards
 
 
 class Eagle3Session(DraftSession):
@@ -112,7 +109,7 @@ class Eagle3Session(DraftSession):
         The row of the prompt's last token waits for the bonus token, which it embeds.
         """
         self._drafter = drafter
-        self._forward = drafter.forward()
+        self._forward = Eagle3Text(drafter.forwards())
         self._waiting = WaitingFeatures("an EAGLE-3 drafter")
         self._narrow: list[torch.Tensor] = []  # of the drafter's width, before the others
         self.observe(prompt.tolist(), features)
@@ -144,7 +141,7 @@ class Eagle3Session(DraftSession):
         self._waiting.clear()
         self._narrow.clear()
 
-    def _tree(self, context: Ints) -> EagerEagle3 | GraphedEagle3:
+    def _tree(self, context: Ints) -> Eagle3Text:
         """The forward with all of the context taken in, ready for a new tree."""
         self._take_in(context)
         check_observed(self._forward.length, len(context))
@@ -179,7 +176,7 @@ class _Eagle3Distributions:
     vocab  of the target, to spread q over, with `tokens` of q's columns; None: as they are
     """
 
-    forward: EagerEagle3 | GraphedEagle3
+    forward: Eagle3Text
     temperature: float
     tokens: Ints | None = None
     vocab: int | None = None
@@ -215,167 +212,96 @@ def check_fit(config: Eagle3Config, target: Target) -> None:
     refuse_misfit(problems, target)
 
 
-class EagerEagle3:
-    """The passes run eagerly, over one cache for each text: its context, and trees after it."""
-
-    def __init__(self, drafter: Eagle3Drafter) -> None:
-        self._model, self._rotary, self._embed = drafter.model, drafter.rotary, drafter.embed
-        shape, target = drafter.model.config.shape, drafter.target
-        self._cache = DraftCache(shape, 1, target.dtype, target.device)
-        self._root = torch.empty(0)  # the layer's output [1, hidden] at the newest row
-        self._hidden = self._root  # the layer's output at the last frontier
-        self._ancestors = np.zeros((1, 0), np.bool_)  # of its nodes, among the tree's rows so far
-
-    @property
-    def length(self) -> int:
-        """The number of tokens of the context."""
-        return self._cache.length
-
-    def cut(self, tokens: int) -> None:
-        """Forget the context after its first tokens; `extend` must follow before a tree."""
-        self._cache.length = min(self._cache.length, tokens)
-
-    @torch.inference_mode()
-    def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
-        """Append rows of narrowed features [rows, hidden] and the tokens after them."""
-        cache, rows, device = self._cache, len(hidden), hidden.device
-        cache.make_room(rows)
-        start, end = cache.length, cache.length + rows
-        seen = Span(0, end, None)
-        if rows > 1:
-            visible = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
-            seen = span(self._model.config.shape, (0, end), visible, hidden.dtype)
-        rope = self._rotary(torch.arange(start, end, device=device), hidden.dtype)
-        output = self._model(self._embed(to_device(next_tokens, device)), hidden, rope, cache, seen)
-        cache.length = end
-        self._root = output[-1:]
-
-    @torch.inference_mode()
-    def root(self) -> torch.Tensor:
-        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
-        self._hidden, self._ancestors = self._root, np.zeros((1, 0), np.bool_)
-        return self._model.logits(self._hidden)
-
-    @torch.inference_mode()
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        """Logits [F, draft_vocab] below the frontier's nodes."""
-        cache, device, dtype = self._cache, self._hidden.device, self._hidden.dtype
-        rows = len(frontier.rows)
-        visible = seen_in_tree(self._ancestors, frontier)
-        cache.make_room(visible.shape[1])
-        ends = 0, cache.length + visible.shape[1]
-        seen = span(self._model.config.shape, ends, to_device(visible, device), dtype)
-        # Children of the root follow the context directly.
-        positions = torch.full((rows,), cache.length + frontier.depth - 1, device=device)
-        hidden = self._hidden[to_device(frontier.above, device)]
-        embedded = self._embed(to_device(frontier.tokens, device))
-        self._hidden = self._model(embedded, hidden, self._rotary(positions, dtype), cache, seen)
-        self._ancestors = visible
-        return self._model.logits(self._hidden)
-
-
-class CapturedLevels:
-    """The captured passes, shared by all texts: rows of a round, and levels of a tree.
+class LevelForwards:
+    """The passes of a drafter over all its texts: rows of a round, and levels of a tree.
 
     Narrowing the features (one product) and choosing the best children, whose number and
-    temperature change by round, run eagerly. So do the rows of a long prompt.
+    temperature change by round, are outside of what may be captured.
     """
 
-    def __init__(self, drafter: Eagle3Drafter, capture: BudgetedCapture) -> None:
+    def __init__(self, drafter: Eagle3Drafter, capture: BudgetedCapture | None) -> None:
         self._model, self._rotary, self._embed = drafter.model, drafter.rotary, drafter.embed
         shape, target = drafter.model.config.shape, drafter.target
         self._dtype, self.capture, self.device = target.dtype, capture, target.device
-        cache_shape = DraftCacheShape(layers=1, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
-        self.caches = SharedCaches(cache_shape, target.dtype, target.device, target)
+        sizes = CacheShape(layers=1, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self.caches = SharedCaches(sizes, target.dtype, target.device, target)
         # The layer's output at the last frontier, which the next level reads. One for all texts,
         # since a draft is finished before another begins.
-        self._hidden = self._new_hidden(BUCKETS[-1])
-        self.extend = RowForwards("taking in a round's rows", self._extend, capture)
-        self._expand = RowForwards("the draft of a level", self._level, capture)
+        self._hidden = self._new_hidden(CAPTURED_ROWS)
+        self.extend = RowForwards("taking in a round's rows", self._extend, shape.group, capture)
+        self.expand = RowForwards("the draft of a level", self._level, shape.group, capture)
 
     def begin(self, root: torch.Tensor) -> None:
         """Begin a tree at the root, whose output is [1, hidden]."""
         self._hidden[:1].copy_(root)
 
-    def expand(self, place: CachePlace, block: RowBlock, above: Ints) -> torch.Tensor:
-        """Logits [rows, draft_vocab] of nodes below the rows `above` of the last frontier."""
-        rows = block.rows
-        if rows > len(self._hidden):  # captured levels read the old tensor and are dropped
-            wider = self._new_hidden(2 * rows)
-            wider[: len(self._hidden)] = self._hidden
-            self._hidden = wider
-            self._expand.forget()
-        hidden, logits = self._expand(place, block, to_device(above, self.device))
-        self._hidden[:rows].copy_(hidden[:rows])
-        return logits[:rows]
+    def keep(self, hidden: torch.Tensor) -> None:
+        """Keep the last level's output [rows, hidden] for the next one."""
+        if len(hidden) > len(self._hidden):  # captured levels read the old tensor and are dropped
+            self._hidden = self._new_hidden(2 * len(hidden))
+            self.expand.forget()
+        self._hidden[: len(hidden)].copy_(hidden)
 
-    def _extend(self, tables: RowTables, data: torch.Tensor, hidden: torch.Tensor) -> Tensors:
+    def _extend(self, rows: DraftRows, hidden: torch.Tensor) -> Tensors:
         """Output [1, hidden] and logits [1, draft_vocab] of the last row before the padding."""
-        output = self._run(tables, data, hidden)
-        last = output.index_select(0, tables.tails[tables.owners[:1]].long() - 1)
+        last = self._run(rows, hidden)[rows.last]
         return last, self._model.logits(last)
 
-    def _level(self, tables: RowTables, data: torch.Tensor, above: torch.Tensor) -> Tensors:
-        output = self._run(tables, data, self._hidden.index_select(0, above))
+    def _level(self, rows: DraftRows, above: torch.Tensor) -> Tensors:
+        output = self._run(rows, self._hidden.index_select(0, above))
         return output, self._model.logits(output)
 
-    def _run(self, tables: RowTables, data: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        rope, cache = self._rotary(tables.positions, self._dtype), TableCache(data, tables)
-        embedded = self._embed(tables.tokens)
-        output: torch.Tensor = self._model(embedded, hidden, rope, cache, ALL_ROWS)
-        return output
+    def _run(self, rows: DraftRows, hidden: torch.Tensor) -> torch.Tensor:
+        rope, embedded = rows.rope(self._rotary, self._dtype), self._embed(rows.tokens)
+        return self._model(embedded, hidden, rope, rows, ALL_ROWS)
 
     def _new_hidden(self, rows: int) -> torch.Tensor:
-        return torch.zeros(
-            rows, self._model.config.shape.hidden, dtype=self._dtype, device=self.device
-        )
+        width = self._model.config.shape.hidden
+        return torch.zeros(rows, width, dtype=self._dtype, device=self.device)
 
 
-class GraphedEagle3(PlacedText):
-    """The captured passes over one text, whose tree rows are pending; see `EagerEagle3`."""
+class Eagle3Text(PlacedText):
+    """The passes over one text: its context, and the rows of its tree, which are pending."""
 
-    def __init__(self, captured: CapturedLevels) -> None:
-        super().__init__(captured.caches)
-        self._captured = captured
+    def __init__(self, forwards: LevelForwards) -> None:
+        super().__init__(forwards.caches)
+        self._forwards = forwards
         self._root = (torch.empty(0), torch.empty(0))  # output and logits at the newest row
         self._ancestors = np.zeros((1, 0), np.bool_)  # of the last frontier's nodes
 
     @torch.inference_mode()
     def extend(self, hidden: torch.Tensor, next_tokens: Ints) -> None:
+        """Append rows of narrowed features [rows, hidden] and the tokens after them."""
         rows = len(hidden)
         self.cut(self.length)  # the rows of the last tree
-        place = self.room(rows)
+        self.make_room(rows)
         visible = DenseVisible(np.tri(rows, dtype=np.bool_))
-        block = RowBlock(place.sequence, next_tokens, np.arange(rows), visible)
-        output, logits = self._captured.extend(place, block, hidden)
-        place.cache.lengths[place.sequence] += rows
+        block = RowBlock(self.sequence, next_tokens, np.arange(rows), visible)
+        output, logits = self._forwards.extend(self.cache, block, hidden)
+        self.cache.lengths[self.sequence] += rows
         self._root = output.clone(), logits.clone()  # the next rows overwrite them
 
     @torch.inference_mode()
     def root(self) -> torch.Tensor:
+        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
         output, logits = self._root
         self.cut(self.length)
         self._ancestors = np.zeros((1, 0), np.bool_)
-        self._captured.begin(output)
+        self._forwards.begin(output)
         return logits
 
     @torch.inference_mode()
     def expand(self, frontier: Frontier) -> torch.Tensor:
+        """Logits [F, draft_vocab] below the frontier's nodes."""
         rows = len(frontier.rows)
-        place = self.room(rows)
-        visible = seen_in_tree(self._ancestors, frontier)
-        offsets = np.full(rows, frontier.depth - 1)
-        block = RowBlock(place.sequence, frontier.tokens, offsets, DenseVisible(visible))
-        logits = self._captured.expand(place, block, frontier.above)
-        place.cache.pending[place.sequence] += rows
+        self.make_room(rows)
+        themselves = np.eye(rows, dtype=np.bool_)
+        visible = np.concatenate((self._ancestors[frontier.above], themselves), axis=1)
+        offsets = np.full(rows, frontier.depth - 1)  # children of the root follow the context
+        block = RowBlock(self.sequence, frontier.tokens, offsets, DenseVisible(visible))
+        above = to_device(frontier.above, self._forwards.device)
+        hidden, logits = self._forwards.expand(self.cache, block, above)
+        self._forwards.keep(hidden[:rows])
+        self.cache.pending[self.sequence] += rows
         self._ancestors = visible
-        return logits
-
-
-def seen_in_tree(ancestors: Bools, frontier: Frontier) -> Bools:
-    """Which of the tree's rows the frontier's nodes see, [F, rows so far + F].
-
-    ancestors  the same for the last frontier
-    """
-    themselves = np.eye(len(frontier.rows), dtype=np.bool_)
-    return np.concatenate((ancestors[frontier.above], themselves), axis=1)
+        return logits[:rows]

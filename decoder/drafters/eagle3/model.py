@@ -159,6 +159,8 @@ class Eagle3Layer(nn.Module):
 class Eagle3Model(nn.Module):
     """The weights under their published names, and the passes over them."""
 
+    d2t: torch.Tensor
+
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         shape = config.shape
@@ -183,7 +185,7 @@ class Eagle3Model(nn.Module):
 
         Keys and values go into the last slots of the span `seen`.
         """
-        layer = self.layers[0] if self.config.in_list else self.midlayer
+        layer: Any = self.layers[0] if self.config.in_list else self.midlayer
         normed = layer.hidden_norm(hidden)
         rows = torch.cat((layer.input_layernorm(embedding), normed), dim=-1)
         layer.self_attn.store(rows, rope, cache, 0, seen.end - len(rows))

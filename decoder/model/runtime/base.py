@@ -1,18 +1,13 @@
-"""The protocol of a runtime: forwards of rows behind a cache's tokens, and their outputs."""
+"""The kinds of runtimes, and the outputs of their forwards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from decoder.model.attention import RowBlock
-from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.capture import BudgetedCapture
 
 RuntimeKind = Literal["eager", "packed", "graphs"]
 RuntimeChoice = Literal["auto", "eager", "packed", "graphs"]
@@ -61,33 +56,3 @@ class ForwardOutputs:
     logits: torch.Tensor
     features: torch.Tensor | None
     chosen: ChosenTokens | None = None
-
-
-class Runtime(Protocol):
-    """Runs forwards of one model. The target then counts their rows as pending."""
-
-    kind: RuntimeKind
-
-    @property
-    def capture(self) -> BudgetedCapture | None:
-        """The recorder of device work, shared with drafters; None for an eager runtime."""
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """Row counts that forwards are padded to; empty without padding."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Messages about forwards that did not run as configured."""
-
-    def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> ForwardOutputs:
-        """One forward over the blocks, each behind its sequence's committed and pending rows."""
-
-    def refusal(self, cache: KVCache, rows: int) -> str:
-        """The reason why a forward of so many rows runs uncaptured; empty where it does not."""
-
-    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
-        """Capture the forwards of up to `rows` rows a sequence; nothing where none is captured."""
-
-    def forget(self) -> None:
-        """Drop captured work, because the model or its captured layers have changed."""

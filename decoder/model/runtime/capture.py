@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 
 from costmodel.errors import InputError
+from decoder.configs import first_reason
 
 WARM_UP_CALLS = 2  # before a capture: compile and choose kernels, allocate workspaces
 # Of all rows of a forward; 1025 are those of the largest tree.
@@ -41,11 +42,6 @@ class Capture(Protocol):
 
 class CaptureError(RuntimeError):
     """Device work could not be recorded; the work can still be done directly."""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 class BudgetedCapture:
@@ -119,7 +115,7 @@ class CudaCapture:
                 return self._recorded(function, current)
             except Exception as error:  # Triton's errors, too, derive from Exception alone
                 self._abandon(current)
-                raise CaptureError(first_line(error)) from error
+                raise CaptureError(first_reason(error)) from error
 
     def _abandon(self, current: torch.cuda.Stream) -> None:
         """Leave a failed capture, whose end may itself have failed before it put things back."""
@@ -186,7 +182,7 @@ class GraphedFunction:
             try:
                 self._captured = self._record()
             except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
-                self.refused = first_line(error)
+                self.refused = first_reason(error)
                 logging.getLogger(__name__).warning("running eagerly: %s", self.refused)
         if self._captured is None:
             return self._function()

@@ -26,7 +26,7 @@ from decoder.model.latents import LatentPlan, follow_latents
 from decoder.model.mixers import follow_states, row_states
 from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
-from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
+from decoder.model.runtime.fused import TablePlan, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
@@ -35,9 +35,12 @@ from decoder.model.structure import MaskFunction, Structure, device_of, mask_seg
 def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
     """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
 
-    The largest value is NaN if any is, so it tells. Nothing is copied to the host.
+    The largest value is NaN if any is, so it tells. No device is waited for.
     """
-    tokens = logits.argmax(-1, keepdim=True)
+    if logits.is_cpu and logits.dtype == torch.float32:  # NumPy takes a tenth of torch's time
+        tokens = torch.from_numpy(logits.numpy().argmax(-1, keepdims=True))
+    else:
+        tokens = logits.argmax(-1, keepdim=True)
     largest = logits.gather(-1, tokens)
     # NaN - NaN and inf - inf are not 0; the fewest launches that tell.
     return tokens.masked_fill_(largest - largest != 0, NO_TOKEN).squeeze(-1)
@@ -75,7 +78,7 @@ class ModelStep:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype  # type: ignore[no-any-return]
+        return self.model.dtype
 
     @property
     def has_layers(self) -> bool:
@@ -119,8 +122,7 @@ class ModelStep:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The model's logits [..., vocab] of hidden states [..., hidden] after the final norm."""
         if self.plain_head:
-            plain: torch.Tensor = self.head(hidden)
-            return plain
+            return self.head(hidden)
         rows = hidden.reshape(1, -1, hidden.shape[-1])
         with _returning(self._base, _HiddenStates(rows)):
             ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
@@ -137,13 +139,11 @@ class ModelStep:
 
     def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows [tokens, hidden] of the LM head's weight, copied."""
-        rows: torch.Tensor = self.head.weight.detach()[tokens]
-        return rows
+        return self.head.weight.detach()[tokens]
 
     def head_weight(self) -> torch.Tensor:
         """The LM head's weight [vocab, hidden]."""
-        weight: torch.Tensor = self.head.weight.detach()
-        return weight
+        return self.head.weight.detach()
 
     @contextmanager
     def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
@@ -170,6 +170,10 @@ class EagerRuntime:
 
     Attention uses row tables and Triton kernels on CUDA, as in graphs. Elsewhere PyTorch
     operations attend one sequence after another.
+
+    capture   the recorder of device work, shared with drafters; None without one
+    buckets   row counts that forwards are padded to; empty without padding
+    warnings  messages about forwards that did not run as configured
     """
 
     kind: RuntimeKind = "eager"
@@ -195,7 +199,10 @@ class EagerRuntime:
     def forward(
         self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
     ) -> ForwardOutputs:
-        """See `Runtime.forward`; `last_only` computes the logits of the last row alone."""
+        """One forward over the blocks, each behind its sequence's committed and pending rows.
+
+        The target then counts their rows as pending. `last_only`: logits of the last row alone.
+        """
         hidden, features = self.hidden(cache, blocks)
         return ForwardOutputs(self._step.logits(hidden[-1:] if last_only else hidden), features)
 
@@ -203,36 +210,17 @@ class EagerRuntime:
         self, cache: KVCache, blocks: Sequence[RowBlock]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [rows, hidden] after the final norm, and features, of all blocks."""
-        usable = kernels_usable(self._step.device) and self._plain
-        if usable and not self.hides(cache, blocks):
-            tokens, positions, plan = self._with_tables(cache, blocks)
-        else:
-            tokens, positions, plan = self._with_segments(cache, blocks)
-        return self._step.run(tokens, positions, plan)
-
-    def refusal(self, cache: KVCache, rows: int) -> str:
-        return ""  # nothing is captured, and so nothing refused
-
-    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
-        """Does nothing: no work is captured."""
-
-    def forget(self) -> None:
-        """Does nothing: no work is captured."""
-
-    def _with_tables(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
-        rows = sum(block.rows for block in blocks)
-        words = needed_words(cache, blocks)
-        tables = RowTables(rows, cache.sequences, words, self._step.device)
-        tables.fill(cache, blocks)
-        plan = TablePlan(cache.data, tables, _text_piece(cache, blocks))
-        return tables.tokens, tables.positions, plan
-
-    def _with_segments(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
         device, first = self._step.device, 0
+        if self._plain and kernels_usable(device) and not self.hides(cache, blocks):
+            count, words = sum(block.rows for block in blocks), needed_words(cache, blocks)
+            tables = RowTables(count, cache.sequences, words, device)
+            tables.fill(cache, blocks)
+            text, one = None, blocks[0]  # a piece of text, neither a tree nor several sequences
+            causal = isinstance(one.visible, CausalVisible) and not cache.pending[one.sequence]
+            if len(blocks) == 1 and causal:
+                text = one.sequence, cache.end(one.sequence) + one.rows
+            of_tables = TablePlan(cache.data, tables, text)
+            return self._step.run(tables.tokens, tables.positions, of_tables)
         segments, tokens, positions = [], [], []
         for block in blocks:
             visible = None
@@ -252,7 +240,15 @@ class EagerRuntime:
         plan = ForwardPlan(tuple(segments), states)
         if self._latent_layers is not None:
             plan = LatentPlan(tuple(segments), states, layers=self._latent_layers)
-        return _join(tokens), _join(positions), plan
+        return self._step.run(_join(tokens), _join(positions), plan)
+
+    # Nothing is captured, so that nothing is refused, prepared or forgotten.
+    def refusal(self, cache: KVCache, rows: int) -> str:
+        return ""
+
+    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None: ...
+
+    def forget(self) -> None: ...
 
 
 class _HiddenStates:
@@ -279,15 +275,6 @@ def _returning(module: torch.nn.Module, output: _HiddenStates) -> Iterator[None]
         del module.forward
         if before is not None:
             module.forward = before
-
-
-def _text_piece(cache: KVCache, blocks: Sequence[RowBlock]) -> TextPiece | None:
-    """The piece of text that the rows are; None for a tree, and for several sequences."""
-    block = blocks[0]
-    plain = isinstance(block.visible, CausalVisible) and not cache.pending[block.sequence]
-    if len(blocks) > 1 or not plain:
-        return None
-    return TextPiece(block.sequence, cache.end(block.sequence) + block.rows)
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -13,6 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -25,14 +28,41 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, Mi
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
-from decoder.configs import base_of
+from decoder.configs import base_of, first_reason
 from decoder.model.attention import AttentionPlan, current_plan
 from decoder.model.runtime.tables import LayerCache, RowTables
-from decoder.model.runtime.trial import kernels_refused
 from decoder.tree.draft_tree import WORD
 
+KERNEL_CAPABILITY = (8, 0)
 FLASH_WIDEST = 256  # lanes of a head
 FLASH_CAPABILITY = (8, 0)
+
+
+@cache
+def triton_installed() -> bool:
+    """CUDA builds of PyTorch for Linux bring Triton; CPU builds do not."""
+    return find_spec("triton") is not None
+
+
+def triton_version() -> str:
+    """Triton's version; empty where it is not installed."""
+    return version("triton") if triton_installed() else ""
+
+
+@cache
+def kernels_refused(device: torch.device) -> str:
+    """The reason why our Triton kernels do not run on a GPU, by a trial; empty where they do."""
+    if not triton_installed():
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(device) < KERNEL_CAPABILITY:
+        return "the GPU is older than compute capability 8.0 (Ampere)"
+    from decoder.model.runtime import kernels
+
+    try:
+        kernels.swiglu(torch.zeros(1, 2, device=device))
+    except Exception as error:  # no C compiler or Python.h: Triton's errors have no common class
+        return f"Triton does not start ({first_reason(error)})"
+    return ""
 
 
 def kernels_usable(device: torch.device) -> bool:
@@ -51,27 +81,17 @@ def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Rows that continue one sequence's text, each seeing all before it.
-
-    keys  of the sequence, these rows' included
-    """
-
-    sequence: int
-    keys: int
-
-
-@dataclass(frozen=True, slots=True)
 class TablePlan:
     """Attention of the rows in some tables over a cache's tensor.
 
     data  [layers, 2, sequences, kv_heads, slots, head_dim]
-    text  where the rows are a piece of text, for which PyTorch's kernel is faster
+    text  where the rows continue one sequence's text, for which PyTorch's kernel is faster: the
+          sequence, and the number of its keys, these rows' included
     """
 
     data: torch.Tensor
     tables: RowTables
-    text: TextPiece | None = None
+    text: tuple[int, int] | None = None
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -94,12 +114,12 @@ class TablePlan:
         """
         keys, values = self.data[layer]
         if self.text is not None and flash_usable(query):
-            place = (self.text.sequence, slice(None), slice(self.text.keys))
+            place = (self.text[0], slice(None), slice(self.text[1]))
             return text_attention(query, keys[place], values[place], scale)
         kernels = kernels_for(query)
-        fits = kernels is not None and query.shape[-1] <= kernels.WIDEST
-        attend = kernels.table_attention if fits else reference_table_attention
-        return attend(query, keys, values, self.tables, scale)
+        if kernels is None or query.shape[-1] > kernels.WIDEST:
+            return reference_table_attention(query, keys, values, self.tables, scale)
+        return kernels.table_attention(query, keys, values, self.tables, scale)
 
 
 def flash_usable(query: torch.Tensor) -> bool:
@@ -166,18 +186,15 @@ def normalise(norm: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def add_and_normalise(
-    rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear, norm: Any
+    rows: torch.Tensor, inputs: torch.Tensor, linear: PlainLinear, norm: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rows + linear(inputs), and its RMSNorm: each [rows, hidden]."""
     kernels = kernels_for(rows)
     if kernels is None:
-        rows = add_product(rows, inputs, linear)
+        rows = linear.added_to(rows, inputs)
         return rows, norm(rows)
     # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
-    summed: tuple[torch.Tensor, torch.Tensor] = kernels.add_rms_norm(
-        rows, linear(inputs), norm.weight, norm.variance_epsilon
-    )
-    return summed
+    return kernels.add_rms_norm(rows, linear(inputs), norm.weight, norm.variance_epsilon)
 
 
 def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
@@ -204,7 +221,7 @@ def fuse(model: nn.Module) -> int:
                 if not isinstance(layer.__dict__.get("forward"), FusedForward):
                     layer.forward = FusedForward(layer)
                 fused += 1
-    last = getattr(base_of(model), "norm", None)
+    last: Any = getattr(base_of(model), "norm", None)
     if fused and type(last) in NORMS:
         last.forward = LastNorm(last)
     return fused
@@ -227,8 +244,7 @@ class LastNorm:
         """The norm of [..., hidden]."""
         norm, kernels = self._norm, kernels_for(hidden_states)
         if kernels is None:
-            plain: torch.Tensor = type(norm).forward(norm, hidden_states)
-            return plain
+            return type(norm).forward(norm, hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
         return normed.view(hidden_states.shape)
@@ -241,8 +257,9 @@ class FusedForward:
         self._layer = layer
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._qkv_weight, self._qkv_bias = join_linears(projections)
-        self._gate_up_weight, self._gate_up_bias = join_linears((mlp.gate_proj, mlp.up_proj))
+        self._qkv, self._output = PlainLinear(projections), PlainLinear([attention.o_proj])
+        self._gate_up = PlainLinear((mlp.gate_proj, mlp.up_proj))
+        self._down = PlainLinear([mlp.down_proj])
         self._sizes = [projection.out_features for projection in projections]
 
     def __call__(
@@ -258,19 +275,16 @@ class FusedForward:
         """
         layer, plan = self._layer, current_plan()
         if plan is None:
-            unfused: torch.Tensor = type(layer).forward(
+            return type(layer).forward(
                 layer, hidden_states, position_embeddings=position_embeddings, **rest
             )
-            return unfused
         rows = hidden_states[0]
         normed = normalise(layer.input_layernorm, rows)
-        qkv = nn.functional.linear(normed, self._qkv_weight, self._qkv_bias)
-        attended = self._attend(qkv, position_embeddings, plan)
-        rows, normed = add_and_normalise(
-            rows, attended, layer.self_attn.o_proj, layer.post_attention_layernorm
-        )
-        gate_up = nn.functional.linear(normed, self._gate_up_weight, self._gate_up_bias)
-        return add_product_(rows, gated(layer.mlp.act_fn, gate_up), layer.mlp.down_proj)[None]
+        attended = self._attend(self._qkv(normed), position_embeddings, plan)
+        norm = layer.post_attention_layernorm
+        rows, normed = add_and_normalise(rows, attended, self._output, norm)
+        active = gated(layer.mlp.act_fn, self._gate_up(normed))
+        return self._down.added_to(rows, active, overwrite=True)[None]
 
     def _attend(
         self,
@@ -300,31 +314,54 @@ class FusedForward:
         return attended[0].flatten(1)
 
 
-def join_linears(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The modules' weights and biases, each joined by rows; theirs become views of the joined."""
-    weight = torch.cat([linear.weight for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    sizes = [linear.out_features for linear in linears]
-    for linear, part in zip(linears, weight.split(sizes), strict=True):
-        linear.weight = nn.Parameter(part, requires_grad=False)
-    if bias is not None:
-        for linear, part in zip(linears, bias.split(sizes), strict=True):
-            linear.bias = nn.Parameter(part, requires_grad=False)
-    return weight, bias
+def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights and the biases of layers, each joined by rows."""
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
 
 
-def add_product(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-    """rows + linear(inputs) as one product: [rows, hidden]."""
-    if linear.bias is not None:
-        return rows + linear(inputs)
-    return torch.addmm(rows, inputs, linear.weight.t())
+class PlainLinear:
+    """Layers with a joined weight, of which the modules' weights are views.
 
+    weight_bytes  that a product reads of one weight, scales included
+    """
 
-def add_product_(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-    """`add_product` in place, for `rows` that are not used afterwards."""
-    if linear.bias is not None:
-        return rows.add_(linear(inputs))
-    return rows.addmm_(inputs, linear.weight.t())
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._weight, self._bias = joined_weights(linears)
+        self.weight_bytes = self._weight.itemsize
+        sizes = [linear.out_features for linear in linears]
+        for linear, part in zip(linears, self._weight.split(sizes), strict=True):
+            linear.weight = nn.Parameter(part, requires_grad=False)
+        if self._bias is not None:
+            for linear, part in zip(linears, self._bias.split(sizes), strict=True):
+                linear.bias = nn.Parameter(part, requires_grad=False)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [..., out] of inputs [..., in], side by side."""
+        return nn.functional.linear(inputs, self._weight, self._bias)
+
+    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs from number `first` on."""
+        bias = None if self._bias is None else self._bias[first:]
+        return nn.functional.linear(inputs, self._weight[first:], bias)
+
+    def added_to(
+        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
+    ) -> torch.Tensor:
+        """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
+        if self._bias is not None:
+            return rows + self(inputs)
+        add = rows.addmm_ if overwrite else rows.addmm
+        return add(inputs, self._weight.t())
+
+    def weight(self) -> torch.Tensor:
+        """The plain weight [out, in], or a copy."""
+        return self._weight
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows [..., in] of the weight by their numbers [...]."""
+        return self._weight[numbers]
 
 
 def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:

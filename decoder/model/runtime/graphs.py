@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from decoder.configs import first_reason
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket, first_line
+from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
@@ -88,6 +89,7 @@ class GraphRuntime:
         return ForwardOutputs(step.logits[:rows], features, step.chosen)
 
     def refusal(self, cache: KVCache, rows: int) -> str:
+        """The reason why a forward of so many rows runs uncaptured; empty where it does not."""
         padded, refused = bucket(rows), self._refused.get(cache, {})
         return next((why for shape, why in refused.items() if shape.rows == padded), "")
 
@@ -105,6 +107,7 @@ class GraphRuntime:
                 self._captured_step(cache, [_chain_block(*share) for share in enumerate(shares)])
 
     def forget(self) -> None:
+        """Drop captured work, because the model or its captured layers have changed."""
         self._captured.clear()
         self._refused.clear()
         self._outputs.clear()
@@ -121,9 +124,9 @@ class GraphRuntime:
             try:
                 captured[shape] = self._record(cache, blocks, shape)
             except RuntimeError as error:  # out of memory, or of the budget
-                refused[shape] = first_line(error)
+                refused[shape] = first_reason(error)
                 message = "cannot capture a forward of %d rows, running it eagerly: %s"
-                logging.getLogger(__name__).warning(message, rows, first_line(error))
+                logging.getLogger(__name__).warning(message, rows, first_reason(error))
         return captured.get(shape)
 
     def _record(

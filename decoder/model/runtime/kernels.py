@@ -274,20 +274,13 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
 
     Rounded before the weight is applied, as in transformers.
     """
-    return _normed(rows, None, weight, epsilon)[1]
+    return add_rms_norm(rows, None, weight, epsilon)[1]
 
 
 def add_rms_norm(
-    rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of two [rows, hidden], rounded as in transformers, and the norm of the sum."""
-    return _normed(rows, added, weight, epsilon)
-
-
-def _normed(
     rows: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rows` or their sum with `added`, and the norm of it."""
+    """The sum of two [rows, hidden], rounded as in transformers, and the norm of the sum."""
     columns = rows.shape[1]
     output = torch.empty(len(rows), columns, dtype=rows.dtype, device=rows.device)
     total = rows if added is None else torch.empty_like(output)

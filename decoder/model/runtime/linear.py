@@ -6,53 +6,16 @@ A packed weight is reordered once for our own products (`tiles`) and replaces th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from decoder.cpu import this_cpu
 from decoder.model.runtime import tiles
-from decoder.model.runtime.fused import join_linears
+from decoder.model.runtime.fused import PlainLinear, joined_weights
 
 LARGEST = 127  # of an int8 weight
-
-
-class PlainLinear:
-    """Layers with a joined weight, of which the modules' weights are views.
-
-    weight_bytes  that a product reads of one weight, scales included
-    """
-
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self._weight, self._bias = join_linears(linears)
-        self.weight_bytes = self._weight.itemsize
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs [..., out] of inputs [..., in], side by side."""
-        return functional.linear(inputs, self._weight, self._bias)
-
-    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The outputs from number `first` on."""
-        bias = None if self._bias is None else self._bias[first:]
-        return functional.linear(inputs, self._weight[first:], bias)
-
-    def added_to(
-        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
-    ) -> torch.Tensor:
-        """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
-        if self._bias is not None:
-            return rows + self(inputs)
-        out = rows if overwrite else None
-        return torch.addmm(rows, inputs, self._weight.t(), out=out)
-
-    def weight(self) -> torch.Tensor:
-        """The plain weight [out, in], or a copy."""
-        return self._weight
-
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Rows [..., in] of the weight by their numbers [...]."""
-        return self._weight[numbers]
 
 
 class TiledLinear:
@@ -74,6 +37,7 @@ class TiledLinear:
             self.scales = tiles.padded(scales)
         self.blocks = tiles.pack(weight.to(stored))
         self.bias = tiles.padded(torch.zeros(len(weight)) if bias is None else bias.float())
+        self.outputs = len(weight)
         self.weight_bytes = (
             stored.itemsize + self.scales.itemsize * len(self.scales[:1]) / weight.shape[1]
         )
@@ -87,11 +51,11 @@ class TiledLinear:
 
     def numbers(self, inputs: torch.Tensor, first: int = 0) -> torch.Tensor:
         """The outputs from number `first` on as they are summed, in float32."""
-        unit = first // (tiles.UNIT * tiles.LANES) * tiles.UNIT
-        start = unit * tiles.LANES
+        block = first // tiles.OUTPUTS
+        start = block * tiles.OUTPUTS
         rows = inputs.reshape(-1, inputs.shape[-1])
         out = self.bias[start:].repeat(len(rows), 1)
-        tiles.add_product(out, rows, self.blocks[unit:], self.scales[start:])
+        tiles.add_product(out, rows, self.blocks[block:], self.scales[start:])
         return out[:, first - start : self._size[0] - start].view(*inputs.shape[:-1], -1)
 
     def added_to(
@@ -117,13 +81,6 @@ def rounded_to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return steps.clamp(-LARGEST, LARGEST).to(torch.int8), scales
 
 
-def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights and the biases of layers, each joined by rows."""
-    weights = [linear.weight.detach() for linear in linears]
-    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
-
-
 JoinedLinear = PlainLinear | TiledLinear
 
 
@@ -140,7 +97,8 @@ class JoinedPart:
 def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
     """Let the layers compute by `joined`, and give up their weights but for shape and dtype."""
     first = 0
-    for linear in linears:
+    parts: Sequence[Any] = linears
+    for linear in parts:
         linear.forward = JoinedPart(joined, slice(first, first + linear.out_features))
         linear.weight = nn.Parameter(linear.weight.detach().to("meta"), requires_grad=False)
         first += linear.out_features
@@ -159,7 +117,8 @@ def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
 
 def pack_layers(module: nn.Module) -> None:
     """Pack every linear layer of a module that can be, each for itself."""
-    for layer in module.modules():
+    layers: list[Any] = list(module.modules())
+    for layer in layers:
         plain = type(layer) is nn.Linear and "forward" not in layer.__dict__
         if plain and packing_refused(layer.weight.device, layer.weight.dtype) is None:
             TiledLinear([layer])

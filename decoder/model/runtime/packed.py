@@ -11,7 +11,7 @@ from functools import cache
 from itertools import chain
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from decoder.jit import run_shared
 from decoder.model.attention import CausalVisible, RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime import tiles
-from decoder.model.runtime.base import RuntimeKind
+from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.model.runtime.layers import PHASES, Forward, LayerWeights, Matrix, Rows, run_layers
@@ -35,6 +35,7 @@ from decoder.model.runtime.linear import TiledLinear
 from decoder.model.runtime.row_attention import LANES, PAIRED
 from decoder.model.structure import bypassed_linears
 
+NONE = torch.empty(0, 2)
 MOST_POSITIONS = 2048  # of the first table of rotary factors; it doubles
 
 
@@ -56,20 +57,13 @@ class RopeFactors:
         return self._table.take(positions, axis=1)  # contiguous, so compiled code serves all
 
 
-class RowStore(Protocol):
-    """A cache of keys and values: data [layers, 2, sequences, kv_heads, slots, head_dim]."""
-
-    data: torch.Tensor
-    lengths: Sequence[int]
-
-    def end(self, sequence: int) -> int:
-        """The slot behind a sequence's rows."""
-
-
 class PackedLayers:
     """All layers of a model like those of `FUSIBLE`, and its final norm."""
 
-    def __init__(self, base: Any, *, int8: bool) -> None:
+    def __init__(
+        self, base: Any, *, int8: bool, entry: tuple[nn.Linear, nn.Module] | None = None
+    ) -> None:
+        """entry: the product and the norm that make a context's rows of features"""
         layers, last = list(base.layers), base.norm
         attentions, ffns = [one.self_attn for one in layers], [one.mlp for one in layers]
         self._dtype = last.weight.dtype
@@ -77,18 +71,27 @@ class PackedLayers:
         self._paired_heads = self._pairs and attentions[0].head_dim % PAIRED == 0
         self._stored = torch.int8 if int8 else None
         self._rope = RopeFactors(base.rotary_emb)
-        self._heads, self._ffn = attentions[0].q_proj.out_features, ffns[0].gate_proj.out_features
+        self._queries = attentions[0].q_proj.out_features
         pairs = [(one.input_layernorm, one.post_attention_layernorm) for one in layers]
-        norms = [norm.weight.detach().float() for norm in (*chain(*pairs), last)]
-        heads = self._heads // attentions[0].head_dim
+        all_norms = (*chain(*pairs), last, *(entry or ())[1:])
+        norms = [norm.weight.detach().float() for norm in all_norms]
+        heads, output = (
+            self._queries // attentions[0].head_dim,
+            [[one.o_proj] for one in attentions],
+        )
+        outputs: Any = self._stacked(output)
+        self._none = Matrix(*(part[:1, :0] for part in outputs))
         self._weights = LayerWeights(
+            self._none if entry is None else self._stacked([[entry[0]]]),
             self._stacked([[one.q_proj, one.k_proj, one.v_proj] for one in attentions]),
-            self._stacked([[one.o_proj] for one in attentions]),
+            outputs,
             self._stacked([[one.gate_proj, one.up_proj] for one in ffns]),
             self._stacked([[one.down_proj] for one in ffns]),
             torch.stack(norms).numpy(),
             torch.stack([_head_norms(one, heads) for one in attentions]).numpy(),
             np.array([_window(one) for one in attentions]),
+            heads,
+            ffns[0].gate_proj.out_features,
             np.float32(last.eps if isinstance(last, nn.RMSNorm) else last.variance_epsilon),
             np.float32(attentions[0].scaling),
         )
@@ -98,7 +101,7 @@ class PackedLayers:
         exact = all(tiles.is_bfloat16(one.weight) for group in groups for one in group)
         stored = self._stored or (torch.bfloat16 if exact else self._dtype)
         joined = [TiledLinear(groups[0], stored)]
-        blocks = joined[0].blocks.new_empty(len(groups), *joined[0].blocks.shape)
+        blocks = tiles.room(len(groups), *joined[0].blocks.shape, like=joined[0].blocks)
         for i in range(len(groups)):
             joined += [TiledLinear(groups[i], stored)] if i else []
             blocks[i] = joined[i].blocks
@@ -108,52 +111,80 @@ class PackedLayers:
         return Matrix(blocks.numpy(), scales.numpy(), bias.numpy())
 
     def run(
-        self, embedded: torch.Tensor, cache: RowStore, blocks: Sequence[RowBlock],
-        captured: Sequence[int] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-        """Hidden states after the final norm, and features, of embedded rows [rows, hidden]."""
-        w, (rows, hidden) = self._weights, embedded.shape
-        places = row_places(cache, blocks)
+        self, embedded: torch.Tensor, cache: KVCache, blocks: Sequence[RowBlock],
+        captured: Sequence[int] = (), *, context: torch.Tensor = NONE,
+        head: tuple[TiledLinear, int, int] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+        """Hidden states behind the last norm, features, and logits, of rows [rows, hidden].
+
+        context  features [tokens, width] for the entry, of which keys and values alone are
+                 stored: in the cache's last slots before `end`
+        head     the product of logits, float32, with the first and last of the rows that have some
+        """
+        w, (rows, hidden), given = self._weights, embedded.shape, len(context)
+        *places, leading, few, seen = row_places(cache, blocks)
+        if given:
+            sequence = blocks[0].sequence
+            stored = np.arange(given) + cache.end(sequence) - given
+            more = np.full(given, sequence), stored, stored
+            places = [np.append(*both) for both in zip(places, more, strict=True)]
+        owners, slots, positions = places
         data = cache.data.view(torch.uint16) if self._dtype == torch.bfloat16 else cache.data
-        state = torch.zeros(rows, len(w.output.blocks[0]) * tiles.LANES)
-        state[:, :hidden] = embedded
-        features = torch.empty(rows, len(captured) * hidden)
-        normed, kept = self._inputs(rows, hidden)
+        state = np.zeros((rows + given, w.output.bias.shape[1]), np.float32)
+        torch.from_numpy(state)[:rows, :hidden] = embedded
+        matrix, first, last = self._none, 0, 0
+        if head is not None:
+            matrix, first, last = _alone(head[0]), *head[1:]
+        logits = np.empty((last - first, matrix.bias.shape[1]), np.float32)
+        features = np.empty((rows, len(captured) * hidden), np.float32)
+        inputs, taken = self._inputs(*context.shape)
+        taken[:] = context
+        normed, kept = self._inputs(rows + given, hidden)
         forward = Forward(
-            _rows(state),
+            inputs,
+            state,
             normed,
-            _rows(torch.empty(rows, len(w.qkv.blocks[0]) * tiles.LANES)),
-            self._inputs(rows, self._heads, self._paired_heads)[0].flat,
-            self._inputs(rows, self._heads)[0],
-            _rows(torch.empty(rows, len(w.gate_up.blocks[0]) * tiles.LANES)),
-            self._inputs(rows, self._ffn)[0],
-            self._rope(places[2]),
+            np.empty((rows + given, w.qkv.bias.shape[1]), np.float32),
+            self._inputs(rows + given, self._queries, self._paired_heads)[0],
+            self._inputs(rows, self._queries)[0],
+            np.empty((rows, w.gate_up.bias.shape[1]), np.float32),
+            self._inputs(rows, w.ffn)[0],
+            self._rope(positions),
             data.view(-1).numpy(),
             tuple(data.shape),
-            *places,
+            owners,
+            slots,
+            positions,
+            leading,
+            few,
+            seen,
             np.array(captured, np.int64),
-            features.view(-1).numpy(),
+            features.reshape(-1),
+            matrix,
+            (first, last),
+            logits,
         )
-        phases = PHASES * len(w.windows) + 1
+        phases = PHASES * len(w.windows) + 3
         run_shared(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
-        return kept, features.to(self._dtype) if captured else None
+        found = torch.from_numpy(features).to(self._dtype) if captured else None
+        return kept[:rows], found, torch.from_numpy(logits)[:, : head[0].outputs if head else 0]
 
     def _inputs(
         self, rows: int, width: int, pairs: bool | None = None
     ) -> tuple[Rows, torch.Tensor]:
-        """Memory for inputs of products, and the same as a tensor."""
-        if not (self._pairs if pairs is None else pairs):
-            kept = torch.empty(rows, width)
-            return _rows(kept), kept
-        kept = torch.empty(rows, width, dtype=torch.bfloat16)
-        return Rows(kept.view(-1).view(torch.uint16).numpy(), kept.view(torch.int32).numpy()), kept
+        """Memory for inputs of products, which may take pairs, and its numbers."""
+        paired = self._pairs if pairs is None else pairs
+        kind = torch.bfloat16 if paired else torch.float32
+        numbers = torch.zeros(rows, width + width % 2, dtype=kind)
+        return (numbers.view(torch.int32) if paired else numbers).numpy(), numbers[:, :width]
 
 
-def _rows(numbers: torch.Tensor) -> Rows:
-    return Rows(numbers.view(-1).numpy(), numbers.numpy())
+def _alone(joined: TiledLinear) -> Matrix:
+    parts = joined.blocks, joined.scales, joined.bias
+    return Matrix(*(part[None].numpy() for part in parts))
 
 
-def row_places(cache: RowStore, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
+def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
     """Owners, slots, positions, leading slots and others that rows see; see `Forward`."""
     parts: list[tuple[Ints, ...]] = []
     for block in blocks:
@@ -191,15 +222,16 @@ def _compiling(dtype: torch.dtype, width: int, weight: float, int8: bool) -> Thr
 
     @torch.inference_mode()
     def run() -> None:
-        sizes = {"hidden_size": width, "head_dim": width, "intermediate_size": width}
+        sizes: Any = {"hidden_size": width, "head_dim": width, "intermediate_size": width}
         config = LlamaConfig(num_attention_heads=1, num_hidden_layers=1, vocab_size=8, **sizes)
         with torch.device("meta"):  # no random numbers are drawn
-            model = LlamaModel(config).to(dtype)
+            model: Any = LlamaModel(config)
+            model = model.to(dtype)
         tiny = model.to_empty(device="cpu")
         for tensor in (*tiny.parameters(), *tiny.buffers()):
             tensor.fill_(weight)
         data, place = torch.zeros(1, 2, 1, 1, 1, width, dtype=dtype), np.zeros(1, np.int64)
-        store = SimpleNamespace(data=data, lengths=[0], end=lambda _: 0)
+        store: Any = SimpleNamespace(data=data, lengths=[0], end=lambda _: 0)
         row = RowBlock(0, place, place, None)
         PackedLayers(tiny, int8=int8).run(data[0, 0, 0, 0], store, [row])
 
@@ -263,15 +295,24 @@ class PackedStep(ModelStep):
                 self.model.packed_weights = PackedModel(step, int8=int8)
         self._packed: PackedModel = self.model.packed_weights
 
+    @property
+    def whole(self) -> bool:
+        """Whether layers and head are one call."""
+        return self._packed.layers is not None and self._packed.head is not None and self.plain_head
+
     def run_rows(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """See `EagerRuntime.hidden`; None for a model whose modules compute."""
-        layers = self._packed.layers
+        self, cache: KVCache, blocks: Sequence[RowBlock], *, headed: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor] | None:
+        """See `PackedLayers.run`; None for a model whose modules compute.
+
+        headed  so many of the last rows have logits
+        """
+        layers, head = self._packed.layers, self._packed.head
         if layers is None:
             return None
         tokens = torch.from_numpy(np.concatenate([block.tokens for block in blocks]))
-        return layers.run(self.embedding(tokens), cache, blocks, self.captured)
+        end = (head, len(tokens) - headed, len(tokens)) if head and headed else None
+        return layers.run(self.embedding(tokens), cache, blocks, self.captured, head=end)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self._packed.head
@@ -294,10 +335,20 @@ class PackedRuntime(EagerRuntime):
     kind: RuntimeKind = "packed"
     _step: PackedStep
 
+    def forward(
+        self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
+    ) -> ForwardOutputs:
+        headed = 1 if last_only else sum(block.rows for block in blocks)
+        done = self._step.run_rows(cache, blocks, headed=headed) if self._step.whole else None
+        if done is None:
+            return super().forward(cache, blocks, last_only=last_only)
+        return ForwardOutputs(done[2], done[1])
+
     def hidden(
         self, cache: KVCache, blocks: Sequence[RowBlock]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self._step.run_rows(cache, blocks) or super().hidden(cache, blocks)
+        done = self._step.run_rows(cache, blocks)
+        return super().hidden(cache, blocks) if done is None else done[:2]
 
 
 def packed_of(model: nn.Module) -> PackedModel | None:

@@ -1,7 +1,8 @@
 """Attention of one row at a time on a CPU, compiled: the same for a row among any others.
 
 A row's keys are taken in the order of their positions, so its sums have one order wherever the keys
-lie. Arrays are flat, of float32 numbers or of bfloat16 ones as uint16, with places in them.
+lie. Arrays are of float32 numbers or of bfloat16 ones (as uint16, or as pairs in int32), with
+places in them as if they were flat.
 """
 
 # ruff: noqa: PLR0913 - compiled functions take arrays and places one by one
@@ -44,7 +45,9 @@ INT = numba.types.int64
 
 
 def _data(context: Any, builder: Any, signature: Any, values: Any, *arrays: int) -> list[Any]:
-    return [context.make_array(signature.args[i])(context, builder, values[i]).data for i in arrays]
+    data = [context.make_array(signature.args[i])(context, builder, values[i]).data for i in arrays]
+    bits = ir.IntType(16).as_pointer()
+    return [builder.bitcast(one, bits) if one.type.pointee == WORD else one for one in data]
 
 
 def _widened(b: Any, pointer: Any, lanes: int) -> Any:
@@ -144,7 +147,7 @@ def _score(
 
     Bfloat16 queries have bfloat16 keys, and are multiplied in pairs.
     """
-    paired = query.dtype == numba.types.uint16
+    paired = query.dtype == numba.types.int32
     lanes = WIDE_LANES if paired else LANES
 
     def emit(context: Any, b: Any, signature: Any, values: Any) -> Any:
@@ -253,7 +256,7 @@ def _total(numbers, first, count):  # type: ignore[no-untyped-def]
 
 
 @jit_sums
-def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
+def largest_of(numbers, first, count):  # type: ignore[no-untyped-def]
     largest = np.float32(-np.inf)
     for i in range(count):
         largest = max(largest, at(numbers, first + i))
@@ -263,7 +266,7 @@ def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
 @jit_inner
 def softmax(scores, first, count):  # type: ignore[no-untyped-def]
     """Exponentials of scores less the largest, in place; returns their sum."""
-    largest = _largest(scores, first, count)
+    largest = largest_of(scores, first, count)
     for i in range(count):
         put(scores, first + i, exponential(at(scores, first + i) - largest))
     return _total(scores, first, count)

@@ -68,39 +68,25 @@ class RowTables:
             raise InputError(f"tables of {self.rows} rows cannot hold so many")
         if self._copied is not None:
             self._copied.synchronize()  # the last round's copy, finished long ago
-        self._few[:] = 0
+        self._few[:], self._bits[:] = 0, 0
+        self._bits[:, 0] = 1  # where a block does not say what its row sees, and of padding
         first = 0
         for block in blocks:
-            self._describe(cache, block, slice(first, first + block.rows))
-            first += block.rows
-        self._pad(cache, blocks[-1], slice(first, self.rows))
+            stop, sequence, end = first + block.rows, block.sequence, cache.end(block.sequence)
+            length = cache.lengths[sequence]
+            self._wide[0, first:stop] = block.tokens
+            self._wide[1, first:stop] = block.offsets + length
+            self._wide[2, first:stop] = np.arange(end, end + block.rows)
+            self._wide[3, first:stop] = sequence
+            self._few[:, sequence] = first, block.rows, length, end + block.rows - length
+            if block.visible is not None:
+                self._bits[first:stop] = block.visible.bits(self._bits.shape[1])
+            first = stop
+        self._wide[:, first:].T[:] = blocks[-1].tokens[-1], length, end + block.rows, sequence
+        self._few[1, sequence] += self.rows - first
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-
-    def _describe(self, cache: KVCache, block: RowBlock, rows: slice) -> None:
-        sequence, end = block.sequence, cache.end(block.sequence)
-        length = cache.lengths[sequence]
-        self._wide[0, rows] = block.tokens
-        self._wide[1, rows] = block.offsets + length
-        self._wide[2, rows] = np.arange(end, end + block.rows)
-        self._wide[3, rows] = sequence
-        self._few[:, sequence] = rows.start, block.rows, length, end + block.rows - length
-        if block.visible is None:
-            self._bits[rows] = 0
-            self._bits[rows, 0] = 1
-        else:
-            self._bits[rows] = block.visible.bits(self._bits.shape[1])
-
-    def _pad(self, cache: KVCache, block: RowBlock, rows: slice) -> None:
-        sequence = block.sequence
-        self._wide[0, rows] = block.tokens[-1]
-        self._wide[1, rows] = cache.lengths[sequence]
-        self._wide[2, rows] = cache.end(sequence) + block.rows
-        self._wide[3, rows] = sequence
-        self._few[1, sequence] += rows.stop - rows.start
-        self._bits[rows] = 0
-        self._bits[rows, 0] = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from costmodel.profile.schema import DrafterSection
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.ensemble import EnsembleDrafter
-from decoder.drafters.factory import NAMED, load_drafter
+from decoder.drafters.factory import load_drafter
+from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel, load_model
 from decoder.model.making import make_target
@@ -69,7 +70,7 @@ class ArmBuilder:
         self._names = {label: name for name, label in drafters.items()}
         self._checkpoints: dict[str, tuple[Target, Drafter]] = {}
         for label, name in self._names.items():
-            if name not in NAMED:
+            if name != NgramDrafter.name:
                 target = make_target(loaded)
                 base, updater = split_updater(name)
                 drafter = load_drafter(base, target)

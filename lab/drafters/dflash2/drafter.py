@@ -35,12 +35,11 @@ class PairScores(BlockScores):
         compile_pairs()
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
         drafter = self._drafter
-        slots = Slots.of(
-            drafter.logits(hidden), drafter.model.config.top, temperature, drafter.head
-        )
+        slots = Slots.of(logits, drafter.model.config.top, temperature, drafter.head)
         first = self._selector(hidden[:1], bonus[None], slots.places[:1])
         edges = self._selector(hidden[1:], slots.tokens[:-1], slots.places[1:])
         return (score_pairs(slots, first[0, 0], edges),)

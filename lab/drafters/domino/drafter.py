@@ -63,10 +63,10 @@ class LevelScores(BlockScores):
         self._correction = Correction(drafter.model, drafter.target)
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
         drafter, correction = self._drafter, self._correction
-        logits = drafter.logits(hidden)
         slots = Slots.of(logits, drafter.candidates, temperature, drafter.head)
         step = correction.step(hidden, slots)
         packed = grow_levels(slots, step, correction.start(), bonus, drafter.frontier)

@@ -66,9 +66,10 @@ class MarkovPairs(BlockScores):
         self._drafter, self._markov = drafter, drafter.model.markov_head
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
-        logits, markov = self._drafter.logits(hidden), self._markov
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
+        markov = self._markov
         slots = Slots.of(logits, PAIRED, temperature, self._drafter.head)
         after = markov.markov_w2.weight[slots.places].float()  # [rows, K, r]
         first = markov.vectors(hidden[:1], bonus[None]).float() @ after[:1].mT
@@ -107,9 +108,9 @@ class MarkovLevels(MarkovPairs):
         self._weight = self._markov.path_weight()
 
     def outputs(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
-    ) -> Tensors:
-        logits = self._drafter.logits(hidden)
+        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor,
+        temperature: torch.Tensor,
+    ) -> Tensors:  # fmt: skip
         slots = Slots.of(logits, LEVEL_NODES, temperature, self._drafter.head)
         after = self._markov.markov_w2.weight[slots.places].float()
         step = self._step(hidden, lambda row, vectors: vectors @ after[row].mT)

@@ -12,7 +12,7 @@ from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline
 from costmodel.statistics import Array
 from decoder.policies.base import DEFAULT_MAX_NODES, Cost, FindCost, Limits, Policy
-from decoder.tree.draft_tree import Candidates, DraftTree, best_first, committed_by_size
+from decoder.tree.draft_tree import Candidates, DraftTree, best_first
 
 PAPER_ROWS = 32  # the least rows of the released rule's trees, and the step by which they grow
 
@@ -64,7 +64,8 @@ class PrintedBastion(_Growing):
 def _speeds(tree: DraftTree, cost: Cost, context: int) -> Array:
     """[rows] A(N) / C(N) of the tree's first N = 0, 1, ... nodes."""
     sizes = np.arange(tree.nodes + 1, dtype=np.float64)
-    speeds: Array = committed_by_size(tree.scores) / cost.cycle_s(sizes, context)
+    committed = 1.0 + np.concatenate((np.zeros(1), tree.scores.cumsum()))
+    speeds: Array = committed / cost.cycle_s(sizes, context)
     return speeds
 
 

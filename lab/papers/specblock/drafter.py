@@ -18,13 +18,14 @@ from costmodel.errors import InputError
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import draw_levels
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.blocks import DraftCache, Rotary, span
+from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import WaitingFeatures, check_observed
 from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
 from decoder.drafters.vocabulary import softmax
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
 from decoder.tree.growth import Frontier
+from lab.papers.specblock.cache import DraftCache, span
 from lab.papers.specblock.model import (
     SpecBlockConfig,
     SpecBlockModel,

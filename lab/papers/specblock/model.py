@@ -18,14 +18,12 @@ from torch.nn import functional
 from costmodel.errors import InputError
 from decoder.drafters.blocks import (
     DraftAttention,
-    DraftCache,
     DraftShape,
     GatedFfn,
     Rope,
     Rotary,
     Span,
     hash_of,
-    span,
 )
 from decoder.drafters.checkpoint import (
     MOST_BLOCK,
@@ -39,6 +37,7 @@ from decoder.drafters.checkpoint import (
 )
 from decoder.drafters.eagle3.model import token_ids
 from decoder.model.runtime.linear import pack_layers, plain_state
+from lab.papers.specblock.cache import DraftCache, span
 
 # The released configs have either name; the models are the same.
 ARCHITECTURES = ("LlamaForCausalLMSpecBlock", "LlamaForCausalLMSpecBlockShift")

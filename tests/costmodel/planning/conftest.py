@@ -48,12 +48,17 @@ def server_of(forward, **changes) -> Server:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LineSteps:
-    """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token; a prompt `row_s` a row."""
+    """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token.
+
+    A prompt takes `row_s` a row and `key_s` a key of each row.
+    """
 
     architecture: ModelArchitecture = LLAMA
+    engine: str = "trtllm"
     fixed_s: float = 10e-3
     row_s: float = 20e-6
     token_s: float = 1e-8
+    key_s: float = 0.0
     value_bytes: ValueBytes = dataclasses.field(default_factory=ValueBytes)
     device: DeviceFingerprint = MADE_UP
     origin: Origin = dataclasses.field(
@@ -80,9 +85,11 @@ class LineSteps:
         )
 
     def prompt(self, tokens: float, rows: float, chunks: int, cached: float = 0) -> ForwardSeconds:
-        return ForwardSeconds(
-            products=self.row_s * tokens, attention=self.token_s * tokens * cached
-        )
+        attention_s = self.prompt_attention_s(tokens, tokens / 2 + cached)
+        return ForwardSeconds(products=self.row_s * tokens, attention=attention_s)
+
+    def prompt_attention_s(self, tokens: float, keys: float) -> float:
+        return self.key_s * tokens * keys
 
     def logits_s(self, rows: float) -> float:
         return self.logit_s * rows
@@ -103,10 +110,10 @@ def point(running: int, shape: str = "plain", nodes: int = 0, **numbers: float) 
     return OperatingPoint(running=running, shape=shape, nodes=nodes, **fields)
 
 
-def plain_steps(forward, rules: EngineRules, overheads: Overheads, prompt_tokens=0.0) -> StepTime:
+def plain_steps(forward, rules: EngineRules, overheads: Overheads) -> StepTime:
     """The steps of a server that drafts nothing."""
     server = server_of(forward, rules=rules, overheads=overheads)
-    return exact_steps(server, [point(1)], prompt_tokens)
+    return exact_steps(server, [point(1)])
 
 
 # Chains of 0.8 a token; trees that gain half of 6 tokens by 8 nodes.

@@ -32,7 +32,7 @@ from tests.costmodel.planning.conftest import (
 
 POINTS = (point(1, "tree", 15, committed=4.0), point(4, "chain", 3, committed=2.5), point(8))
 SERVER = server_of(
-    LineSteps(), rules=engine_rules("vllm", "0.11"), acceptance=LINE_ACCEPTANCE,
+    LineSteps(key_s=1e-8), rules=engine_rules("vllm", "0.11"), acceptance=LINE_ACCEPTANCE,
     overheads=Overheads(layer_s=1e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=1e-4),
     drafter=dataclasses.replace(lookup_drafter(), host_s=0.0),
 )  # fmt: skip
@@ -66,23 +66,21 @@ def test_a_step_by_hand():
     engine_s = 1e-5 * LLAMA.layers + 1e-3
     prompt_s = 100 * 20e-6 + 1e-4 * LLAMA.layers
     tree_s = 5e-6 + 15 * 5e-8
-    assert step_s(2, 0, 500.0) == pytest.approx(
+    assert step_s(2, 0, 500.0, 0.0) == pytest.approx(
         10e-3 + 2 * 16 * 20e-6 + 2 * 500 * 1e-8 + 2 * tree_s + engine_s + 2e-4
     )
     decode_s = 10e-3 + 8 * 20e-6 + 8 * 500 * 1e-8 + engine_s + 8e-4
-    assert step_s(8, 0, 500.0) == pytest.approx(decode_s)
-    assert step_s(8, 100, 500.0) == pytest.approx(decode_s + prompt_s)
-    assert step_s(0, 100, 0.0) == pytest.approx(prompt_s + engine_s)
+    assert step_s(8, 0, 500.0, 0.0) == pytest.approx(decode_s)
+    assert step_s(8, 100, 500.0, 50.0) == pytest.approx(decode_s + prompt_s + 100 * 50 * 1e-8)
+    assert step_s(0, 100, 0.0, 0.0) == pytest.approx(prompt_s + engine_s)
 
 
 def test_the_grid_is_the_server():
-    """Off the grid too: these steps are linear in all three within one tree."""
+    """Off the grid too: these steps are linear in all four within one tree."""
     exact, grid = exact_steps(SERVER, POINTS), step_grid(SERVER, POINTS, 3000)
-    for batch in (1, 2, 3, 4, 6, 7, 8):
-        for prompt_tokens in (0, 1, 300, 5000):
-            for context in (200.0, 1234.0, 2999.0):
-                asked = (batch, prompt_tokens, context)
-                assert grid(*asked) == pytest.approx(exact(*asked), rel=1e-9), asked
+    means = (200.0, 1234.0, 2999.0), (0.0, 700.0)
+    for asked in itertools.product((1, 2, 3, 4, 6, 7, 8), (0, 1, 300, 5000), *means):
+        assert grid(*asked) == pytest.approx(exact(*asked), rel=1e-9), asked
 
 
 def test_only_trees_pay_for_drafts():
@@ -90,14 +88,14 @@ def test_only_trees_pay_for_drafts():
         layers=0, host_s=0.0, draft_s=lambda *shape: ForwardSeconds(products=0.5)
     )
     slow = dataclasses.replace(SERVER, drafter=half)
-    with_trees, plain = (exact_steps(slow, POINTS)(b, 0, 100.0) for b in (1, 8))
-    assert with_trees - exact_steps(SERVER, POINTS)(1, 0, 100.0) == pytest.approx(0.5)
-    assert plain == pytest.approx(exact_steps(SERVER, POINTS)(8, 0, 100.0))
+    with_trees, plain = (exact_steps(slow, POINTS)(b, 0, 100.0, 0.0) for b in (1, 8))
+    assert with_trees - exact_steps(SERVER, POINTS)(1, 0, 100.0, 0.0) == pytest.approx(0.5)
+    assert plain == pytest.approx(exact_steps(SERVER, POINTS)(8, 0, 100.0, 0.0))
 
 
 def test_an_engine_that_overlaps_its_host_hides_it() -> None:
     waits, hides = (
-        plain_steps(LineSteps(), rules, Overheads(step_s=2e-3))(8, 0, 500.0)
+        plain_steps(LineSteps(), rules, Overheads(step_s=2e-3))(8, 0, 500.0, 0.0)
         for rules in (engine_rules("vllm", "0.11"), engine_rules("sglang"))
     )
     assert hides == pytest.approx(math.hypot(waits - 2e-3, 2e-3))
@@ -106,24 +104,26 @@ def test_an_engine_that_overlaps_its_host_hides_it() -> None:
 AXES = ((0, 1, 8, 64), (0, 512, 8192), (0, 1000, 20_000))
 
 
-def trilinear(batch: float, prompt: float, context: float) -> float:
+def trilinear(batch: float, prompt: float, context: float, keys: float = 0.0) -> float:
     """A function that interpolation in each axis reproduces everywhere."""
-    return 5e-3 + 1e-5 * batch + 2e-6 * prompt + 1e-9 * batch * context + 1e-12 * prompt * context
+    tokens_s = 1e-9 * batch * context + 1e-12 * prompt * (context + 3 * keys)
+    return 5e-3 + 1e-5 * batch + 2e-6 * prompt + tokens_s
 
 
 def test_a_grid_reproduces_a_trilinear_function_also_outside() -> None:
     grid = StepGrid(trilinear, *AXES)
-    for place in itertools.product((1, 5, 64, 100), (0, 300, 512, 9000), (0.0, 17.5, 1e3, 3e4)):
+    places = (1, 5, 64, 100), (0, 300, 512, 9000), (0.0, 17.5, 1e3, 3e4), (0.0, 0.5, 40.0)
+    for place in itertools.product(*places):
         assert grid(*place) == pytest.approx(trilinear(*place), rel=1e-12), place
     # Prompts alone are interpolated from a step of one token.
-    assert grid(0, 512, 0.0) == pytest.approx(trilinear(0, 512, 0.0))
+    assert grid(0, 512, 0.0, 0.0) == pytest.approx(trilinear(0, 512, 0.0))
     between = (trilinear(0, 1, 0.0) + trilinear(0, 512, 0.0)) / 2
-    assert grid(0, 256, 0.0) == pytest.approx(between)
+    assert grid(0, 256, 0.0, 0.0) == pytest.approx(between)
 
 
 def test_beyond_a_falling_edge_is_the_shortest_and_an_empty_step_is_never_asked_for() -> None:
-    grid = StepGrid(lambda b, p, c: 3.0 - b, (0, 1, 2), (0,), (0,))
-    assert grid(50, 0, 0.0) == 1.0
+    grid = StepGrid(lambda b, p, *means: 3.0 - b, (0, 1, 2), (0,), (0,))
+    assert grid(50, 0, 0.0, 0.0) == 1.0
     asked = []
-    StepGrid(lambda b, p, c: asked.append((b, p)) or 1.0, (0, 1), (0, 5), (0,))
-    assert asked == [(0, 1), (0, 5), (1, 0), (1, 5)]
+    StepGrid(lambda b, p, *means: asked.append((b, p)) or 1.0, (0, 1), (0, 5), (0,))
+    assert asked == 2 * [(0, 1), (0, 5), (1, 0), (1, 5)]

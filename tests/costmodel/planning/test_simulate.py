@@ -33,12 +33,12 @@ def server(cache=1e9, sequences=256, **rules) -> SimulatedServer:
     return SimulatedServer(rules=found, cache_tokens=cache, max_sequences=sequences)
 
 
-def step_s(batch: int, prompt_tokens: int, context: float) -> float:
+def step_s(batch: int, prompt_tokens: int, context: float, prompt_context: float = 0.0) -> float:
     """Sums that tell every step from every other, exact in binary fractions."""
     return 1.0 + batch / 4 + prompt_tokens / 64 + context / 1024
 
 
-def constant(batch: int, prompt_tokens: int, context: float) -> float:
+def constant(batch: int, prompt_tokens: int, context: float, prompt_context: float) -> float:
     return 1.0
 
 
@@ -60,6 +60,34 @@ def test_two_requests_by_hand() -> None:
     assert found.steps == 3
 
 
+@pytest.mark.parametrize("hits", [0.0, 0.25])
+def test_a_chunk_attends_to_the_cache_of_its_own_prompt_alone(hits) -> None:
+    """Prompts of 64 and 96 tokens in steps of 64, then both in one: pairs of token and key."""
+    pairs = []
+
+    def steps(batch: int, prompt_tokens: int, context: float, prompt_context: float) -> float:
+        pairs.append(prompt_tokens * prompt_context)
+        return 1.0
+
+    def served(step_tokens: int) -> float:
+        pairs.clear()
+        limits = server(sequences=2, step_tokens=step_tokens, prefix_hits=hits)
+        simulate(made([0, 0], [64, 96], [1, 1]), limits, steps)
+        return sum(pairs)
+
+    exact = (64**2 + 96**2) / 2 * (1 - hits**2)  # without what the cached ones attend to
+    assert served(1000) == served(64) == exact
+    assert hits or pairs == [64 * 32, 64 * 32, 32 * 80]
+
+
+def test_requests_reach_the_engine_behind_its_front_end() -> None:
+    behind = dataclasses.replace(server(), front_s=0.5)
+    for found, more_s in ((simulate(made([2, 9], [64, 64], [3, 2]), s, step_s), s.front_s)
+                          for s in (server(), behind)):  # fmt: skip
+        assert list(found.ttft_s) == [2 + more_s, 2 + more_s]
+        assert list(found.tpot_s) == [1.25 + 64.5 / 1024, 1.25 + 64 / 1024]
+
+
 def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     """The third would fit beside the first, but the second is before it."""
     found = simulate(made([0, 0, 0], [60, 60, 10], [5, 5, 5]), server(cache=100), constant)
@@ -77,7 +105,7 @@ def test_the_last_request_to_decode_is_evicted_and_prefills_again() -> None:
     grows = server(cache=10, memory=MemoryRule(fraction=1.0, reserve_bytes=0.0))
     seen = []
 
-    def steps(batch: int, prompt_tokens: int, context: float) -> float:
+    def steps(batch: int, prompt_tokens: int, context: float, prompt_context: float) -> float:
         seen.append((batch, prompt_tokens))
         return 1.0
 
@@ -176,7 +204,7 @@ def test_prompts_of_many_lengths_are_the_queue_of_pollaczek_and_khinchine() -> N
     prompts = LognormalLength(mean_tokens=500, variation=1.2)
     requests = poisson_trace(0.6, 100_000, prompts, ONE, np.random.default_rng(5))
     srv = server(sequences=1, step_tokens=10**8)
-    found = simulate(requests, srv, lambda b, p, c: p / 500)
+    found = simulate(requests, srv, lambda b, p, *means: p / 500)
     seconds = requests.prompt_tokens / 500
     squared_variation = float(np.var(seconds) / np.mean(seconds) ** 2)
     exact = queueing.mg1_waiting_s(0.6, float(np.mean(seconds)), squared_variation)
@@ -190,7 +218,7 @@ def test_many_short_steps_are_a_queue_with_many_servers() -> None:
     output = generator.geometric(1 / 40, 60_000)
     requests = poisson_trace(3.2, len(output), ONE, ONE, generator)
     requests = dataclasses.replace(requests, output_tokens=output)
-    found = simulate(requests, server(sequences=4), lambda b, p, c: 0.025)
+    found = simulate(requests, server(sequences=4), lambda b, p, *means: 0.025)
     # A sequence is free again at a step's end and the next starts at one: half a step is added.
     exact = queueing.mmc_waiting_s(3.2, 1.0, 4) + 0.0125
     assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.08)
@@ -210,11 +238,11 @@ def test_every_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
 )
 def test_the_closed_form_of_a_steady_server_is_met(ranks, settings) -> None:
     """A backlog that keeps 8 requests in flight; the planner's formula knows mean lengths only."""
-    forward = LineSteps(ranks=ranks)
+    forward = LineSteps(ranks=ranks, key_s=3e-7 / ranks)
     overheads = Overheads(layer_s=2e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=3e-5)
     rules = EngineRules(name="made up", memory=WHOLE, **settings)
-    exact = plain_steps(forward, rules, overheads, prompt_tokens=500)
-    grid = StepGrid(exact, (0, 1, 8), (0, 1, 64, 128, 1024, 8192), (0, 1000))
+    exact = plain_steps(forward, rules, overheads)
+    grid = StepGrid(exact, (0, 1, 8), (0, 1, 64, 128, 1024, 8192), (0, 1000), 500)
     output = np.random.default_rng(2).integers(100, 301, size=1500)
     requests = made(np.zeros(1500), np.full(1500, 500), output)
     served = dataclasses.replace(server(sequences=8), rules=rules, ranks=ranks)

@@ -44,9 +44,11 @@ def test_decoding_leaves_less_room_for_a_prompt():
 def test_what_is_cached_of_a_prompt_is_not_computed():
     """A quarter of 8192 tokens in steps of 1024 beside 64 rows: 3 chunks, over 6144 cached."""
     rules = engine_rules("vllm", step_tokens=1024, prefix_hits=0.75)
-    seconds, chunks = prompt_work(LineSteps(), rules, 8192, 64)
-    assert chunks == 3 and prompt_work(LineSteps(), VLLM, 8192, 64)[0] == 8192 * 20e-6
-    assert seconds == pytest.approx(2048 * (20e-6 + 6144 * 1e-8))
+    forward = LineSteps(key_s=1e-8)
+    seconds, chunks = prompt_work(forward, rules, 8192, 64)
+    whole_s = prompt_work(forward, VLLM, 8192, 64)[0]
+    assert chunks == 3 and whole_s == pytest.approx(8192 * (20e-6 + 4096 * 1e-8))
+    assert seconds == pytest.approx(2048 * (20e-6 + (6144 + 1024) * 1e-8))
 
 
 def test_vllms_steps_are_smaller_on_small_devices_and_on_an_a100():

@@ -93,7 +93,7 @@ def test_an_accelerator_accepts_what_visited_rows_would(name, cut, monkeypatch):
     monkeypatch.setattr("decoder.acceptance.sampling.CANDIDATES", 60)
     rules = [AcceptanceRule(name, Sampling(temperature=0.8, seed=4, **cut), CPU) for _ in range(2)]
     for rule in rules:
-        rule.pick._coins = torch.Generator().manual_seed(4)  # the host's, beside a device's own
+        rule.choices._coins = torch.Generator().manual_seed(4)  # the host's, beside a device's own
     drafts, told = torch.Generator().manual_seed(9), 0
     for seed in range(40):
         logits = 2.0 * torch.randn(16, 97, generator=drafts)
@@ -102,7 +102,7 @@ def test_an_accelerator_accepts_what_visited_rows_would(name, cut, monkeypatch):
         ahead = rules[1].ahead(tree, logits).numpy()
         alone = bool((ahead[2] == NO_TOKEN).any())  # where a row may keep more than 60 tokens
         if alone:
-            rules[0].pick.uniform()  # the other one drew for nothing
+            rules[0].choices.uniform()  # the other one drew for nothing
         blind = replace(tree, q=tree.q if alone else tree.q.to("meta"))
         outcomes = [
             rules[0].accept(tree, logits), rules[1].accept(blind, logits if alone else None, ahead),
@@ -112,7 +112,7 @@ def test_an_accelerator_accepts_what_visited_rows_would(name, cut, monkeypatch):
         told += not alone
     assert told >= 30
     for kind in ("_trials", "_accepted", "_confidence"):
-        first, second = (getattr(rule._expectation, kind) for rule in rules)
+        first, second = (getattr(rule.expectation, kind) for rule in rules)
         np.testing.assert_allclose(first, second, rtol=1e-6)
 
 

@@ -143,7 +143,7 @@ def star(children):
 
 
 def expected(expectation, width=4, confidence=CONFIDENCE):
-    return expectation.of(np.array([confidence]), width)[0]
+    return expectation.lattice(np.array([confidence]), width).probabilities[0]
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.01, 0.3, 0.6, 0.97, 1.0, float("nan")])

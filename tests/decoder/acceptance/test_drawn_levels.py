@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decoder.acceptance.drawn import draw_levels
-from decoder.acceptance.rules import SeededChoices, recursive_rejection, traversal
-from decoder.acceptance.sampling import Sampling
+from decoder.acceptance.rules import recursive_rejection, traversal
+from decoder.acceptance.sampling import Sampling, SeededChoices
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.enumeration import chi_square_p, visiting

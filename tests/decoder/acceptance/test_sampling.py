@@ -5,8 +5,14 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from decoder.acceptance.rules import SeededChoices
-from decoder.acceptance.sampling import BY_ITSELF, Sampling, _beyond_top_p, target_distribution
+from decoder.acceptance.rules import AcceptanceRule
+from decoder.acceptance.sampling import (
+    BY_ITSELF,
+    Sampling,
+    SeededChoices,
+    _beyond_top_p,
+    target_distribution,
+)
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.runtime.eager import greedy_tokens
 
@@ -60,9 +66,9 @@ def test_draws_are_those_of_multinomial(cut, monkeypatch):
             logits = (2 * logits).round() / 2  # with ties, so that more are kept
         expected = torch.multinomial(target_distribution(logits, sampling), 1, generator=generator)
         assert pick(logits) == int(expected)
-        drawn = whole.draws.of_tree(np.zeros(1, np.int64), logits[None])
+        drawn = whole.of_tree(np.zeros(1, np.int64), logits[None])
         itself += int(drawn[0, 0]) == BY_ITSELF
-        assert whole.draws.visit(drawn.numpy(), 0, logits[None]) == int(expected)
+        assert whole.visit(drawn.numpy(), 0, logits[None]) == int(expected)
     assert 0 < itself < 50
 
 
@@ -72,17 +78,17 @@ NOT_NUMBERS = [[1.0, torch.nan, 2.0], [torch.nan] * 3, [0.0, torch.inf, 1.0], [-
 @pytest.mark.parametrize("values", NOT_NUMBERS)
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}])
 def test_logits_that_are_no_numbers_have_no_token(values, options):
-    pick = SeededChoices(Sampling(**options), torch.device("cpu"))
-    assert pick(torch.tensor(values)) == NO_TOKEN
+    rule = AcceptanceRule("walk", Sampling(**options), torch.device("cpu"))
+    assert rule.pick(torch.tensor(values)) == NO_TOKEN
     if options:
-        drawn = pick.draws.of_tree(np.array([0, 1]), torch.tensor([[1.0, 3.0, 2.0], values]))
+        drawn = rule.choices.of_tree(np.array([0, 1]), torch.tensor([[1.0, 3.0, 2.0], values]))
         assert drawn[0, 0] >= 0 and drawn[0, 1] == NO_TOKEN
     assert greedy_tokens(torch.tensor([values, [1.0, 3.0, 2.0]])).tolist() == [NO_TOKEN, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_greedy_choices_are_torchs_in_ties_too(dtype):
-    pick = SeededChoices(Sampling(), torch.device("cpu"))
+    pick = AcceptanceRule("walk", Sampling(), torch.device("cpu")).pick
     rows = torch.randint(0, 5, (50, 97), generator=torch.Generator().manual_seed(0)).to(dtype)
     assert [pick(row) for row in rows] == rows.argmax(-1).tolist()
 

@@ -6,14 +6,11 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.caches import DraftCacheShape, SharedCaches, WaitingFeatures
+from decoder.drafters.caches import PlacedText, SharedCaches, WaitingFeatures
+from decoder.model.kv_cache import CacheShape
 
-SHAPE = DraftCacheShape(layers=2, kv_heads=2, head_dim=4)
+SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4)
 PLACE = (SHAPE, torch.float32, torch.device("cpu"))
-
-
-class Session:
-    pass
 
 
 def reserved(tokens, sequences):
@@ -21,39 +18,44 @@ def reserved(tokens, sequences):
 
 
 @torch.inference_mode()
-def fill(place, tokens, seed):
+def fill(text, tokens, seed):
     """Commit some noise; what was written."""
     noise = torch.randn(2, 2, 2, tokens, 4, generator=torch.Generator().manual_seed(seed))
-    place.cache.data[:, :, place.sequence, :, place.end : place.end + tokens] = noise
-    place.cache.lengths[place.sequence] += tokens
+    text.cache.data[:, :, text.sequence, :, text.length : text.length + tokens] = noise
+    text.cache.lengths[text.sequence] += tokens
     return noise
 
 
-def test_sessions_of_a_batch_share_a_cache_and_the_next_batch_gets_it_again():
+def placed(caches, rows):
+    text = PlacedText(caches)
+    text.make_room(rows)
+    return text
+
+
+def test_texts_of_a_batch_share_a_cache_and_the_next_batch_gets_it_again():
     caches = SharedCaches(*PLACE, reserved(1024, 3))
-    first = [Session() for _ in range(3)]
-    places = [caches.room(session, None, 10) for session in first]
-    assert len({id(place.cache) for place in places}) == 1
-    assert sorted(place.sequence for place in places) == [0, 1, 2]
-    fill(places[0], 7, 0)
+    first = [placed(caches, 10) for _ in range(3)]
+    assert len({id(text.cache) for text in first}) == 1
+    assert sorted(text.sequence for text in first) == [0, 1, 2]
+    fill(first[0], 7, 0)
+    cache = first[0].cache
     del first
-    again = [Session() for _ in range(3)]
-    for session in again:
-        place = caches.room(session, None, 10)
-        assert place.cache is places[0].cache
-        assert (place.length, place.end) == (0, 0)
+    again = [placed(caches, 10) for _ in range(3)]
+    for text in again:
+        assert text.cache is cache
+        assert (text.length, cache.end(text.sequence)) == (0, 0)
 
 
-def test_a_session_that_lives_on_keeps_its_place():
+def test_a_text_that_goes_on_keeps_its_place():
     caches = SharedCaches(*PLACE, reserved(1024, 1))
-    old, new = Session(), Session()
-    kept = caches.room(old, None, 10)
-    noise = fill(kept, 5, 1)
-    place = caches.room(new, None, 10)
-    assert place.cache is not kept.cache
-    fill(place, 9, 2)
-    assert caches.room(old, kept, 10) == kept
-    torch.testing.assert_close(kept.cache.data[:, :, 0, :, :5], noise)
+    old = placed(caches, 10)
+    noise, cache = fill(old, 5, 1), old.cache
+    new = placed(caches, 10)
+    assert new.cache is not cache
+    fill(new, 9, 2)
+    old.make_room(10)
+    assert old.cache is cache
+    torch.testing.assert_close(cache.data[:, :, 0, :, :5], noise)
 
 
 def test_a_target_that_gives_no_features_is_an_error():

@@ -11,7 +11,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from costmodel.errors import InputError
-from decoder.drafters import checkpoint
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
@@ -89,7 +88,7 @@ def test_a_hub_that_does_not_have_it(made, monkeypatch):
         huggingface_hub.utils.validate_repo_id(name)
         raise LocalEntryNotFoundError("the hub cannot be reached")
 
-    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     drafter, _, _ = made
     with pytest.raises(InputError, match="'z-lab/some' is no folder here, and the hub"):
         drafter("z-lab/some")
@@ -119,10 +118,10 @@ class TestKinds:
         assert "ngram" in raised.value.hint
 
     def test_nothing_there(self, tmp_path, monkeypatch):
-        def hf_hub_download(name, file):
+        def snapshot_download(name, **options):
             raise LocalEntryNotFoundError("the hub cannot be reached")
 
-        monkeypatch.setattr(checkpoint, "hf_hub_download", hf_hub_download)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
         with pytest.raises(InputError, match="there is no folder"):
             load_drafter(str(tmp_path / "nowhere"), draft_target())
         with pytest.raises(InputError, match="the hub does not give it"):

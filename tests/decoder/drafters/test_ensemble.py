@@ -13,12 +13,10 @@ from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
-from decoder.drafters.joint import join_drafts
-from decoder.drafters.mixture import best_paths, new_statistics
+from decoder.drafters.mixture import best_paths, join_drafts, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from decoder.tree.pairs import PairLattice
 from tests.decoder.draft_models import PUBLISHED, dflash_folder, draft_target
 from tests.decoder.models import PROMPT, as_paths, greedy, request
 from tests.decoder.tree.test_pairs import random_pairs
@@ -191,19 +189,6 @@ class TestUnion:
             np.testing.assert_array_equal(drawn.tokens, alone.tokens)
             np.testing.assert_array_equal(drawn.parents, alone.parents)
             np.testing.assert_allclose(drawn.scores, alone.scores)
-
-    def test_pairs_go_on_behind_the_first_ones_paths(self):
-        """Behind 7, where its own tree goes elsewhere, and behind no token that it lacks."""
-        tokens, edges = np.array([[1, 7], [2, 3], [4, 5]]), np.zeros((2, 2, 2))
-        edges[0], edges[1] = [[0.9, 0.1], [0.2, 0.8]], [[1.0, 0.0], [0.3, 0.6]]
-        pairs = PairLattice(tokens, np.array([0.9, 0.0]), edges)
-        joint = join_drafts(tree_of({(7,): 0.9, (7, 2): 0.5, (8,): 0.1}), pairs, 3)
-        rows = {path: row for row, path in trie_paths(joint.trie).items()}
-        given = {path: joint.given[row].tolist() for path, row in rows.items()}
-        assert given[(7, 2)] == [0.5, 0.2] and given[(7, 3)] == [0.0, 0.8]
-        assert given[(7, 3, 5)] == [0.0, 0.6] and (7, 3, 4) not in given
-        assert not any(path[0] == 8 and len(path) > 1 for path in given if path)
-        assert (7, 3, 5) in as_paths(best_paths(joint, new_statistics(), 20))
 
 
 class Stated(Drafter, DraftSession):

@@ -71,7 +71,7 @@ def assert_same(found, expected, atol=1e-5):
 
 def own_captures(drafter, target):
     """Recordings that the drafter's own forwards have made so far."""
-    forwards = getattr(drafter, "_captured", None)
+    forwards = getattr(drafter, "_forwards", None)
     if forwards is None:
         return len(drafter.model.runtime._captured[drafter.model.cache])
     kinds = [kind for kind in vars(forwards).values() if hasattr(kind, "_buckets")]
@@ -117,8 +117,8 @@ class TestTheSameCandidates:
             assert_same(found, expected)
             for session in sessions:
                 session.observe(tokens[at + 1 : at + 9].tolist(), features[at : at + 8])
-            place = getattr(sessions[1], "_forward", getattr(sessions[1], "_text", None))._place
-            places.add(place.cache.capacity)
+            text = getattr(sessions[1], "_forward", None) or sessions[1]._text
+            places.add(text.cache.capacity)
         if case != "autoregressive":
             assert places == {1024, 2048}
 

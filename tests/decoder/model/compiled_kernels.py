@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,7 +28,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, compile
 
 from decoder.model.attention import RowBlock, TreeVisible
-from decoder.model.kv_cache import KVCache
+from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime import kernels
 from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
 from lab.studies.common import environment, store
@@ -127,7 +126,7 @@ def recorded() -> Iterator[list[Launched]]:
 def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     """The launches of one decoder layer for a forward of `rows` rows."""
     device = torch.device("cpu")
-    shape = SimpleNamespace(layers=1, kv_heads=layer.kv_heads, head_dim=layer.width)
+    shape = CacheShape(layers=1, kv_heads=layer.kv_heads, head_dim=layer.width)
     cache = KVCache(shape, capacity=1024, sequences=1, dtype=dtype, device=device)
     numbers = np.arange(rows, dtype=np.int64)  # a chain: each row is the child of the one before
     block = RowBlock(0, numbers, numbers, TreeVisible(numbers[:-1]) if rows > 1 else None)

@@ -15,17 +15,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from costmodel.architecture import ModelArchitecture
 from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.nodes import judge_rows
-from decoder.acceptance.sampling import Sampling, TokenDraws, one_of_each, row_distributions
+from decoder.acceptance.sampling import Sampling, SeededChoices, one_of_each, row_distributions
 from decoder.drafters.blocks import Rotary
-from decoder.drafters.dflash.drafter import CapturedBlocks
-from decoder.drafters.eagle3.drafter import CapturedLevels
+from decoder.drafters.caches import TableRows
+from decoder.drafters.dflash.drafter import BlockForwards
+from decoder.drafters.eagle3.drafter import LevelForwards
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
-from decoder.model.runtime.fused import TablePlan, fuse
-from decoder.model.runtime.trial import triton_installed
+from decoder.model.runtime.fused import TablePlan, fuse, triton_installed
 from decoder.model.structure import Structure, read_structure
 from decoder.model.target import Target
 from decoder.tree.draft_tree import EMPTY
@@ -179,16 +179,18 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
             return torch.empty(*sizes, dtype=dtype, device=DEVICE)
 
         if kind == "dflash":
-            captured, layers = CapturedBlocks(drafter, capture), 5
+            captured, layers = BlockForwards(drafter, capture), 5
             cache = empty(layers, 2, 1, 8, 2048, 128)
             features = len(drafter.feature_layers) * 4096
-            assert captured._take_in(tables, cache, empty(16, features)) == ()
-            made_of = captured._block(tables, cache)
+            rows = TableRows(tables, cache, 4)
+            assert captured._stored(rows, empty(16, features)) == ()
+            made_of = captured._outputs(rows)
         else:
-            captured, layers = CapturedLevels(drafter, capture), 2
+            captured, layers = LevelForwards(drafter, capture), 2
             cache = empty(1, 2, 1, 8, 2048, 128)
-            captured._extend(tables, cache, empty(16, 4096))
-            made_of = captured._level(tables, cache, empty(16, dtype=torch.int64))
+            rows = TableRows(tables, cache, 4)
+            captured._extend(rows, empty(16, 4096))
+            made_of = captured._level(rows, empty(16, dtype=torch.int64))
         assert all(one.device.type == "cuda" for one in made_of)
     assert sum(one.kernel.__name__ == "_attend_part" for one in launched) == layers
 
@@ -198,7 +200,9 @@ def test_sampled_tokens_of_a_tree_ask_the_host_for_nothing(cut):
     with pretended_device():
         logits = torch.empty(256, 151936, dtype=torch.bfloat16, device=DEVICE)
         sampling, tree = Sampling(temperature=0.7, **cut), random_tree(256, 0)
-        assert TokenDraws(sampling, None, None).of_tree(tree.row_depths(), logits).is_cuda
+        choices = SeededChoices(sampling, torch.device("cpu"))
+        choices.generator = None  # of the pretended device
+        assert choices.of_tree(tree.row_depths(), logits).is_cuda
         q, sources = torch.empty(16, 151936, device=DEVICE), np.minimum(tree.row_depths(), 15)
         drawn = DrawnTree(tree.tokens, tree.parents, tree.depths, tree.scores, q, sources)
         judged = judge_rows(

@@ -16,7 +16,7 @@ from decoder.device import select_device
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model import loading, making, runtime, selfcheck
-from decoder.model.runtime import fused, trial
+from decoder.model.runtime import fused
 from decoder.model.runtime.capture import BUCKETS, CaptureError, CudaCapture
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.target import Step
@@ -110,9 +110,9 @@ class PretendedCuda:
 
 @pytest.fixture
 def cuda(monkeypatch):
-    trial.kernels_refused.cache_clear()
+    fused.kernels_refused.cache_clear()
     yield PretendedCuda(monkeypatch)
-    trial.kernels_refused.cache_clear()
+    fused.kernels_refused.cache_clear()
 
 
 def test_a_gpu_that_is_not_current_is_refused(cuda, monkeypatch):
@@ -263,11 +263,11 @@ def test_errors_of_the_device_are_none_of_the_model(cuda, monkeypatch):
 
 def test_where_triton_cannot_run_torch_computes(cuda, monkeypatch):
     device, trials = torch.device("cuda"), []
-    monkeypatch.setattr(trial, "triton_installed", lambda: True)
+    monkeypatch.setattr(fused, "triton_installed", lambda: True)
     cuda.capability = (7, 5)
-    assert "older than compute capability 8.0" in trial.kernels_refused(device)
+    assert "older than compute capability 8.0" in fused.kernels_refused(device)
     assert not fused.kernels_usable(device)
-    trial.kernels_refused.cache_clear()
+    fused.kernels_refused.cache_clear()
     cuda.capability = (9, 0)
 
     def swiglu(gate_up):
@@ -278,8 +278,8 @@ def test_where_triton_cannot_run_torch_computes(cuda, monkeypatch):
     monkeypatch.setitem(sys.modules, "decoder.model.runtime.kernels", kernels)
     monkeypatch.setattr(runtime, "kernels", kernels, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-    assert "Failed to find C compiler" in trial.kernels_refused(device)
-    assert trial.kernels_refused(device) and len(trials) == 1
+    assert "Failed to find C compiler" in fused.kernels_refused(device)
+    assert fused.kernels_refused(device) and len(trials) == 1
 
 
 def test_memory_that_torch_holds_and_does_not_use_is_free(cuda):
@@ -371,7 +371,7 @@ def test_doctor_says_what_runs_on_a_card(cuda, monkeypatch, card):
     here = DeviceFingerprint(kind="cuda", name=card, memory_bytes=gigabytes * GB)
     monkeypatch.setattr(checks, "fingerprint", lambda device: here)
     monkeypatch.setattr(checks, "device_by_name", lambda name: name)
-    monkeypatch.setattr(trial, "triton_installed", lambda: True)
+    monkeypatch.setattr(fused, "triton_installed", lambda: True)
     kernels = SimpleNamespace(swiglu=lambda gate_up: None)
     monkeypatch.setitem(sys.modules, "decoder.model.runtime.kernels", kernels)
     monkeypatch.setattr(runtime, "kernels", kernels, raising=False)

@@ -5,23 +5,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
-from decoder.model.kv_cache import KVCache
+from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from lab.studies.families import tiny_model
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
-ARCHITECTURE = ModelArchitecture(
-    name="tiny", layers=LAYERS, hidden=16, heads=4, kv_heads=HEADS, head_dim=WIDTH, ffn=8,
-    vocab=11, tied=True,
-)  # fmt: skip
+SHAPE = CacheShape(layers=LAYERS, kv_heads=HEADS, head_dim=WIDTH)
 
 
 def make(capacity=32, sequences=1):
     return KVCache(
-        ARCHITECTURE, capacity=capacity, sequences=sequences, dtype=torch.float32,
+        SHAPE, capacity=capacity, sequences=sequences, dtype=torch.float32,
         device=torch.device("cpu"),
     )  # fmt: skip
 

@@ -86,7 +86,7 @@ def test_a_rows_product_is_the_same_among_any_others(stored, given, threads, mon
     torch.set_num_threads(threads)
 
     def products(rows):
-        out = torch.ones(rows, blocks.shape[0] * tiles.LANES)
+        out = torch.ones(rows, blocks.shape[0] * tiles.OUTPUTS)
         tiles.add_product(out, inputs[-rows:], blocks, factors)
         return out
 
@@ -164,6 +164,17 @@ def test_packed_forwards_give_what_eager_ones_give(family, biased, dtype):
     packed, eager = target_of(models[0]), target_of(models[1], "eager")
     assert (packed.runtime.kind, eager.runtime.kind) == ("packed", "eager")
     assert (packed_of(models[0]).layers is not None) == (family in FUSIBLE)
+    assert_same_outputs(packed, eager, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("published", [False, True])
+def test_widths_may_be_odd(published, dtype):
+    """Products take pairs of bfloat16 numbers."""
+    sizes = {"hidden_size": 37, "intermediate_size": 51}
+    models = [random_model("qwen3", dtype=dtype, **sizes) for _ in range(2)]
+    models = [as_published(model) if published else model for model in models]
+    packed, eager = target_of(models[0]), target_of(models[1], "eager")
     assert_same_outputs(packed, eager, dtype)
 
 

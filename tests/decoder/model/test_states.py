@@ -14,8 +14,7 @@ from decoder.model import recurrence, selfcheck
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from decoder.model.recurrence import Ancestors, path_windows
-from decoder.model.states import StateCache
+from decoder.model.recurrence import Ancestors, StateCache, path_windows
 from decoder.model.target import Step
 from lab.studies.common import greedy
 from lab.studies.families import VOCAB, HidingDrafter, tiny_model

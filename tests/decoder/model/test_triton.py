@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoder.model.runtime.trial import triton_installed
+from decoder.model.runtime.fused import triton_installed
 from tests.decoder.table_cases import TableCase
 
 ROOT = Path(__file__).parents[3]

@@ -306,8 +306,7 @@ def test_measured_peaks_are_raised_to_the_rates_of_the_points(source):
     points = points.take(np.arange(0, len(points), 3))
     parts = {"device": stored.device, "architecture": stored.target.architecture}
     subject = measuring.MeasuredSubject(runtime=stored.runtime, **parts)
-    measured = measuring.Measurement(kind="measured", points=points, peaks=low)
-    made = measuring.make_profile(subject, measured)
+    made = measuring.make_profile(subject, "measured", points, low)
     branches_s = made.roofline("physical").branches_s(points.rows, points.context)
     shares = [max(one / points.seconds) for one in branches_s]
     assert shares == pytest.approx([1, 1]) if source == "measured" else made.peaks == low

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.attention import TileForm
+from costmodel.compose.attention import LatentTable, TileForm
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
 from costmodel.errors import DeviceError, InputError
@@ -188,7 +188,8 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     split = {"tensor_parallel": tp, "data_parallel": dp, "expert_parallel": whole}
     forward = forward_of(tables, MOE, **split)
     rows = np.array([16.0, 64.0])
-    experts = us * 1e-6 * distinct_experts(MOE, dp * rows)
+    used = distinct_experts(MOE, dp * rows)
+    experts = us * 1e-6 * (2 * forward._most_experts(used / 2) if whole else used)
     moved = forward._ffn_s(rows) - forward._products_s(rows, ("router",))
     assert moved == pytest.approx(MOE.layers * experts, rel=0.03)
     reduced = np.array([1e-9 * (tp == 2) + 1e-9 * dp]) * rows * MOE.hidden
@@ -197,6 +198,21 @@ def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
     profile = composed_profile(forward, error_bar(forward))
     assert profile.target.architecture.experts == MOE.experts // dp
     assert TargetForward(profile).tensor_parallel == tp
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(2, 8), (4, 16), (8, 1), (8, 8), (8, 32)])
+def test_all_devices_wait_for_the_one_that_uses_most_experts(package, devices, rows):
+    """As drawn: each row takes 8 of 128 experts, of which each device has as many."""
+    draws = np.random.default_rng(0).random((400, rows, 128)).argsort(axis=2)[:, :, :8]
+    used = np.zeros((400, 128))
+    np.put_along_axis(used, draws.reshape(400, -1), 1, axis=1)
+    most = used.reshape(400, devices, -1).sum(axis=2).max(axis=1).mean()
+    tables = load_published(H100, experts=True)
+    forward = forward_of(tables, MOE, tensor_parallel=devices, expert_parallel=True)
+    mean = distinct_experts(MOE, np.array([rows])) / devices
+    assert forward._most_experts(mean) == pytest.approx(most, rel=0.1)
+    seconds = forward.experts_s(np.arange(1.0, 300.0))
+    assert np.all(np.diff(seconds) >= 0) and seconds[0] > 0
 
 
 def test_what_cannot_be_split_so_is_refused(package):
@@ -331,6 +347,52 @@ def test_parts_without_tables_are_estimated_and_widen_the_bar(package, hybrid):
         assert 0 < bar.estimated < 0.4 and bar.total > bar.estimated
         note = composed_profile(forward, bar).provenance.note
         assert f"estimated from bytes and FLOPs: {part}" in note
+
+
+def test_latent_attention_is_that_of_the_tables(package):
+    """Of 8 heads, 20 us; or a whole layer of 90 us, which the products' time is taken off."""
+    sizes = LATENT | {"latent_rank": 512, "query_rank": 1536}
+    tables = load_published(H100)
+    cells = {8: {(1, 1): 20e-6, (1, 8192): 20e-6, (64, 1): 40e-6, (64, 8192): 80e-6}}
+    table = LatentTable(generation=cells, context=cells, projects=False, source="made up")
+    latent = {(512, 64, 192, 128): table}
+    with_latent = dataclasses.replace(tables, latent=lambda: latent)
+    target, context = dataclasses.replace(LLAMA, **sizes), np.array([8191.5])
+    forward = forward_of(with_latent, target, tensor_parallel=4)
+    assert forward.attention_s(1, context, 64) == pytest.approx(32 * 80e-6)
+    several = forward_of(tables, target, tensor_parallel=4)
+    more = several.attention_s(8, context - 3.5, 64) - several.attention_s(1, context, 64)
+    assert forward.attention_s(8, context - 3.5, 64) == pytest.approx(32 * 80e-6 + more)
+    assert forward.estimated == () and several.estimated == ("latent attention",)
+    note = composed_profile(forward, error_bar(forward)).provenance.note
+    assert "latent attention: made up" in note
+    chosen = dataclasses.replace(target, index_heads=64, index_dim=128, index_topk=2048,
+                                 index_layers=32)  # fmt: skip
+    whole = {8: {place: 70e-6 + s for place, s in cells[8].items()}}
+    layer = LatentTable(generation=whole, context=whole, projects=True, source="a layer")
+    latent[512, 64, 192, 128, 32, 2048] = layer
+    measured = forward_of(with_latent, chosen, tensor_parallel=4)
+    for batch, whole_s in ((1, 90e-6), (64, 150e-6)):
+        made_s = measured._projections_s(np.array([float(batch)]))[0]
+        expected = pytest.approx(32 * (whole_s - made_s))
+        assert made_s > 5e-6 and measured.attention_s(1, context, batch)[0] == expected
+    estimated = forward_of(tables, chosen, tensor_parallel=4)
+    short_s, long_s = estimated.attention_s(1, np.array([2048.0, 65536.0]))
+    unread_s = 32 * 63488 * (128 / (0.9 * 3.35e12) + 2 * 64 * 128 / 989.4e12)
+    assert long_s - short_s == pytest.approx(unread_s, rel=1e-3)  # the indexer's alone
+
+
+@pytest.mark.parametrize(("device", "cache", "most_us"), [("h200", "fp8", 40), ("b200", "fp8", 25)])
+def test_published_latent_attention(device, cache, most_us):
+    """A cache of 8 bits is no slower than of 16; layers with an indexer are SGLang's."""
+    needs_operators()
+    tables = load_published(find_device(device), "sglang", weights="fp8_block", cache=cache)
+    kernel, layer = (tables.latent()[512, 64, *rest] for rest in ((192, 128), (256, 256, 64, 2048)))
+    assert kernel.source == "sglang's kernels" and not kernel.projects
+    assert kernel.one_row_s(16, np.array([1024.0]), 64)[0] < most_us * 1e-6
+    assert layer.projects and max(batch for batch, _ in layer.generation[8]) in (256, 512)
+    target = find_target("deepseek-ai/DeepSeek-V3").architecture
+    assert forward_of(tables, target, tensor_parallel=8).latent is kernel
 
 
 def test_other_sequences_pay_for_their_states(hybrid):

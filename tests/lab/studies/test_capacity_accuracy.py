@@ -19,7 +19,7 @@ from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from lab.studies import capacity_accuracy as bench
 from lab.studies import plans_scored
-from lab.studies.fit_overheads import MeasuredServer, fit_overheads
+from lab.studies.fit_overheads import MeasuredServer, fit_overheads, write_overheads
 
 TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
 
@@ -141,9 +141,10 @@ def test_a_known_truth_is_found_despite_outliers():
 def test_shipped_overheads_err_no_more_than_new_ones_of_other_pairs():
     stored = json.loads(RESULT.read_text(encoding="utf-8"))
     assert stored["shipped"]["rows"] == stored["all"]["ours"]["rows"]
-    assert stored["shipped"]["mean"] <= stored["all"]["ours"]["mean"]
+    assert stored["shipped"]["mean"] <= stored["all"]["ours"]["mean"] <= 0.098
     shipped = read_yaml(shipped_directory() / "engines.yaml")
-    assert stored["overheads"].keys() <= shipped.keys()
+    for engine, fitted in stored["overheads"].items():
+        assert fitted == {name: shipped[engine][name] for name in fitted}, engine
     assert engine_overheads("trtllm") == Overheads(**shipped["trtllm"])
     assert engine_overheads("lmdeploy") == engine_overheads("shared")
     versions = {"": "0.19", "0.9": "0.11", "0.13.2": "0.11", "0.14": "0.19", "0.32": "0.19"}
@@ -167,6 +168,16 @@ def test_served_rows_hold_what_the_plans_state():
         assert max(map(abs, (error["ttft"], error["makespan"]))) < 0.1
 
 
+def test_fitted_numbers_take_the_place_of_the_shipped_ones(tmp_path, monkeypatch):
+    """In the lines of their engines; what is not fitted, and comments, stay."""
+    text = "# why\none: {step_s: 1, front_s: 0.02}\none@2: {logits: 90}\n"
+    (tmp_path / "engines.yaml").write_text(text)
+    monkeypatch.setattr("lab.studies.fit_overheads.shipped_directory", lambda: tmp_path)
+    write_overheads({"one": {"step_s": 0.000123456, "logits": 7.0}})
+    expected = "# why\none: {step_s: 0.0001235, front_s: 0.02, logits: 7}\none@2: {logits: 90}\n"
+    assert (tmp_path / "engines.yaml").read_text() == expected
+
+
 def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):
     """Bars of 10 % reach to 17 % above: of 10 and 20 % too fast the first is inside."""
     header = "simulator,experiment_folder,model,workload,stage_index,metric_name,predicted,actual"
@@ -181,7 +192,7 @@ def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):
     assert row.labels == ("H100", "H100, dense", "H100, no/model")
     rows = [row] + [
         dataclasses.replace(
-            row, refusal="", errors=(0.1, 0.1), planned={"tpot": tpot, "cached": tpot, "ttft": 0.03}
+            row, refusal="", errors=(0.1, 0.1), planned={"tpot": tpot, "ttft": 0.03}
         )
         for tpot in (0.009, 0.008)
     ]
@@ -193,7 +204,23 @@ def test_rows_are_scored_beside_the_rivals_that_have_them(tmp_path):
     assert score["ttft"]["mean"] == pytest.approx(0.25)
 
 
-def test_a_closed_loop_starts_with_all_its_requests(tmp_path):
+def test_front_ends_are_fitted_where_sources_weigh_the_same():
+    """Three rows lack 30 ms or more in one source, one row each 10 and 20 ms in two others."""
+    shipped_s = engine_overheads("vllm").front_s
+
+    def row(source: str, lacks_s: float, part: str = "fit") -> plans_scored.ScoredRow:
+        return plans_scored.ScoredRow(
+            labels=(source,), part=part, engine="vllm", measured={"ttft": 0.1}, rivals={},
+            planned={"ttft": 0.1 + shipped_s - lacks_s},
+        )  # fmt: skip
+
+    rows = [row("many", lacks_s) for lacks_s in (0.03, 0.031, 0.032)]
+    rows += [row("one", 0.01), row("other", 0.02)]
+    unseen = [row("many", 1.0, part) for part in ("choice", "test")]
+    assert plans_scored.fit_front(rows + unseen) == {"vllm": pytest.approx(0.02)}
+
+
+def test_a_closed_loop_starts_with_all_its_requests():
     """A start of eight waits for its prompts; a cache that holds two lets the others wait."""
     request = PlanRequest(
         target="Qwen/Qwen3-8B", gpus=("h100-sxm",), degrees=(1,), rate=1.0, traffic=TRAFFIC
@@ -202,12 +229,18 @@ def test_a_closed_loop_starts_with_all_its_requests(tmp_path):
     forward = forward_for(request, target, ("h100-sxm", 1), ProfileStore([shipped_directory()]))
     server = make_server(request, forward, None)
     most = server.most_running(TRAFFIC)
-    loop, mean = (plans_scored.means_s(server, TRAFFIC, 8, most, one) for one in (True, False))
+    asked = plans_scored.Asked(
+        target=request.target, place=("h100-sxm", 1), lengths=(), running=(), settings={}
+    )
+    looped = dataclasses.replace(asked, closed_loop=True)
+    loop, mean = (plans_scored.means_s(server, TRAFFIC, 8, 0, one) for one in (looped, asked))
     start_s = plans_scored.start_s(server, TRAFFIC, server.best(TRAFFIC, 8))
     assert start_s > server.best(TRAFFIC, 1).ttft_s
     assert loop["ttft"] == pytest.approx(0.1 * start_s + 0.9 * mean["ttft"])
-    assert loop["cached"] < loop["tpot"] == mean["tpot"]
-    full, over = (plans_scored.means_s(server, TRAFFIC, n, most, False) for n in (most, 2 * most))
+    assert loop["tpot"] == mean["tpot"]
+    polled = plans_scored.means_s(server, TRAFFIC, 8, 0, dataclasses.replace(looped, polls=11))
+    assert polled["ttft"] - loop["ttft"] == pytest.approx(0.9 * 5 * loop["tpot"])
+    full, over = (plans_scored.means_s(server, TRAFFIC, most, n, asked) for n in (0, most))
     waits_s = most / server.best(TRAFFIC, most).requests_per_s
     assert over["tpot"] == full["tpot"]
     assert over["ttft"] == pytest.approx(full["ttft"] + waits_s)

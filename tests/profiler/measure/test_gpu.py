@@ -39,8 +39,8 @@ class FakeNvml:
             handle = arguments[0] if arguments else None
             own: dict[str, Any] = {
                 "nvmlDeviceGetCount": 2,
-                "nvmlDeviceGetName": b"NVIDIA H200",
-                "nvmlSystemGetDriverVersion": b"570.86",
+                "nvmlDeviceGetName": "NVIDIA H200",
+                "nvmlSystemGetDriverVersion": "570.86",
                 "nvmlDeviceGetEccMode": [1, 1],
             }
             if name in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID"):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from decoder.drafters.blocks import DraftCache, Rotary, span
+from decoder.drafters.blocks import Rotary
+from lab.papers.specblock.cache import DraftCache, span
 from lab.papers.specblock.model import SpecBlockModel
 
 
