@@ -40,7 +40,7 @@ def test_type_checkers_see_what_is_imported() -> None:
 def test_importing_it_and_predicting_import_nothing_heavy() -> None:
     code = (
         f"import sys, rooftree; print([name for name in {HEAVY} if name in sys.modules])\n"
-        "import costmodel.profile.store, costmodel.online.estimator, costmodel.speculation\n"
+        "import costmodel.profile.store, costmodel.online, costmodel.calibration.choices\n"
         "print({'scipy', 'torch', 'transformers', 'pynvml', 'numba'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -174,7 +174,6 @@ def test_each_section_as_something_else_or_with_an_unknown_field(path):
     (("surface", "rows"), [1.5] + [1] * 11, "surface.rows[0]: must be a valid integer"),
     (("surface", "mad_s"), [0.02] + [None] * 11, "mad_s"),
     (("stages", "build", "median_s"), [1e-12, 5e-6, 8e-6], "median_s"),
-    (("regret", "contexts"), [], "contexts"),
     (("target", "architecture", "layers"), 10**9, "more than 1e+15 parameters"),
 ])  # fmt: skip
 def test_messages_say_what_is_wrong(path, value, message):
