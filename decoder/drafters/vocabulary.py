@@ -20,18 +20,13 @@ from costmodel.errors import InputError
 from costmodel.io import read_json, write_atomic
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import LevelDistributions
-from decoder.acceptance.sampling import COLDEST, cooled
+from decoder.acceptance.sampling import cooled
 from decoder.device import to_device
 from decoder.drafters.checkpoint import TOKENS as FILE
-from decoder.jit import jit
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.linear import TiledLinear, join
-from decoder.model.runtime.row_attention import at, largest_of
-from decoder.model.runtime.row_attention import softmax as exponentials
 from decoder.model.target import Target
 from decoder.tree.growth import Children, Frontier
-
-LEAST = 1e-37  # of exponentials that count: the smallest float32 stands for 0
 
 
 class DraftHead:
@@ -166,40 +161,6 @@ def most_probable(probabilities: torch.Tensor, width: int) -> tuple[Ints, Array]
     best = probabilities.topk(min(width, probabilities.shape[-1]))
     both = torch.stack((best.indices.double(), best.values.double())).cpu().numpy()
     return both[0].astype(np.int64), both[1]
-
-
-def likeliest(logits: torch.Tensor, temperature: float, width: int) -> tuple[Ints, Array]:
-    """`most_probable` of the softmax of logits [rows, vocab]; one compiled pass on a CPU."""
-    if logits.device.type != "cpu":
-        return most_probable(softmax(logits, temperature), width)
-    logits = logits.float()
-    (rows, vocab), stride = logits.shape, logits.stride(0)
-    flat = logits.as_strided(((rows - 1) * stride + vocab,), (1,)).numpy()
-    warmth = np.float32(1 / max(temperature, COLDEST))
-    return _likeliest(flat, stride, vocab, warmth, min(width, vocab))
-
-
-@jit
-def _likeliest(logits, stride, vocab, warmth, width):  # type: ignore[no-untyped-def]
-    """Ids and probabilities of the best by row; probabilities of 0 where sums are no numbers."""
-    rows = (len(logits) - vocab) // stride + 1
-    ids, best = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.float64)
-    work = np.empty(vocab, np.float32)
-    for row in range(rows):
-        largest = largest_of(logits, row * stride, vocab)
-        for i in range(vocab):
-            work[i] = (at(logits, row * stride + i) - largest) * warmth
-        total, least = exponentials(work, 0, vocab), np.float32(LEAST)
-        for i in range(vocab if total < np.inf else 0):
-            if work[i] > least:
-                place = width - 1
-                while place and best[row, place - 1] < work[i]:
-                    best[row, place], ids[row, place] = best[row, place - 1], ids[row, place - 1]
-                    place -= 1
-                best[row, place], ids[row, place] = work[i], i
-                least = max(np.float32(best[row, width - 1]), np.float32(LEAST))
-        best[row] /= total
-    return ids, best
 
 
 def over_vocabulary(probabilities: torch.Tensor, tokens: Ints | None, vocab: int) -> torch.Tensor:

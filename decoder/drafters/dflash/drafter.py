@@ -33,7 +33,7 @@ from decoder.drafters.caches import (
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.vocabulary import DraftHead, likeliest, most_probable, softmax
+from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.kv_cache import CacheShape
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
@@ -82,13 +82,10 @@ class Marginals(BlockScores):
         return (logits,)
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Lattice:
-        logits, temperature = outputs[0][: request.depth], request.temperature
-        if not request.whole:
-            places, best = likeliest(logits, temperature, request.width)
-            return Lattice(self._head.ids(places), best)
-        probabilities = softmax(logits, temperature)
+        probabilities = softmax(outputs[0][: request.depth], request.temperature)
         places, best = most_probable(probabilities, request.width)
-        return Lattice(self._head.ids(places), best, self._head.whole(probabilities))
+        whole = self._head.whole(probabilities) if request.whole else None
+        return Lattice(self._head.ids(places), best, whole)
 
 
 class DFlashDrafter(Drafter):
@@ -278,6 +275,9 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
     refuse_misfit(problems, target)
 
 
+MOST_WAITING = 64  # features; those of a prompt are no part of a draft
+
+
 class BlockText(PlacedText):
     """One text, and features of its last committed rows that are not stored yet."""
 
@@ -316,6 +316,8 @@ class BlockForwards:
                 text.cache, RowBlock(text.sequence, tokens, np.arange(rows), None), features
             )
         text.cache.lengths[text.sequence] += rows
+        if rows > MOST_WAITING:
+            self.flush(text)
 
     def flush(self, text: BlockText) -> None:
         """Store the features that wait."""

@@ -75,11 +75,8 @@ class PackedLayers:
         pairs = [(one.input_layernorm, one.post_attention_layernorm) for one in layers]
         all_norms = (*chain(*pairs), last, *(entry or ())[1:])
         norms = [norm.weight.detach().float() for norm in all_norms]
-        heads, output = (
-            self._queries // attentions[0].head_dim,
-            [[one.o_proj] for one in attentions],
-        )
-        outputs: Any = self._stacked(output)
+        heads = self._queries // attentions[0].head_dim
+        outputs: Any = self._stacked([[one.o_proj] for one in attentions])
         self._none = Matrix(*(part[:1, :0] for part in outputs))
         self._weights = LayerWeights(
             self._none if entry is None else self._stacked([[entry[0]]]),

@@ -256,7 +256,7 @@ def _total(numbers, first, count):  # type: ignore[no-untyped-def]
 
 
 @jit_sums
-def largest_of(numbers, first, count):  # type: ignore[no-untyped-def]
+def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
     largest = np.float32(-np.inf)
     for i in range(count):
         largest = max(largest, at(numbers, first + i))
@@ -266,7 +266,7 @@ def largest_of(numbers, first, count):  # type: ignore[no-untyped-def]
 @jit_inner
 def softmax(scores, first, count):  # type: ignore[no-untyped-def]
     """Exponentials of scores less the largest, in place; returns their sum."""
-    largest = largest_of(scores, first, count)
+    largest = _largest(scores, first, count)
     for i in range(count):
         put(scores, first + i, exponential(at(scores, first + i) - largest))
     return _total(scores, first, count)
