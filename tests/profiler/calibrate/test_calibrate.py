@@ -4,6 +4,7 @@ import errno
 import json
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ class Calibrated:
         self.said: list[str] = []
         self.progress: list = []
         listener = CalibrationListener(say=self.said.append, progress=self.progress.append)
-        wanted = settings(folder, time_budget_s=15.0)
+        wanted = settings(folder)
         self.result = calibrate(wanted, listener)
         loaded = load_model(wanted.target, dtype=torch.float32, device=torch.device("cpu"))
         self.target = make_target(loaded)
@@ -219,7 +220,8 @@ class TestFailures:
 
     def test_a_profile_that_cannot_be_written_loses_no_sample(self, home, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
-            patch.setattr("costmodel.io.os.replace", full)
+            no_space = OSError(errno.ENOSPC, "No space left on device")
+            patch.setattr("costmodel.io.os.replace", Mock(side_effect=no_space))
             with pytest.raises(ProfileError, match="the disk is full"):
                 calibrate(settings(tmp_path))
         (journal,) = listing(home)

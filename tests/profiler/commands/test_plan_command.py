@@ -97,20 +97,17 @@ def test_goals_out_of_reach_show_the_nearest_and_fail(run):
     assert run(*ASKED, "--slo", "tpot=1ms", "--export", "vllm")[0] == 2
 
 
-SIMULATED = ["--price", "l40s=1", "--simulate", "100"]
-
-
 @pytest.mark.slow
 def test_a_percentile_that_is_missed_asks_for_more_gpus(run):
     """A percentile as a goal is simulated unasked; one out of reach says what is reached."""
     asked = ["l40s" if word == "h100-sxm,l40s" else word for word in ASKED[:-1]]
-    asked += ["20/s", *SIMULATED, "--slo", "tpot=30ms,ttft.p95=200ms"]
-    code, out, _ = run(*asked)
+    asked += ["20/s", "--price", "l40s=1"]
+    code, out, _ = run(*asked, "--slo", "tpot=30ms,ttft.p95=200ms")
     assert code == 0
     found = re.search(r"l40s tp 1: (\d+) GPUs hold the means, but not ttft.p95; (\d+) hold", out)
     assert int(found[1]) < int(found[2])
     assert re.search(rf"l40s +1 +{found[2]} .*held +{found[2]}\.00", out)
-    code, out, err = run(*asked, "--slo", "ttft.p50=1ms")
+    code, out, err = run(*asked, "--simulate", "100", "--slo", "ttft.p50=1ms")
     assert code == 2
     assert re.search(r"l40s tp 1: no fleet of up to \d+ GPUs holds ttft.p50; nearest:", out)
     assert "no option holds the goals in the simulation" in err
