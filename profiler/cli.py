@@ -129,9 +129,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     arguments  None: those of the process
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # As stderr has it: a locale of ASCII has no é, and no encoding has half a surrogate pair.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _open_missing_streams()
     try:
         result = cli.main(
             args=None if arguments is None else list(arguments),
@@ -195,6 +193,21 @@ def _unexpected(error: Exception) -> int:
         "This is a fault of rooftree; set ROOFTREE_DEBUG=1 to see where it happened.",
         EXIT_INTERNAL,
     )
+
+
+def _open_missing_streams() -> None:
+    """Streams for the standard files that are closed, and no encoding error in those that are open.
+
+    A file opened later would take the number of a closed one, and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            # As stderr has it: a locale of ASCII has no é, and no encoding half a pair.
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_stdout() -> None:
