@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from costmodel.catalog import resolve_target
-from costmodel.errors import RooftreeError
+from costmodel.errors import InputError, RooftreeError
 from costmodel.imports import read_times
 from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import from_file
@@ -118,10 +118,12 @@ TASK = {"kind": "verify", "size": 3, "context": 32, "batch": 1, "disturbance": "
 def use_journal(path: Path) -> None:
     """A damaged line costs one record, and the next run writes behind the others."""
     with Journal(path, HEADER) as journal:
-        before = journal.records
+        before, dropped = journal.records, journal.dropped
         journal.append({"size": 1})
     with Journal(path, HEADER) as journal:
         assert journal.records == [*before, {"size": 1}]
+    if dropped:  # it began anew, and says so
+        raise InputError(dropped)
 
 
 def drafter(kind: Any) -> Callable[[Path], object]:
