@@ -13,7 +13,6 @@ from costmodel.catalog import slugify
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import check_output, replacing
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import BORROWED
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.profiling.measured_profile import MeasuredSubject
 from profiler.measure.journal import Journal
@@ -66,8 +65,8 @@ def device_label(device: torch.device) -> str:
 def with_stored_drafters(profile: Profile, output: Path | None) -> Profile:
     """The profile with the costs of other drafters from the file that it replaces.
 
-    Only a file of the same keys and versions gives them, and only costs timed on this device,
-    each with its own provenance and date.
+    Only a file of the same keys and versions gives them, and only costs that a calibration
+    measured, each with its own date: those of a start are timed again at the next one.
     """
     try:
         if output is None:
@@ -80,7 +79,7 @@ def with_stored_drafters(profile: Profile, output: Path | None) -> Profile:
         return profile
     for architecture_hash, drafter in stored.drafters.items():
         kind, created_utc = stored.drafter_origin(architecture_hash)
-        if architecture_hash not in profile.drafters and kind not in BORROWED:
+        if architecture_hash not in profile.drafters and kind == "measured":
             dated = drafter.model_copy(update={"kind": kind, "created_utc": created_utc})
             profile = profile.with_drafter(architecture_hash, dated)
     merged = stored.engine_drafters | profile.engine_drafters

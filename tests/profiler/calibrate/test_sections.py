@@ -167,22 +167,19 @@ def test_drafters_measured_before_are_kept(tmp_path, monkeypatch):
             output.unlink()
 
 
-@pytest.mark.parametrize("kind", ["measured", "quick"])
-def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind):
-    """Through as many calibrations as come; what a start has timed is no measurement later."""
+def test_they_keep_when_they_were_timed_and_those_of_a_start_go(tmp_path, monkeypatch):
+    """Through as many calibrations as come; what a start has timed, the next start times again."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     started = drafter("second", 2e-3, kind="quick", created_utc="2026-02-03T00:00:00Z")
-    old = altered(make_profile(), provenance={"kind": kind})
-    old = old.with_drafter(FIRST, drafter("first", 1e-3))
+    old = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
     ProfileStore().save(old.with_drafter(SECOND, started))
     for date in ("2026-04-01T00:00:00Z", "2026-05-01T00:00:00Z"):
         new = altered(make_profile(), provenance={"created_utc": date})
         merged = with_stored_drafters(new, None)
         ProfileStore().save(merged)
     assert merged.provenance.created_utc == "2026-05-01T00:00:00Z"
-    assert merged.drafter_origin(FIRST) == (kind, old.provenance.created_utc)
-    assert merged.drafter_origin(SECOND) == ("quick", "2026-02-03T00:00:00Z")
-    assert merged.drafters[SECOND] == started
+    assert merged.drafter_origin(FIRST) == ("measured", old.provenance.created_utc)
+    assert list(merged.drafters) == [FIRST]
 
 
 @pytest.mark.parametrize(
