@@ -42,15 +42,15 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "top_k", "seed"):
+        number, whole = (Real, float, "number"), (Integral, int, "whole number")
+        kinds = {"temperature": number, "top_p": number, "top_k": whole, "seed": whole}
+        for name, (kind, made, noun) in kinds.items():  # torch takes no integers of other libraries
             value: Any = getattr(self, name)
-            exact, number = None, name in ("temperature", "top_p")
-            kind, made = (Real, float) if number else (Integral, int)
+            exact = None
             if isinstance(value, kind) and not isinstance(value, bool):
-                with suppress(OverflowError):  # torch takes no integers of other libraries
-                    exact = made(getattr(self, name))
+                with suppress(OverflowError):
+                    exact = made(value)
             if exact is None:
-                noun = "number" if number else "whole number"
                 raise InputError(f"{name} must be a {noun}, got {shown(value)}")
             object.__setattr__(self, name, exact)
         if not 0.0 <= self.temperature < float("inf"):

@@ -88,9 +88,9 @@ class Rotary:
         cosine, sine = self.module(like, positions[None])
         return cosine[0], sine[0]
 
-    def looked_up(self, positions: torch.Tensor, dtype: torch.dtype) -> Rope:
-        """The same from a table, which grows by doubling; asks the device for the last position."""
-        end, table = int(positions.max()) + 1, self._tables.get(dtype)
+    def looked_up(self, positions: torch.Tensor, end: int, dtype: torch.dtype) -> Rope:
+        """The same of positions below `end`, from a table that grows by doubling."""
+        table = self._tables.get(dtype)
         if table is None or len(table[0]) < end:
             every = torch.arange(max(2 * end, FIRST_POSITIONS), device=positions.device)
             table = self._tables[dtype] = self(every, dtype)

@@ -159,7 +159,8 @@ class PlacedRows(RowCache):
         self.last = slice(block.rows - 1, block.rows)
 
     def rope(self, rotary: Rotary, dtype: torch.dtype) -> Rope:
-        return rotary.looked_up(self.positions, dtype)
+        last = self._prefix + int(self.block.offsets.max())  # on the host: nothing waits
+        return rotary.looked_up(self.positions, last + 1, dtype)
 
     @cached_property
     def _segment(self) -> Segment:
