@@ -87,7 +87,8 @@ COMMANDS = (
 def outputs(folder: Path, command: str) -> dict[str, Any]:
     """Exit code, both streams and written files of a command run with a checkout's packages.
 
-    Times of day and the home's path are taken out, and what `generate` says of its speed.
+    Times of day and the paths of home and checkout are taken out, and what `generate` says of its
+    speed.
     """
     with tempfile.TemporaryDirectory() as home:
         own = {"PYTHONPATH": str(folder), "ROOFTREE_HOME": f"{home}/home", "COLUMNS": "80"}
@@ -98,7 +99,9 @@ def outputs(folder: Path, command: str) -> dict[str, Any]:
         files = [path.read_bytes() for path in sorted(Path(home).glob("*.*"))]
     said = b"" if command.startswith("generate") and not done.returncode else done.stderr
     texts = [done.stdout, said, *files]
-    texts = [TIME.sub(b"", text.replace(home.encode(), b"")) for text in texts]
+    for path in (home, str(folder)):
+        texts = [text.replace(path.encode(), b"") for text in texts]
+    texts = [TIME.sub(b"", text) for text in texts]
     kinds = ("stdout", "stderr", "file")[: len(texts)]
     return {"exit code": done.returncode} | dict(zip(kinds, texts, strict=True))
 
