@@ -16,17 +16,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from costmodel.errors import InputError
 from costmodel.statistics import Bools, Ints
 from decoder.model.kv_cache import KVCache
-from decoder.tree.draft_tree import pack_bits, visibility
 
 ATTENTION_NAME = "rooftree_split"
 BLOCK_SCORES = 1 << 20  # scores held at once by `blocked_attention`, to fit a CPU's cache
@@ -37,70 +35,30 @@ KEY_MULTIPLE = 128  # its key counts are rounded up: a product of a new shape co
 LayerViews = list[tuple[torch.Tensor, torch.Tensor]]  # see `KVCache.views`
 
 
-class Visible(ABC):
-    """Visibility of the pending and new rows for each new row."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def dense(self) -> Bools:
-        """[rows, pending + rows]."""
-
-    def bits(self, words: int) -> NDArray[np.int32]:
-        """[rows, words]: key j is bit j % 32 of word j // 32."""
-        return pack_bits(self.dense(), words)
-
-
-@dataclass(frozen=True, slots=True)
-class TreeVisible(Visible):
-    """Visibility in a tree: a row sees itself and its ancestors.
-
-    parents  int64 [rows - 1]  row of each node's parent; row 0 is the root
-    """
-
-    parents: Ints
-
-    def dense(self) -> Bools:
-        return visibility(self.parents)
-
-
-@dataclass(frozen=True, slots=True)
-class CausalVisible(Visible):
-    """Visibility in a piece of text: a row sees itself and the rows before it."""
-
-    rows: int
-
-    def dense(self) -> Bools:
-        return np.tri(self.rows, dtype=np.bool_)
-
-
-@dataclass(frozen=True, slots=True)
-class DenseVisible(Visible):
-    """Visibility as an array, [rows, pending + rows]."""
-
-    array: Bools
-
-    def dense(self) -> Bools:
-        return self.array
-
-
 @dataclass(frozen=True, slots=True)
 class RowBlock:
     """One sequence's rows of a forward, on the host.
 
     tokens   int64 [rows]
     offsets  int64 [rows]  positions counted from the end of the committed tokens
-    visible  None for a single row with no pending rows before it
+    visible  boolean [rows, pending + rows]: what each row sees of the pending and new rows; None
+             for a piece of text, whose rows see all before them
     """
 
     sequence: int
     tokens: Ints
     offsets: Ints
-    visible: Visible | None
+    visible: Bools | None
 
     @property
     def rows(self) -> int:
         return len(self.tokens)
+
+    def mask(self) -> Bools | None:
+        """What the rows see of each other; None for a single row that sees all."""
+        if self.visible is None and self.rows > 1:
+            return np.tri(self.rows, dtype=np.bool_)
+        return self.visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +126,29 @@ class Segment:
         return attend(query, key, value, mask, scale, self.blocked, extras)
 
 
-class AttentionPlan(Protocol):
-    """Attention of one forward: state that its layers share, and the call that each makes."""
+class ForwardAttention(ABC):
+    """Attention of one forward: state that its layers share, and the call that each makes.
 
+    states  `RowStates` of a model that has some (`decoder.model.mixers`); its attentions are then
+            known by their order, since several may be of one layer
+    """
+
+    states: Any = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the model's forward gets beside its tokens."""
+        return {}
+
+    @abstractmethod
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        extras: Extras | None = None,
     ) -> torch.Tensor:
         """Store the layer's new keys and values in the cache, and attend over the whole cache.
 
@@ -181,13 +157,9 @@ class AttentionPlan(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardPlan:
-    """Attention sequence by sequence, with the sequences' rows end to end.
-
-    states  `RowStates` of a model that has some (`decoder.model.mixers`); its attentions are then
-            known by their order, since several may be of one layer
-    """
+@dataclass(frozen=True)
+class SegmentAttention(ForwardAttention):
+    """Attention sequence by sequence, with the sequences' rows end to end."""
 
     segments: tuple[Segment, ...]
     states: Any = None
@@ -201,14 +173,17 @@ class ForwardPlan:
         scale: float,
         extras: Extras | None = None,
     ) -> torch.Tensor:
-        """See `AttentionPlan.attend`; each sequence attends over its own keys."""
         parts = []
         for part in self.segments:
             rows, *stored = (heads[:, :, part.rows] for heads in (query, key, value))
             part.store(layer, *stored)
             parts.append(part.attend(layer, rows, scale, extras))
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        return mixed.transpose(1, 2)
+        return joined(parts, 2).transpose(1, 2)
+
+
+def joined(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """`torch.cat`, which would copy a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def plan_segment(
@@ -360,22 +335,22 @@ def reference_attention(
 
 
 # Not an argument of the model's forward: not every family passes those on to its attention.
-_PLAN: ContextVar[AttentionPlan | None] = ContextVar("attention plan", default=None)
+_RUNNING: ContextVar[ForwardAttention | None] = ContextVar("attention", default=None)
 
 
-def current_plan() -> AttentionPlan | None:
-    """The plan of the forward that is running here; None outside of ours."""
-    return _PLAN.get()
+def current_attention() -> ForwardAttention | None:
+    """The attention of the forward that is running here; None outside of ours."""
+    return _RUNNING.get()
 
 
 @contextmanager
-def attending(plan: AttentionPlan) -> Iterator[None]:
-    """Forwards inside attend by this plan."""
-    token = _PLAN.set(plan)
+def attending(by: ForwardAttention) -> Iterator[None]:
+    """Forwards inside attend by this attention."""
+    token = _RUNNING.set(by)
     try:
         yield
     finally:
-        _PLAN.reset(token)
+        _RUNNING.reset(token)
 
 
 @contextmanager
@@ -398,26 +373,22 @@ def split_attention_forward(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function registered with transformers as `rooftree_split`: calls the plan.
+    """The attention function registered with transformers as `rooftree_split`.
 
     query, key, value  [1, heads or kv_heads, rows, head_dim]
     returns            [1, rows, heads, head_dim] and None, as transformers expects
     """
-    plan = current_plan()
-    if plan is None:
+    running = current_attention()
+    if running is None:
         raise InputError(
             "this model is a decoder's own, and attends only inside its forwards",
             hint="Load another model for calls of your own, or make the decoder from yours.",
         )
-    states = plan.states if isinstance(plan, ForwardPlan) else None
-    layer: int = module.layer_idx if states is None else states.next_attention()  # type: ignore
+    layer: Any = module.layer_idx if running.states is None else running.states.next_attention()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    cap, sinks, chosen = options.get("softcap"), options.get("s_aux"), options.get("indices")
-    if cap is None and sinks is None and chosen is None:
-        return plan.attend(layer, query, key, value, scale).contiguous(), None
-    assert isinstance(plan, ForwardPlan)  # tables and their kernels know no extras
-    mixed = plan.attend(layer, query, key, value, scale, Extras(cap, sinks, chosen))
-    return mixed.contiguous(), None
+    given = [options.get(name) for name in ("softcap", "s_aux", "indices")]
+    extras = None if given == [None] * 3 else Extras(*given)
+    return running.attend(layer, query, key, value, scale, extras).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION_NAME, split_attention_forward)

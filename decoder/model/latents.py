@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from decoder.model.attention import ATTENTION_NAME, Extras, ForwardPlan, Segment, attend
+from decoder.model.attention import (
+    ATTENTION_NAME,
+    Extras,
+    Segment,
+    SegmentAttention,
+    attend,
+    joined,
+)
 
 TRACE_NAME = "rooftree_trace"  # of the attention function that notes a model's structure
 
@@ -58,7 +65,7 @@ def has_indexer(model: torch.nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class LatentPlan(ForwardPlan):
+class LatentAttention(SegmentAttention):
     """Latent attention sequence by sequence.
 
     It is also the cache that a model with an indexer gives its keys to.
@@ -77,8 +84,7 @@ class LatentPlan(ForwardPlan):
         scale: float,
         extras: Extras | None = None,
     ) -> torch.Tensor:
-        """See `AttentionPlan.attend`.
-
+        """
         key    latents [1, 1, rows, latent + rotary width]
         value  the weights [1, heads, key and value width, latent width] that would expand them
         """
@@ -91,15 +97,12 @@ class LatentPlan(ForwardPlan):
             attention = partial(attend, mask=mask, scale=scale, blocked=part.blocked, extras=extras)
             parts.append(_attend(query[:, :, part.rows], latents, value, attention))
             first += _keys(part)
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        return mixed.transpose(1, 2)
+        return joined(parts, 2).transpose(1, 2)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a model's forward gets beside its tokens."""
-        if len(self.segments[0].read) == self.layers:
-            return {}
-        return {"past_key_values": self, "attention_mask": self._visible}
+        indexed = len(self.segments[0].read) > self.layers
+        return {"past_key_values": self, "attention_mask": self._visible} if indexed else {}
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object
@@ -113,7 +116,7 @@ class LatentPlan(ForwardPlan):
         for part in self.segments:
             part.written[store][0].copy_(keys[:, None, part.rows])
             parts.append(part.read[store][0][:, 0, : _keys(part)])
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return joined(parts, 1)
 
     @cached_property
     def _indexed(self) -> dict[int, int]:

@@ -21,7 +21,7 @@ from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
 from costmodel.errors import InputError
-from decoder.model.attention import CausalVisible, ForwardPlan, RowBlock, current_plan
+from decoder.model.attention import RowBlock, current_attention
 from decoder.model.kv_cache import KVCache
 from decoder.model.recurrence import (
     Ancestors,
@@ -66,8 +66,8 @@ def follow_states(model: torch.nn.Module) -> None:
 def _following(kind: str, function: Function) -> Function:
     @functools.wraps(function)
     def follow(*arguments: Any, **options: Any) -> Any:
-        plan = current_plan()
-        states = plan.states if isinstance(plan, ForwardPlan) else _NOTES.get()
+        running = current_attention()
+        states = _NOTES.get() if running is None else running.states
         if states is None:
             return function(*arguments, **options)
         return states(kind, function, *arguments, **options)
@@ -246,10 +246,10 @@ def row_states(cache: KVCache, states: StateCache, blocks: Sequence[RowBlock]) -
         if not cache.pending[sequence]:
             states.drop(sequence)
         pending = states.pending[sequence]
-        text = block.rows == 1 or (len(blocks) == 1 and isinstance(block.visible, CausalVisible))
+        text = block.rows == 1 or (len(blocks) == 1 and block.visible is None)
         ancestors = None
         if pending.rows or not text:
-            visible = block.visible.dense() if block.visible is not None else None
+            visible = block.mask()
             assert visible is not None  # rows behind pending ones say what they see
             ancestors = Ancestors(visible, cache.device)
         pending.rows += block.rows

@@ -27,7 +27,7 @@ from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from decoder.configs import BROKEN_FILES
-from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
+from decoder.model.attention import RowBlock, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
@@ -40,6 +40,7 @@ from decoder.model.structure import (
     read_structure,
 )
 from decoder.nvml import DEVICE_ERRORS, failed_device
+from decoder.tree.draft_tree import visibility
 
 PROMPT_ROWS = 7
 PARENTS = np.array([0, 0, 1, 2, 3, 4], dtype=np.int64)  # two branches of three nodes, interleaved
@@ -189,12 +190,11 @@ def _tree_hidden(
     cache = KVCache(
         structure, capacity=2 * TOKENS, sequences=1, dtype=step.dtype, device=step.device
     )
-    causal = CausalVisible(PROMPT_ROWS)
-    depths, visible = np.array([0, 1, 1, 2, 2, 3, 3]), TreeVisible(PARENTS)
+    depths, visible = np.array([0, 1, 1, 2, 2, 3, 3]), visibility(PARENTS)
     branches = [*BRANCHES[0], *BRANCHES[1]]
     parts = []
     for ids, offsets, seen, rows, wanted in (
-        (prompt, np.arange(PROMPT_ROWS), causal, range(PROMPT_ROWS), [-1]),
+        (prompt, np.arange(PROMPT_ROWS), None, range(PROMPT_ROWS), [-1]),
         *((tree, depths, visible, BRANCHES[1], branches) for tree in trees),
         (last, np.zeros(1, dtype=np.int64), None, range(1), [0]),
     ):

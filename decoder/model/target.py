@@ -15,14 +15,14 @@ import torch
 from costmodel.errors import InputError
 from costmodel.statistics import Bools, Ints
 from decoder.device import to_device
-from decoder.model.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.base import ChosenTokens, ForwardOutputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.structure import Structure
-from decoder.tree.draft_tree import EMPTY, DraftTree
+from decoder.tree.draft_tree import EMPTY, DraftTree, visibility
 
 PREFILL_CHUNK = 512
 GPU_PREFILL_CHUNK = 2048  # fewer rows leave a GPU waiting for weights
@@ -205,12 +205,10 @@ class Target:
         ids, features = token_ids.cpu().numpy(), []
         for first in range(0, len(ids), self.prefill_chunk):
             chunk = ids[first : first + self.prefill_chunk]
-            rows = len(chunk)
-            visible = CausalVisible(rows) if rows > 1 else None
-            block = RowBlock(sequence, chunk, np.arange(rows), visible)
+            block = RowBlock(sequence, chunk, np.arange(len(chunk)), None)
             done = self._eager.forward(cache, [block], last_only=True)
             self._add_pending([block], done.features)
-            cache.commit(range(rows), sequence)
+            cache.commit(range(len(chunk)), sequence)
             features += [] if done.features is None else [done.features]
         if features:
             self._features[sequence] = torch.cat(features)
@@ -229,7 +227,7 @@ class Target:
         for step in steps:
             self._cache_with_room(step.tree.rows, step.sequence)
             tree = step.tree
-            visible = TreeVisible(tree.parents) if tree.nodes else None
+            visible = visibility(tree.parents) if tree.nodes else None
             tokens, depths = tree.row_tokens(step.root), tree.row_depths()
             offsets = self._bounded(depths, step.sequence)
             blocks.append(RowBlock(step.sequence, tokens, offsets, visible))
@@ -246,7 +244,7 @@ class Target:
         visible  [rows, pending + rows]  the pending and new rows that each row sees
         """
         self._cache_with_room(len(tokens), sequence)
-        block = RowBlock(sequence, tokens, self._bounded(offsets, sequence), DenseVisible(visible))
+        block = RowBlock(sequence, tokens, self._bounded(offsets, sequence), visible)
         return self._forward([block]).logits
 
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:

@@ -13,20 +13,20 @@ from costmodel.hf_config import positions_of, text_fields
 from decoder.configs import base_of, text_of
 from decoder.model.attention import (
     ATTENTION_NAME,
-    AttentionPlan,
-    CausalVisible,
-    ForwardPlan,
+    ForwardAttention,
     RowBlock,
+    SegmentAttention,
     attending,
     attention_of,
+    joined,
     plan_segment,
 )
 from decoder.model.kv_cache import KVCache
-from decoder.model.latents import LatentPlan, follow_latents
+from decoder.model.latents import LatentAttention, follow_latents
 from decoder.model.mixers import follow_states, row_states
 from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
-from decoder.model.runtime.fused import TablePlan, kernels_usable
+from decoder.model.runtime.fused import TableAttention, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
@@ -101,7 +101,7 @@ class ModelStep:
         return len(self.captured) * int(self.embedding.weight.shape[1])
 
     def run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: ForwardAttention
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [rows, hidden] after the final norm, and features [rows, width].
 
@@ -109,11 +109,9 @@ class ModelStep:
         """
         rope = self.rope.of_long_texts() if self.rope and self.long else nullcontext()
         ours = nullcontext() if self.owned else attention_of(self.model, ATTENTION_NAME)
-        with ours, attending(plan), rope, self._hooks() as states:
-            more = plan.arguments if isinstance(plan, LatentPlan) else {}
-            output = self._text(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, **more
-            )
+        with ours, attending(attention), rope, self._hooks() as states:
+            where: Any = {"position_ids": positions[None], "use_cache": False}
+            output = self._text(input_ids=tokens[None], **where, **attention.arguments)
         features = None
         if self.captured:
             features = torch.cat([states[layer][0] for layer in self.captured], dim=-1)
@@ -216,16 +214,15 @@ class EagerRuntime:
             tables = RowTables(count, cache.sequences, words, device)
             tables.fill(cache, blocks)
             text, one = None, blocks[0]  # a piece of text, neither a tree nor several sequences
-            causal = isinstance(one.visible, CausalVisible) and not cache.pending[one.sequence]
+            causal = one.rows > 1 and one.visible is None and not cache.pending[one.sequence]
             if len(blocks) == 1 and causal:
                 text = one.sequence, cache.end(one.sequence) + one.rows
-            of_tables = TablePlan(cache.data, tables, text)
+            of_tables = TableAttention(cache.data, tables, text)
             return self._step.run(tables.tokens, tables.positions, of_tables)
         segments, tokens, positions = [], [], []
         for block in blocks:
-            visible = None
-            if block.visible is not None:
-                visible = torch.from_numpy(block.visible.dense()).to(device)
+            mask = block.mask()
+            visible = None if mask is None else torch.from_numpy(mask).to(device)
             rows = slice(first, first + block.rows)
             segment = plan_segment(cache, block.sequence, rows, visible, self._group)
             tokens.append(torch.from_numpy(block.tokens).to(device))
@@ -237,10 +234,10 @@ class EagerRuntime:
             segments.append(segment)
             first = rows.stop
         states = None if cache.states is None else row_states(cache, cache.states, blocks)
-        plan = ForwardPlan(tuple(segments), states)
+        attention = SegmentAttention(tuple(segments), states)
         if self._latent_layers is not None:
-            plan = LatentPlan(tuple(segments), states, layers=self._latent_layers)
-        return self._step.run(_join(tokens), _join(positions), plan)
+            attention = LatentAttention(tuple(segments), states, layers=self._latent_layers)
+        return self._step.run(joined(tokens), joined(positions), attention)
 
     # Nothing is captured, so that nothing is refused, prepared or forgotten.
     def refusal(self, cache: KVCache, rows: int) -> str:
@@ -275,7 +272,3 @@ def _returning(module: torch.nn.Module, output: _HiddenStates) -> Iterator[None]
         del module.forward
         if before is not None:
             module.forward = before
-
-
-def _join(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

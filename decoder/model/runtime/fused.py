@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -29,13 +30,12 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from decoder.configs import base_of, first_reason
-from decoder.model.attention import AttentionPlan, current_plan
-from decoder.model.runtime.tables import LayerCache, RowTables
+from decoder.model.attention import Extras, ForwardAttention, current_attention
+from decoder.model.runtime.tables import RowTables
 from decoder.tree.draft_tree import WORD
 
-KERNEL_CAPABILITY = (8, 0)
+AMPERE = (8, 0)  # the least compute capability of our kernels, and of PyTorch's flash attention
 FLASH_WIDEST = 256  # lanes of a head
-FLASH_CAPABILITY = (8, 0)
 
 
 @cache
@@ -54,7 +54,7 @@ def kernels_refused(device: torch.device) -> str:
     """The reason why our Triton kernels do not run on a GPU, by a trial; empty where they do."""
     if not triton_installed():
         return "Triton is not installed"
-    if torch.cuda.get_device_capability(device) < KERNEL_CAPABILITY:
+    if torch.cuda.get_device_capability(device) < AMPERE:
         return "the GPU is older than compute capability 8.0 (Ampere)"
     from decoder.model.runtime import kernels
 
@@ -81,7 +81,7 @@ def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan:
+class TableAttention(ForwardAttention):
     """Attention of the rows in some tables over a cache's tensor.
 
     data  [layers, 2, sequences, kv_heads, slots, head_dim]
@@ -94,24 +94,25 @@ class TablePlan:
     text: tuple[int, int] | None = None
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        extras: Extras | None = None,
     ) -> torch.Tensor:
-        """Store the rows' keys and values, and attend; see `AttentionPlan.attend`."""
-        cache = self.layer(layer)
-        cache.keys[cache.owners, :, cache.slots] = key[0].transpose(0, 1)
-        cache.values[cache.owners, :, cache.slots] = value[0].transpose(0, 1)
+        self.store(layer, key[0], value[0])
         return self.attend_stored(layer, query[0].transpose(0, 1), scale)[None]
 
-    def layer(self, layer: int) -> LayerCache:
-        """The layer's cache and the slots of the rows' keys and values."""
-        keys, values = self.data[layer]
-        return LayerCache(keys, values, self.tables.owners, self.tables.slots)
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write the rows' keys and values [kv_heads, rows, head_dim] to their slots."""
+        place = self.tables.owners, slice(None), self.tables.slots
+        for stored, new in zip(self.data[layer], (key, value), strict=True):
+            stored[place] = new.transpose(0, 1)
 
     def attend_stored(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """Attention of rows whose keys and values are stored.
-
-        query, returns  [rows, heads, head_dim]
-        """
+        """Attention [rows, heads, head_dim] of rows whose keys and values are stored."""
         keys, values = self.data[layer]
         if self.text is not None and flash_usable(query):
             place = (self.text[0], slice(None), slice(self.text[1]))
@@ -127,7 +128,7 @@ def flash_usable(query: torch.Tensor) -> bool:
     if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
         return False
     capability = torch.cuda.get_device_capability(query.device)
-    return query.shape[-1] <= FLASH_WIDEST and capability >= FLASH_CAPABILITY
+    return query.shape[-1] <= FLASH_WIDEST and capability >= AMPERE
 
 
 def text_attention(
@@ -177,12 +178,14 @@ def reference_table_attention(
     return mixed.reshape(rows, heads, width)
 
 
-def normalise(norm: Any, rows: torch.Tensor) -> torch.Tensor:
-    """An RMSNorm module of transformers applied to [rows, hidden]."""
-    kernels = kernels_for(rows)
+def normalise(norm: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """An RMSNorm module of transformers applied to [..., hidden]."""
+    kernels = kernels_for(hidden_states)
     if kernels is None:
-        return norm(rows)
-    return kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
+        return type(norm).forward(norm, hidden_states)
+    rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+    normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
+    return normed.view(hidden_states.shape)
 
 
 def add_and_normalise(
@@ -192,7 +195,7 @@ def add_and_normalise(
     kernels = kernels_for(rows)
     if kernels is None:
         rows = linear.added_to(rows, inputs)
-        return rows, norm(rows)
+        return rows, normalise(norm, rows)
     # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
     return kernels.add_rms_norm(rows, linear(inputs), norm.weight, norm.variance_epsilon)
 
@@ -212,6 +215,17 @@ FUSIBLE = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3Decod
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 
 
+PROJECTIONS = attrgetter(
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+def plain_linears(layer: Any) -> bool:
+    """Whether all products are plain (`is_plain`)."""
+    return all(map(is_plain, PROJECTIONS(layer)))
+
+
 def fuse(model: nn.Module) -> int:
     """Fuse every layer of a known family; returns the number of fused layers. Idempotent."""
     fused = 0
@@ -223,44 +237,27 @@ def fuse(model: nn.Module) -> int:
                 fused += 1
     last: Any = getattr(base_of(model), "norm", None)
     if fused and type(last) in NORMS:
-        last.forward = LastNorm(last)
+        last.forward = partial(normalise, last)
     return fused
 
 
 def unfuse(model: nn.Module) -> None:
     """Remove the fused forwards; the weights keep their values."""
-    for layer in model.modules():
-        if isinstance(layer.__dict__.get("forward"), (FusedForward, LastNorm)):
-            del layer.forward
-
-
-class LastNorm:
-    """The norm behind the last layer, as one kernel where there is one."""
-
-    def __init__(self, norm: Any) -> None:
-        self._norm = norm
-
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The norm of [..., hidden]."""
-        norm, kernels = self._norm, kernels_for(hidden_states)
-        if kernels is None:
-            return type(norm).forward(norm, hidden_states)
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
-        return normed.view(hidden_states.shape)
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, FusedForward) or getattr(forward, "func", None) is normalise:
+            del module.forward
 
 
 class FusedForward:
-    """The fused forward of one decoder layer, used under an attention plan."""
+    """The fused forward of one decoder layer, used within our forwards."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._qkv, self._output = PlainLinear(projections), PlainLinear([attention.o_proj])
-        self._gate_up = PlainLinear((mlp.gate_proj, mlp.up_proj))
-        self._down = PlainLinear([mlp.down_proj])
-        self._sizes = [projection.out_features for projection in projections]
+        *qkv, output, gate, up, down = PROJECTIONS(layer)
+        self._qkv, self._output = PlainLinear(qkv), PlainLinear([output])
+        self._gate_up, self._down = PlainLinear([gate, up]), PlainLinear([down])
+        self._sizes = [projection.out_features for projection in qkv]
 
     def __call__(
         self,
@@ -268,19 +265,18 @@ class FusedForward:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         **rest: Any,
     ) -> torch.Tensor:
-        """The layer's output [1, rows, hidden]; without a plan by the layer's own forward.
+        """The layer's output [1, rows, hidden]; outside our forwards by the layer's own forward.
 
         hidden_states        [1, rows, hidden]
         position_embeddings  cosines and sines [1, rows, head_dim]
         """
-        layer, plan = self._layer, current_plan()
-        if plan is None:
-            return type(layer).forward(
-                layer, hidden_states, position_embeddings=position_embeddings, **rest
-            )
+        layer, running = self._layer, current_attention()
+        if running is None:
+            rest["position_embeddings"] = position_embeddings
+            return type(layer).forward(layer, hidden_states, **rest)
         rows = hidden_states[0]
-        normed = normalise(layer.input_layernorm, rows)
-        attended = self._attend(self._qkv(normed), position_embeddings, plan)
+        qkv = self._qkv(normalise(layer.input_layernorm, rows))
+        attended = self._attend(qkv, position_embeddings, running)
         norm = layer.post_attention_layernorm
         rows, normed = add_and_normalise(rows, attended, self._output, norm)
         active = gated(layer.mlp.act_fn, self._gate_up(normed))
@@ -290,28 +286,30 @@ class FusedForward:
         self,
         qkv: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        plan: AttentionPlan,
+        running: ForwardAttention,
     ) -> torch.Tensor:
         """Attention [rows, heads * head_dim] of qkv [rows, (heads + 2 kv_heads) * head_dim]."""
         attention = self._layer.self_attn
         cos, sin = position_embeddings
-        kernels = kernels_for(qkv)
-        if kernels is not None and isinstance(plan, TablePlan):
-            query = kernels.rotate_and_store(
-                qkv, (cos[0], sin[0]), _norms(attention), plan.layer(attention.layer_idx)
-            )
-            return plan.attend_stored(attention.layer_idx, query, attention.scaling).flatten(1)
+        layer, kernels, normed = attention.layer_idx, kernels_for(qkv), hasattr(attention, "q_norm")
+        if kernels is not None and isinstance(running, TableAttention):
+            norms = None
+            if normed:
+                query_norm, key_norm = attention.q_norm, attention.k_norm
+                norms = query_norm.weight, key_norm.weight, query_norm.variance_epsilon
+            cache = *running.data[layer], running.tables
+            query = kernels.rotate_and_store(qkv, (cos[0], sin[0]), norms, *cache)
+            return running.attend_stored(layer, query, attention.scaling).flatten(1)
         heads = qkv.unflatten(1, (-1, attention.head_dim))  # [rows, heads + 2 kv_heads, head_dim]
         queries, keys, values = (size // attention.head_dim for size in self._sizes)
         turned, value = heads.split((queries + keys, values), dim=1)
-        if hasattr(attention, "q_norm"):
+        if normed:
             query, key = turned.split((queries, keys), dim=1)
             turned = torch.cat((attention.q_norm(query), attention.k_norm(key)), dim=1)
         turned = turned.transpose(0, 1)[None]  # queries and keys are rotated alike
         query, key = (turned * cos + rotate_half(turned) * sin).split((queries, keys), dim=1)
         value = value.transpose(0, 1)[None]
-        attended = plan.attend(attention.layer_idx, query, key, value, attention.scaling)
-        return attended[0].flatten(1)
+        return running.attend(layer, query, key, value, attention.scaling)[0].flatten(1)
 
 
 def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -362,24 +360,6 @@ class PlainLinear:
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """Rows [..., in] of the weight by their numbers [...]."""
         return self._weight[numbers]
-
-
-def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-    """Weights of the query's and the key's norm, and epsilon; None without such norms."""
-    if not hasattr(attention, "q_norm"):
-        return None
-    query, key = attention.q_norm, attention.k_norm
-    return query.weight, key.weight, query.variance_epsilon
-
-
-def plain_linears(layer: Any) -> bool:
-    """Whether all products are plain (`is_plain`)."""
-    attention, mlp = layer.self_attn, layer.mlp
-    linears = (
-        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
-        mlp.gate_proj, mlp.up_proj, mlp.down_proj,
-    )  # fmt: skip
-    return all(is_plain(linear) for linear in linears)
 
 
 def is_plain(linear: nn.Module) -> bool:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from decoder.configs import first_reason
-from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
-from decoder.model.runtime.fused import TablePlan
+from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 
 
@@ -135,7 +135,7 @@ class GraphRuntime:
         step = self._step
         tables = RowTables(shape.rows, cache.sequences, shape.words, step.device)
         tables.fill(cache, blocks)
-        plan = TablePlan(cache.data, tables)
+        plan = TableAttention(cache.data, tables)
         logits = self._output("logits", shape.rows, step.vocab)
         chosen = ChosenTokens(shape.rows, step.device)
         features = None
@@ -165,5 +165,4 @@ class GraphRuntime:
 
 def _chain_block(sequence: int, rows: int) -> RowBlock:
     """A causal chain of rows with token 0; a capture does not depend on the tokens."""
-    visible = TreeVisible(np.arange(rows - 1)) if rows > 1 else None
-    return RowBlock(sequence, np.zeros(rows, np.int64), np.arange(rows), visible)
+    return RowBlock(sequence, np.zeros(rows, np.int64), np.arange(rows), None)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from costmodel.errors import InputError
-from decoder.model.runtime.tables import LayerCache, RowTables
+from decoder.model.runtime.tables import RowTables
 from decoder.tree.draft_tree import WORD
 
 LEAST_ROWS = 16  # packed rows of a program: the least that a matrix unit takes
@@ -306,23 +306,26 @@ def rotate_and_store(
     qkv: torch.Tensor,
     angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
-    cache: LayerCache,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: RowTables,
 ) -> torch.Tensor:
     """Normalise and rotate queries and keys, store keys and values, return the queries.
 
-    qkv      [rows, (heads + 2 kv_heads) * head_dim], contiguous
-    angles   cosines and sines [rows, head_dim], contiguous
-    norms    weights [head_dim] of the query's and the key's norm, and epsilon; None without
-    returns  [rows, heads, head_dim]
+    qkv           [rows, (heads + 2 kv_heads) * head_dim], contiguous
+    angles        cosines and sines [rows, head_dim], contiguous
+    norms         weights [head_dim] of the query's and the key's norm, and epsilon; None without
+    keys, values  of the cache, as in `table_attention`
+    returns       [rows, heads, head_dim]
     """
-    kv_heads, width = cache.keys.shape[1], cache.keys.shape[3]
+    kv_heads, width = keys.shape[1], keys.shape[3]
     heads = qkv.shape[1] // width - 2 * kv_heads
     query = torch.empty(len(qkv), heads, width, dtype=qkv.dtype, device=qkv.device)
     query_norm, key_norm, epsilon = norms or (angles[0], angles[0], 0.0)  # not read without norms
     _rotate_and_store[(len(qkv), triton.cdiv(heads + 2 * kv_heads, TURNED_HEADS))](
         qkv, angles[0], angles[1], query_norm, key_norm, epsilon,
-        query, cache.keys, cache.values, cache.owners, cache.slots,
-        cache.keys.stride(0), cache.keys.stride(1), cache.keys.stride(2),
+        query, keys, values, tables.owners, tables.slots,
+        keys.stride(0), keys.stride(1), keys.stride(2),
         heads, kv_heads,
         HALF=width // 2, BLOCK=triton.next_power_of_2(width // 2), HEADS=TURNED_HEADS,
         NORMED=norms is not None,

@@ -24,7 +24,7 @@ from costmodel.statistics import Ints
 from decoder.configs import base_of
 from decoder.cpu import this_cpu
 from decoder.jit import run_shared
-from decoder.model.attention import CausalVisible, RowBlock
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime import tiles
 from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
@@ -187,12 +187,11 @@ def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
     for block in blocks:
         sequence, end = block.sequence, cache.end(block.sequence)
         prefix, rows = cache.lengths[sequence], np.arange(block.rows)
-        if block.visible is None or isinstance(block.visible, CausalVisible):
+        if block.visible is None:
             leading, counts, seen = end + rows + 1, 0 * rows, rows[:0]
         else:
-            visible = block.visible.dense()
-            run = np.minimum.accumulate(visible, axis=1)
-            leading, visible = prefix + run.sum(1), visible & ~run
+            run = np.minimum.accumulate(block.visible, axis=1)
+            leading, visible = prefix + run.sum(1), block.visible & ~run
             counts, seen = visible.sum(1), prefix + visible.nonzero()[1]
         owners = np.full(block.rows, sequence)
         parts.append((owners, end + rows, block.offsets + prefix, leading, counts, seen))
