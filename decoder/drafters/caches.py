@@ -17,7 +17,7 @@ from decoder.device import to_device
 from decoder.drafters.blocks import Rope, Rotary, RowCache, Span
 from decoder.model.attention import RowBlock, Segment, attend, plan_segment, tail_mask
 from decoder.model.kv_cache import CacheShape, KVCache
-from decoder.model.runtime.capture import BudgetedCapture, GraphedFunction, Tensors, bucket
+from decoder.model.runtime.capture import Capture, GraphedFunction, Tensors, bucket
 from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.graphs import GraphShape
 from decoder.model.runtime.tables import RowTables, needed_words
@@ -255,7 +255,7 @@ class RowForwards:
     rows, with one warning a bucket. More than `CAPTURED_ROWS` rows run without padding.
     """
 
-    def __init__(self, name: str, body: Body, group: int, capture: BudgetedCapture | None) -> None:
+    def __init__(self, name: str, body: Body, group: int, capture: Capture | None) -> None:
         """
         name   of the forward, for the warning
         group  query heads of a KV head

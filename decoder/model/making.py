@@ -9,9 +9,8 @@ import torch
 
 from costmodel.errors import DeviceError, InputError
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import RuntimeChoice, RuntimeKind
 from decoder.model.runtime.capture import CudaCapture
-from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.eager import EagerRuntime, ModelStep, RuntimeChoice, RuntimeKind
 from decoder.model.runtime.fused import fuse, kernels_refused
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.runtime.linear import packing_refused
@@ -115,10 +114,8 @@ def make_target(
     if kind != "graphs":
         return Target(loaded, step, structure, eager, eager)
     _, total_bytes = torch.cuda.mem_get_info(step.device)
-    graphs = GraphRuntime(
-        step, eager, CudaCapture(step.device), int(GRAPHS_MEMORY_SHARE * total_bytes)
-    )
-    return Target(loaded, step, structure, eager, graphs)
+    capture = CudaCapture(step.device, int(GRAPHS_MEMORY_SHARE * total_bytes))
+    return Target(loaded, step, structure, eager, GraphRuntime(step, eager, capture))
 
 
 def runtime_kind(

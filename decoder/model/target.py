@@ -18,8 +18,8 @@ from decoder.device import to_device
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import ChosenTokens, ForwardOutputs
-from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.capture import ChosenTokens
+from decoder.model.runtime.eager import EagerRuntime, ForwardOutputs, ModelStep
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree, visibility

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,12 +25,31 @@ from decoder.model.attention import (
 from decoder.model.kv_cache import KVCache
 from decoder.model.latents import LatentAttention, follow_latents
 from decoder.model.mixers import follow_states, row_states
-from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import BudgetedCapture
+from decoder.model.runtime.capture import Capture, ChosenTokens
 from decoder.model.runtime.fused import TableAttention, kernels_usable
 from decoder.model.runtime.rope import rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
+
+RuntimeKind = Literal["eager", "packed", "graphs"]
+RuntimeChoice = Literal["auto", "eager", "packed", "graphs"]
+NO_TOKEN = -1  # in place of a token where the logits are not numbers (NaN, infinite)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutputs:
+    """The outputs of a forward, with the rows of all blocks end to end.
+
+    logits    [rows, vocab], or [1, vocab] where only the last row's were requested
+    features  [rows, width], None where no layer is captured
+    chosen    the rows' greedy tokens on their way to the host, where the forward chose them
+
+    A graph runtime returns views of its static buffers, which the next forward overwrites.
+    """
+
+    logits: torch.Tensor
+    features: torch.Tensor | None
+    chosen: ChosenTokens | None = None
 
 
 def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
@@ -175,7 +195,7 @@ class EagerRuntime:
     """
 
     kind: RuntimeKind = "eager"
-    capture: BudgetedCapture | None = None
+    capture: Capture | None = None
     buckets: tuple[int, ...] = ()
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,9 +14,14 @@ import torch
 from decoder.configs import first_reason
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket
-from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
+from decoder.model.runtime.capture import BUCKETS, Capture, ChosenTokens, Replay, bucket
+from decoder.model.runtime.eager import (
+    EagerRuntime,
+    ForwardOutputs,
+    ModelStep,
+    RuntimeKind,
+    greedy_tokens,
+)
 from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 
@@ -36,25 +41,21 @@ class CapturedStep:
     logits: torch.Tensor  # [rows, vocab]
     features: torch.Tensor | None  # [rows, width]
     chosen: ChosenTokens
-    replay: Callable[[], None]
+    replay: Replay
 
 
 class GraphRuntime:
     """Replays captured forwards; a forward that cannot be captured runs eagerly, with a warning.
 
-    A forward is captured when its bucket is first needed, or by `prepare`, while the captured
-    forwards take less than `budget_bytes`. More rows than the largest bucket run eagerly.
-    Graphs belong to one cache and are dropped with it. A drafter's forwards share `capture`,
-    its memory and its budget.
+    A forward is captured when its bucket is first needed, or by `prepare`, within the budget of
+    `capture`, which a drafter's forwards share. More rows than the largest bucket run eagerly.
+    Graphs belong to one cache and are dropped with it.
     """
 
     kind: RuntimeKind = "graphs"
 
-    def __init__(
-        self, step: ModelStep, eager: EagerRuntime, capture: Capture, budget_bytes: int
-    ) -> None:
-        self._step, self._eager = step, eager
-        self.capture = BudgetedCapture(capture, budget_bytes)
+    def __init__(self, step: ModelStep, eager: EagerRuntime, capture: Capture) -> None:
+        self._step, self._eager, self.capture = step, eager, capture
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
         self._refused: WeakKeyDictionary[KVCache, dict[GraphShape, str]] = WeakKeyDictionary()

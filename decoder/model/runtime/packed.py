@@ -27,8 +27,7 @@ from decoder.jit import run_shared
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime import tiles
-from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
-from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.eager import EagerRuntime, ForwardOutputs, ModelStep, RuntimeKind
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.model.runtime.layers import PHASES, Forward, LayerWeights, Matrix, Rows, run_layers
 from decoder.model.runtime.linear import TiledLinear

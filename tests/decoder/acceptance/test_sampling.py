@@ -13,8 +13,7 @@ from decoder.acceptance.sampling import (
     _beyond_top_p,
     target_distribution,
 )
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.eager import NO_TOKEN, greedy_tokens
 
 
 def transformers_distribution(logits, sampling):

@@ -23,7 +23,6 @@ from decoder.drafters.eagle3.drafter import LevelForwards
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TableAttention, fuse, triton_installed
 from decoder.model.structure import Structure, read_structure
@@ -173,7 +172,7 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
         structure = Structure(layers=5, heads=32, kv_heads=8, head_dim=128)
         target = Target(loaded, step, structure, *[EagerRuntime(step, structure)] * 2)
         drafter = getattr(gpu_timing, f"{kind}_drafter")(target)
-        tables, capture = EmptyTables(16), BudgetedCapture(None, 1)
+        tables, capture = EmptyTables(16), SimpleNamespace()
 
         def empty(*sizes, dtype=torch.bfloat16):
             return torch.empty(*sizes, dtype=dtype, device=DEVICE)

@@ -173,8 +173,8 @@ def test_two_threads_write_whole_texts_each_with_captures_of_its_own(cuda):
     def write(seed):
         model = random_model("llama-gqa", seed=seed)
         target = target_of(model)
-        capture = CudaCapture(torch.device("cuda"))
-        target.runtime = GraphRuntime(target._step, target._eager, capture, GB)
+        capture = CudaCapture(torch.device("cuda"), GB)
+        target.runtime = GraphRuntime(target._step, target._eager, capture)
         decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97), max_nodes=7)
         begin.wait()
         for prompt in (PROMPT, PROMPT[1:]):
@@ -197,12 +197,12 @@ def test_a_batch_of_unequal_texts_captures_the_ladder_at_most():
     results = decoder.generate_batch(prompts, max_new_tokens=5)
     assert results[3].token_ids == greedy(model, prompts[3], 5)
     assert TreeDecoder(target, policy="chain").policy.max_nodes == 255  # 256 rows: a full bucket
-    prepared = capture.recorded
+    prepared = capture.recordings
     for running in range(16, 0, -1):  # as the texts end one by one
         for nodes in (3, 7):
             target.cache.truncate(9)
             target.verify([Step(5, random_tree(nodes + 1, 0), text) for text in range(running)])
-    assert prepared == capture.recorded <= len(BUCKETS)
+    assert prepared == capture.recordings <= len(BUCKETS)
 
 
 def test_a_growing_chat_captures_anew_only_where_its_cache_doubles(monkeypatch):
@@ -214,7 +214,7 @@ def test_a_growing_chat_captures_anew_only_where_its_cache_doubles(monkeypatch):
         text = [token % 97 for token in range(8 + 12 * turn)]
         decoder.generate(text, max_new_tokens=4)
         caches.append(target.cache.capacity)
-        recorded.append(capture.recorded)
+        recorded.append(capture.recordings)
     sizes = sorted(set(caches))
     assert len(sizes) <= 5 and all(b >= 2 * a for a, b in pairwise(sizes))
     assert len(set(recorded)) == len(sizes)
@@ -228,7 +228,7 @@ def test_a_refused_shape_is_tried_again_for_another_cache():
     capture._fail_from = None
     target.reserve(2000)
     target.prepare(2)
-    assert target.runtime.warnings == () and capture.recorded == 2
+    assert target.runtime.warnings == () and capture.recordings == 2
 
 
 def test_a_calibration_skips_what_cannot_be_captured_and_rounds_no_cache():
