@@ -15,7 +15,7 @@ import torch
 from costmodel.errors import InputError
 from decoder.device import to_device
 from decoder.drafters.blocks import Rope, Rotary, RowCache, Span
-from decoder.model.attention import RowBlock, Segment, attend, plan_segment, tail_mask
+from decoder.model.attention import RowBlock, Scoring, Segment, attend, plan_segment, tail_mask
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime.capture import Capture, GraphedFunction, Tensors, bucket
 from decoder.model.runtime.fused import TableAttention
@@ -174,9 +174,9 @@ class PlacedRows(RowCache):
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         if seen is ALL_ROWS:
-            return self._segment.attend(layer, query[None], scale)[0]
+            return self._segment.attend(layer, query[None], Scoring(scale))[0]
         key, value = (part[:, :, seen.first : seen.end] for part in self._segment.read[layer])
-        return attend(query[None], key, value, seen.mask, scale)[0]
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
     def span(self, window: int | None, causal: bool) -> Span:
         """The span of rows that each see the last `window` tokens, themselves included.
@@ -222,7 +222,7 @@ class TableRows(RowCache):
             )
         place = self._tables.owners[:1], slice(None), seen.slots
         key, value = (part[place].transpose(0, 1)[None] for part in self._attention.data[layer])
-        return attend(query[None], key, value, seen.mask, scale)[0]
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
     def span(self, window: int | None, causal: bool) -> Span:
         if window is None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.model.attention import RowBlock
@@ -46,10 +45,9 @@ class RowTables:
         self.tokens, self.positions, self.slots, self.owners = wide.view(torch.int64).view(4, rows)
         self.starts, self.counts, self.prefixes, self.tails = few.view(4, sequences)
         self.bits = bits.view(rows, words)
-        wide_np, few_np, bits_np = np.split(self._host.numpy(), np.cumsum(sizes)[:2])
-        self._wide: NDArray[np.int64] = wide_np.view(np.int64).reshape(4, rows)
-        self._few: NDArray[np.int32] = few_np.reshape(4, sequences)
-        self._bits: NDArray[np.int32] = bits_np.reshape(rows, words)
+        wide, few, bits = self._host.split(sizes)
+        self._wide = wide.view(torch.int64).view(4, rows).numpy()
+        self._few, self._bits = few.view(4, sequences).numpy(), bits.view(rows, words).numpy()
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     @property

@@ -141,7 +141,7 @@ def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     norms = (norm, norm, 1e-6) if layer.normed else None
     with recorded() as launched:
         hidden = empty(rows, layer.hidden)
-        kernels.rms_norm(hidden, empty(layer.hidden), 1e-6)
+        kernels.add_rms_norm(hidden, None, empty(layer.hidden), 1e-6)
         kernels.add_rms_norm(hidden, hidden, empty(layer.hidden), 1e-6)
         qkv = empty(rows, (layer.heads + 2 * layer.kv_heads) * layer.width)
         query = kernels.rotate_and_store(qkv, (angles, angles), norms, keys, values, tables)

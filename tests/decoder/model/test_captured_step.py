@@ -24,7 +24,7 @@ from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
-from decoder.model.runtime.fused import TableAttention, fuse, triton_installed
+from decoder.model.runtime.fused import TableAttention, fuse, triton_version
 from decoder.model.structure import Structure, read_structure
 from decoder.model.target import Target
 from decoder.tree.draft_tree import EMPTY, visibility
@@ -33,7 +33,7 @@ from tests.decoder.model.pretended_device import pretended_device
 from tests.decoder.models import random_tree
 
 pytestmark = pytest.mark.skipif(
-    not triton_installed(), reason="triton is not installed (the dev extra brings it)"
+    not triton_version(), reason="triton is not installed (the dev extra brings it)"
 )
 
 DEVICE = "cuda:0"
@@ -170,7 +170,7 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
             model=step.model, name="", source="", weights="random", architecture=sizes
         )
         structure = Structure(layers=5, heads=32, kv_heads=8, head_dim=128)
-        target = Target(loaded, step, structure, *[EagerRuntime(step, structure)] * 2)
+        target = Target(loaded, step, structure, EagerRuntime(step, structure))
         drafter = getattr(gpu_timing, f"{kind}_drafter")(target)
         tables, capture = EmptyTables(16), SimpleNamespace()
 

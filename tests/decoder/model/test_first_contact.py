@@ -232,7 +232,7 @@ def test_a_refused_shape_is_tried_again_for_another_cache():
 
 
 def test_a_calibration_skips_what_cannot_be_captured_and_rounds_no_cache():
-    target, _ = graph_target(random_model("llama-gqa"), 1 << 20, fail_from=1)
+    target, _ = graph_target(random_model("llama-gqa"), budget_bytes=1 << 20, fail_from=1)
     workload = Workload(target, NgramDrafter(), capacity=100)
     workload.call(Task(kind="verify", size=4, context=8))()
     assert target.cache.capacity == 100
@@ -263,7 +263,7 @@ def test_errors_of_the_device_are_none_of_the_model(cuda, monkeypatch):
 
 def test_where_triton_cannot_run_torch_computes(cuda, monkeypatch):
     device, trials = torch.device("cuda"), []
-    monkeypatch.setattr(fused, "triton_installed", lambda: True)
+    monkeypatch.setattr(fused, "triton_version", lambda: "3.7.0")
     cuda.capability = (7, 5)
     assert "older than compute capability 8.0" in fused.kernels_refused(device)
     assert not fused.kernels_usable(device)
@@ -285,8 +285,7 @@ def test_where_triton_cannot_run_torch_computes(cuda, monkeypatch):
 def test_memory_that_torch_holds_and_does_not_use_is_free(cuda, monkeypatch):
     cuda.free, cuda.held, cuda.used = 2 * GB, 22 * GB, 15 * GB
     assert free_gpu_bytes(torch.device("cuda")) == 9 * GB
-    sizes = SimpleNamespace(name="x", parameters=4 * GB)
-    loading._check_memory(sizes, torch.bfloat16, torch.device("cuda"))
+    loading._check_memory("x", 8 * GB, torch.device("cuda"))
     cuda.free, cuda.used = GB // 10, cuda.held
     asked_bytes = []
     monkeypatch.setattr(torch, "ones", lambda count, **_: asked_bytes.append(4 * count))
@@ -374,7 +373,7 @@ def test_doctor_says_what_runs_on_a_card(cuda, monkeypatch, card):
     here = DeviceFingerprint(kind="cuda", name=card, memory_bytes=gigabytes * GB)
     monkeypatch.setattr(checks, "fingerprint", lambda device: here)
     monkeypatch.setattr(checks, "device_by_name", lambda name: name)
-    monkeypatch.setattr(fused, "triton_installed", lambda: True)
+    monkeypatch.setattr(fused, "triton_version", lambda: "3.7.0")
     kernels = SimpleNamespace(swiglu=lambda gate_up: None)
     monkeypatch.setitem(sys.modules, "decoder.model.runtime.kernels", kernels)
     monkeypatch.setattr(runtime, "kernels", kernels, raising=False)

@@ -12,6 +12,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gem
 
 from costmodel.errors import InputError
 from decoder.model import selfcheck
+from decoder.model.attention import Scoring
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.structure import Structure
@@ -113,7 +114,7 @@ def test_sinks_and_soft_caps_beyond_a_window(model, monkeypatch):
     for row, path in ((0, [5]), (1, [5, 7]), (2, [5, 8])):
         wanted = plain_logits(model, prompt + path)[-1]
         torch.testing.assert_close(rows[row], wanted, rtol=1e-5, atol=1e-7)
-    monkeypatch.setattr("decoder.model.attention.Extras", lambda *_: None)
+    monkeypatch.setattr("decoder.model.attention.Scoring", lambda scale, *_: Scoring(scale))
     monkeypatch.setattr(selfcheck, "_checked", {})
     monkeypatch.setattr(selfcheck, "_read", lambda key: None)
     with pytest.raises(InputError, match="logits of a tree differ"):
