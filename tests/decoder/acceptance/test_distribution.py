@@ -23,7 +23,7 @@ from decoder.model.making import make_target
 from lab.drafters.dspark.config import DSparkConfig
 from lab.drafters.dspark.drafter import DSparkDrafter
 from lab.drafters.dspark.model import DSparkModel
-from lab.studies.families import SIZES, tiny_model
+from lab.tiny_models import tiny_model
 from tests.decoder.enumeration import chi_square_p
 from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits, target_of
 
@@ -118,10 +118,9 @@ def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "gpt_oss", "deepseek_v3"])
-def test_models_of_every_mechanism_keep_their_distribution(kind, monkeypatch):
+def test_models_of_every_mechanism_keep_their_distribution(kind):
     """States, latents, windows with sinks; the window is shorter than the prompt."""
-    monkeypatch.setitem(SIZES, "sliding_window", 2)
-    model = tiny_model(kind).float()
+    model = tiny_model(kind, sliding_window=2).float()
     model.resize_token_embeddings(VOCAB)
     target = make_target(borrow_model(model), owned=False)
     drafter = WholeDrafter(VOCAB, depth=2, width=4)
