@@ -53,8 +53,8 @@ from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from integrations.aiconfigurator.package import data_folder
+from lab.studies.capacity_accuracy import write_overheads
 from lab.studies.common import store
-from lab.studies.fit_overheads import write_overheads
 
 Seconds = dict[str, float]  # by METRICS
 METRICS = ("tpot", "ttft")

@@ -23,9 +23,7 @@ def tree_of(shape: str, nodes: int, random: np.random.Generator) -> DraftTree:
     }[shape]
     depths = visibility(parents).sum(1)[1:] - 1
     tokens = random.integers(1, SIZES["vocab_size"], nodes)
-    return DraftTree(
-        tokens, parents, depths, np.full(nodes, 0.5)
-    )
+    return DraftTree(tokens, parents, depths, np.full(nodes, 0.5))
 
 
 def paths_of(tree: DraftTree) -> list[list[int]]:
