@@ -12,11 +12,14 @@ import torch
 from numpy.typing import ArrayLike
 
 from costmodel.errors import InputError
+from costmodel.io import read_yaml
 from lab.bench.analysis.ratios import bootstrap_interval, rate_ratios
 from lab.bench.environment import environment as environment
 
 RESULTS = Path(__file__).parent / "results"
 AVX2 = {"ROOFTREE_CPU": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+# Servers and speed-ups that others measured.
+PUBLISHED = read_yaml(Path(__file__).with_name("published.yaml"))
 PROMPTS = Path(__file__).parents[3] / "shared" / "prompts"
 
 
