@@ -28,7 +28,7 @@ from lab.bench.environment import bandwidth_limit, describe_profile, machine, st
 from lab.bench.prompts import PromptText, encode_texts, read_files
 from lab.bench.protocols import ProtocolRun
 from lab.bench.record import BenchSettings, PromptFile, Result, write_result
-from lab.bench.schedule import Listener, Schedule, Tools, run_schedule
+from lab.bench.schedule import Listener, Schedule, run_schedule
 from profiler.calibrate.files import device_label
 from profiler.demo import PROMPTS
 from profiler.measure.lock import device_lock
@@ -128,11 +128,11 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
                 ends=builder.ends,
                 seed=options.seed,
                 by_round=options.decoder.by_round,
+                limit_s=bandwidth_limit(None if located is None else located[0]),
             )
-            tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
-            outcome = run_schedule(runners, schedule, tools, listeners.progress)
+            responses, failed_arms = run_schedule(runners, schedule, listeners.progress)
     settings = _settings(options, builder, files, chat=chat["chat"])
-    failed = {one.name for one in outcome.failed}
+    failed = {one.name for one in failed_arms}
     result = Result(
         environment=environment,
         settings=settings,
@@ -141,9 +141,9 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         profile=None if located is None else describe_profile(*located),
         arms=tuple(runner.arm for runner in runners if runner.arm.name not in failed),
         prompts=tuple(encoded.prompt for encoded in prompts),
-        responses=outcome.responses,
+        responses=responses,
         engines=tuple(one.info(settings.dtype) for one in engines),
-        failed=outcome.failed,
+        failed=failed_arms,
         protocol=None if options.protocol is None else options.protocol.use(labels),
     )
     warnings = (*machine_warnings, *builder.warnings, *result_warnings(result))

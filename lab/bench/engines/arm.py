@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from costmodel.errors import InputError
 from decoder.drafters.factory import DEMO_DRAFTER
-from lab.bench.arms.base import ArmRunner, Details, PeerFailure, Put
+from lab.bench.arms.base import ArmDecoding, ArmRunner, Details, PeerFailure, Put
 from lab.bench.engines import worker
 from lab.bench.engines.choice import EngineChoice, EngineEnvironment, engine_arms, look_into
 from lab.bench.engines.model_file import check_model, engine_model, precision
@@ -145,14 +145,14 @@ class EngineArm:
             self._process.close()
 
 
-class EngineArmDecoding:
+class EngineArmDecoding(ArmDecoding):
     """One text of an engine."""
 
     def __init__(self, process: EngineProcess | None, ids: list[int], new_tokens: int) -> None:
         self._process, self._ids, self._new_tokens = process, ids, new_tokens
         self._text: list[int] | None = None
 
-    def run(self, put: Put) -> None:
+    def steps(self, put: Put) -> Iterator[None]:
         """Decode. Raises PeerFailure where the engine ends, or its text before the limit."""
         if self._process is None:
             raise PeerFailure("it was not started")
@@ -167,6 +167,7 @@ class EngineArmDecoding:
             raise PeerFailure(
                 f"its text ended after {tokens} of {self._new_tokens} tokens without an end token"
             )
+        yield from ()
 
     def details(self) -> Details:
         """The text where ids came late; engines report no rounds."""

@@ -60,7 +60,8 @@ def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
         pieces.append(list(tokens))
         return True
 
-    runner.start(ids, new_tokens, seed).run(put)
+    for _ in runner.start(ids, new_tokens, seed).steps(put):
+        pass
     assert len(pieces) > 1
     return [token for piece in pieces for token in piece]
 
@@ -95,7 +96,8 @@ class TestTreeArm:
         """`ema` by hand: the roofline times a bias that each round moves by a tenth."""
         runner = self.runner(folder, "bastion", "ema")
         decoding = runner.start(IDS, NEW_TOKENS, 0)
-        decoding.run(lambda tokens: True)
+        for _ in decoding.steps(lambda tokens: True):
+            pass
         found = decoding.details().rounds
         source = runner._decoder.cost_source
         bias, context, first = 1.0, len(IDS), True

@@ -20,7 +20,7 @@ from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.record import Model, Update
-from lab.bench.schedule import Schedule, Tools, run_schedule
+from lab.bench.schedule import Schedule, run_schedule
 from tests.decoder.models import greedy
 from tests.lab.bench import fake_bench
 from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, encoded, endless, schedule
@@ -50,8 +50,8 @@ class Learner(FakeArm):
 class LearningDecoding(FakeDecoding):
     done = False
 
-    def run(self, put: Put) -> None:
-        super().run(put)
+    def steps(self, put: Put) -> Iterator[None]:
+        yield from super().steps(put)
         self.done = True
 
     def rehearse(self) -> None:
@@ -132,7 +132,7 @@ class TestRealArms:
             prompts=[encoded(f"p{i}", [5, 7, 5, 9, 40 + i]) for i in range(4)], new_tokens=16,
             repeats=1, ends=builder.ends,
         )  # fmt: skip
-        responses = run_schedule(own, plan, Tools()).responses
+        responses = run_schedule(own, plan)[0]
         found = result(arms, [one.prompt for one in plan.prompts], responses,
                        settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip
         for number, one in enumerate(found.of("plain")):
