@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from costmodel.errors import InputError
 from costmodel.io import check_output
 from decoder.acceptance.sampling import Sampling
@@ -22,8 +20,8 @@ from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
-from lab.bench.engines.arm import EngineSubject, check_engines, engine_runners
-from lab.bench.engines.choice import EngineChoice
+from lab.bench.engines.arm import check_engines, engine_info, engine_runners
+from lab.bench.engines.requested import RequestedEngine
 from lab.bench.environment import bandwidth_limit, describe_profile, machine, stored_profile
 from lab.bench.prompts import PromptText, encode_texts, read_files
 from lab.bench.protocols import ProtocolRun
@@ -49,7 +47,7 @@ class BenchOptions:
 
     target: str | None = None
     arms: ArmChoice = field(default_factory=ArmChoice)
-    engines: Sequence[EngineChoice] = ()
+    engines: Sequence[RequestedEngine] = ()
     decoder: DecoderChoice = field(default_factory=DecoderChoice)
     files: Sequence[Path] = ()
     seed: int = 0
@@ -109,16 +107,9 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
         prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
-        subject = EngineSubject(
-            name=loaded.name,
-            source=loaded.source,
-            dtype=dtype_name(builder.target.dtype),
-            ends=builder.ends,
-            threads=torch.get_num_threads(),
-        )
         for warning in machine_warnings:
             listeners.say(f"warning: {warning}")
-        with engine_runners(engines, subject, listeners.say) as others:
+        with engine_runners(engines, builder.target, builder.ends, listeners.say) as others:
             runners = [*builder.runners(arms), *others]
             located = builder.profile or stored_profile(builder.target)
             schedule = Schedule(
@@ -142,7 +133,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         arms=tuple(runner.arm for runner in runners if runner.arm.name not in failed),
         prompts=tuple(encoded.prompt for encoded in prompts),
         responses=responses,
-        engines=tuple(one.info(settings.dtype) for one in engines),
+        engines=tuple(engine_info(one, settings.dtype) for one in engines),
         failed=failed_arms,
         protocol=None if options.protocol is None else options.protocol.use(labels),
     )

@@ -175,7 +175,7 @@ def _check_policies(policies: tuple[str, ...]) -> None:
 def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
     from lab.bench.arms.builder import DecoderChoice
     from lab.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
-    from lab.bench.engines.choice import engine_choices
+    from lab.bench.engines.requested import requested_engines
     from lab.bench.record import PEER, STUDIES
     from lab.bench.session import BenchOptions
 
@@ -204,7 +204,7 @@ def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
         arms=arms if run is None else run.arms,
         decoder=decoder,
         protocol=run,
-        engines=engine_choices(values["engines"], values["engine_options"]),
+        engines=requested_engines(values["engines"], values["engine_options"]),
         **{name: values[name] for name in same},
     )
 
