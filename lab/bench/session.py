@@ -17,8 +17,8 @@ from decoder.model.loading import default_target, load_model
 from decoder.model.making import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.engines.arm import check_engines, engine_info, engine_runners
 from lab.bench.engines.requested import RequestedEngine
@@ -46,9 +46,9 @@ class BenchOptions:
     """
 
     target: str | None = None
-    arms: ArmChoice = field(default_factory=ArmChoice)
+    arms: ArmNames = field(default_factory=ArmNames)
     engines: Sequence[RequestedEngine] = ()
-    decoder: DecoderChoice = field(default_factory=DecoderChoice)
+    decoder: DecodingOptions = field(default_factory=DecodingOptions)
     files: Sequence[Path] = ()
     seed: int = 0
     template: Mapping[str, Any] | None = field(default_factory=dict)

@@ -62,7 +62,7 @@ def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         weights="random",
         device=scale.device,
         dtype=dtype_of(part, scale),
-        runtime=part.runtime,  # type: ignore[arg-type]
+        runtime=part.runtime,
         contexts=scale.contexts,
         max_nodes=scale.max_nodes,
         batches=scale.batches,
@@ -210,7 +210,7 @@ def run_replay(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
 
     def decoder_of(policy: str, stage_times: bool = False) -> TreeDecoder:
         return TreeDecoder(
-            target,  # type: ignore[arg-type]
+            target,
             drafter=SimulatedDrafter(truth, process, vocab=target.architecture.vocab),
             policy=policy,
             max_nodes=max(scale.fixed),

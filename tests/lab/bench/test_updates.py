@@ -16,8 +16,8 @@ from decoder.profiling.startup import ProfileChoice
 from lab.bench.analysis.families import update_figures
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.arms.base import Put
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.record import Model, Update
 from lab.bench.schedule import Schedule, run_schedule
@@ -116,7 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 class TestRealArms:
     def builder(self, place: Path, drafters: Sequence[str]) -> ArmBuilder:
         loaded = load_model(str(place / "tiny"), dtype=torch.float32, device=torch.device("cpu"))
-        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
+        choice = DecodingOptions(profile=ProfileChoice(calibrate=False))
         return ArmBuilder(loaded, drafter_labels(drafters), choice)
 
     @pytest.mark.slow
@@ -124,7 +124,7 @@ class TestRealArms:
         draft = str(place / "draft")
         drafters = (draft, f"{draft}@adapt=no-bandit")
         builder = self.builder(place, drafters)
-        arms = plan_arms(ArmChoice(policies=("chain", "fixed:12"), drafters=drafters, peers=()))
+        arms = plan_arms(ArmNames(policies=("chain", "fixed:12"), drafters=drafters, peers=()))
         names = [arm.name for arm in arms]
         assert names[3:] == ["chain+draft@adapt=no-bandit", "fixed:12+draft@adapt=no-bandit"]
         own = builder.runners(arms)
