@@ -23,7 +23,7 @@ from decoder.model.making import make_target
 from lab.drafters.dspark.config import DSparkConfig
 from lab.drafters.dspark.drafter import DSparkDrafter
 from lab.drafters.dspark.model import DSparkModel
-from lab.studies.families import tiny_model
+from lab.tiny_models import tiny_model
 from tests.decoder.enumeration import chi_square_p
 from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits, target_of
 
