@@ -17,7 +17,7 @@ from decoder.device import to_device
 from decoder.drafters.blocks import Rope, Rotary, RowCache, Span
 from decoder.model.attention import RowBlock, Scoring, Segment, attend, plan_segment, tail_mask
 from decoder.model.kv_cache import CacheShape, KVCache
-from decoder.model.runtime.capture import Capture, GraphedFunction, Tensors, bucket
+from decoder.model.runtime.capture import CudaCapture, GraphedFunction, Tensors, bucket
 from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.graphs import GraphShape
 from decoder.model.runtime.tables import RowTables, needed_words
@@ -255,7 +255,7 @@ class RowForwards:
     rows, with one warning a bucket. More than `CAPTURED_ROWS` rows run without padding.
     """
 
-    def __init__(self, name: str, body: Body, group: int, capture: Capture | None) -> None:
+    def __init__(self, name: str, body: Body, group: int, capture: CudaCapture | None) -> None:
         """
         name   of the forward, for the warning
         group  query heads of a KV head
@@ -284,11 +284,11 @@ class RowForwards:
             tables.fill(cache, [block])
             return self._body(TableRows(tables, cache.data, self._group), *inputs)
         buckets = self._buckets.setdefault(cache, {})
-        shape = GraphShape(rows=padded, words=words)
+        shape = padded, words
         if shape not in buckets:
             data = cache.data
-            tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
-            fixed = tuple(one.new_zeros((shape.rows, *one.shape[1:])) for one in inputs)
+            tables = RowTables(padded, cache.sequences, words, data.device)
+            fixed = tuple(one.new_zeros((padded, *one.shape[1:])) for one in inputs)
             captured = partial(self._body, TableRows(tables, data, self._group), *fixed)
             buckets[shape] = tables, fixed, GraphedFunction(captured, capture)
         tables, fixed, function = buckets[shape]

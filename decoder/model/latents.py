@@ -56,9 +56,8 @@ def keeps_latents(module: Any) -> bool:
 
 def has_indexer(model: torch.nn.Module) -> bool:
     """Whether some layers choose the keys that they read."""
-    return any(hasattr(part, "index_topk") for part in model.modules()) and any(
-        hasattr(part, "expand_kv") for part in model.modules()
-    )
+    parts, names = list(model.modules()), ("index_topk", "expand_kv")
+    return all(any(hasattr(part, name) for part in parts) for name in names)
 
 
 @dataclass(frozen=True)

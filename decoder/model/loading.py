@@ -182,7 +182,8 @@ def borrow_model(model: Any) -> LoadedModel:
 def _load_pretrained(
     name: str, source: str, dtype: torch.dtype, device: torch.device
 ) -> LoadedModel:
-    target, label = _resolved(source), label_of(name)
+    target, folder = _resolved(source), folder_of(name)
+    label = _canonical_name(name) if folder is None else folder.resolve().name
     config, architecture = target.hf_config, replace(target.architecture, name=label)
     check_loadable(config, source)
     # transformers reads it with the weights.
@@ -259,6 +260,7 @@ def _bad_weights(source: str, reason: str) -> InputError:
 
 
 def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """A model with random weights, allocated and written once, on the device."""
     target = _resolved(name)
     config, architecture = target.hf_config, target.architecture
     quantization = quantization_of(config)
@@ -271,7 +273,15 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
         )
     _check_memory(architecture.name, architecture.parameters * dtype.itemsize, device)
     try:
-        model = _initialised(config, dtype, device)
+        with torch.device("meta"):  # shapes alone, without initialising weights
+            # Passed because a config's dtype takes precedence over torch's default.
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model.to_empty(device=device)
+        with torch.no_grad():
+            model.init_weights()  # also ties weights and recomputes the rotary frequencies
+            if dtype == torch.float32 and device.type == "cpu":
+                for parameter in model.parameters():  # as published ones are, and as fast to read
+                    parameter.copy_(parameter.bfloat16())
     except DEVICE_ERRORS as error:
         raise failed_device(error, device) from error
     except BROKEN_FILES as error:
@@ -281,20 +291,6 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
         ) from error
     made: Any = {"model": model.eval(), "name": target.name, "source": ""}
     return LoadedModel(**made, weights="random", architecture=architecture)
-
-
-def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model with random weights, allocated and written once, on the device."""
-    with torch.device("meta"):  # shapes alone, without initialising weights
-        # Passed because a config's dtype takes precedence over torch's default.
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.to_empty(device=device)
-    with torch.no_grad():
-        model.init_weights()  # also ties weights and recomputes the rotary frequencies
-        if dtype == torch.float32 and device.type == "cpu":
-            for parameter in model.parameters():  # as published ones are, and as fast to read
-                parameter.copy_(parameter.bfloat16())
-    return model
 
 
 def _check_memory(name: str, needed_bytes: int, device: torch.device) -> None:
@@ -383,12 +379,6 @@ def _resolved(source: str) -> TargetEntry:
                 )
             setattr(part, field, None)
     return target
-
-
-def label_of(name: str) -> str:
-    """A model's name: its folder's name, or a known target's full name."""
-    folder = folder_of(name)
-    return _canonical_name(name) if folder is None else folder.resolve().name
 
 
 def _canonical_name(name: str) -> str:

@@ -22,6 +22,7 @@ from decoder.model.loading import LoadedModel
 from decoder.model.runtime.capture import ChosenTokens
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.graphs import GraphRuntime
+from decoder.model.runtime.linear import plain_state, weight_rows
 from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree, visibility
 
@@ -158,7 +159,7 @@ class Target:
 
     def head_weight(self) -> Tensor:
         """The LM head's weight [vocab, hidden]; a copy where weights are packed."""
-        return self._step.head_weight()
+        return plain_state(self._step.head)["weight"]
 
     def head_rows(self, tokens: Ints) -> Tensor | None:
         """A copy [tokens, hidden] of the head's weights for tokens; None where logits need more."""
@@ -166,7 +167,7 @@ class Target:
         plain = self._step.plain_head and type(head) is torch.nn.Linear
         if not plain or head.bias is not None:
             return None
-        return self._step.head_rows(to_device(tokens, self.device))
+        return weight_rows(head, to_device(tokens, self.device))
 
     @torch.inference_mode()
     def prefill(self, token_ids: Tensor, sequence: int = 0) -> Tensor:

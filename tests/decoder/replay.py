@@ -10,14 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from decoder.model.runtime.capture import Capture
+from decoder.model.runtime.capture import CudaCapture
 
 
-class ReplayCapture(Capture):
+class ReplayCapture(CudaCapture):
     """Counts what it records and replays; `fail_from` makes later recordings run out of memory."""
 
     def __init__(self, fail_from=None, budget_bytes=1 << 40):
-        super().__init__(budget_bytes)
+        super().__init__(torch.device("cpu"), budget_bytes)
         self.recordings = 0
         self.replayed = 0
         self._fail_from = fail_from

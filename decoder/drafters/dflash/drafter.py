@@ -36,7 +36,7 @@ from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape
-from decoder.model.runtime.capture import Capture, Tensors
+from decoder.model.runtime.capture import CudaCapture, Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import Candidates, DraftTree, Lattice
 
@@ -292,7 +292,7 @@ class BlockForwards:
     a block's call stores the context that was taken in before it.
     """
 
-    def __init__(self, drafter: DFlashDrafter, capture: Capture | None) -> None:
+    def __init__(self, drafter: DFlashDrafter, capture: CudaCapture | None) -> None:
         self._drafter, self.capture, target = drafter, capture, drafter.target
         self._temperature, self._filled = torch.ones((), device=target.device), 1.0
         config = drafter.model.config

@@ -33,7 +33,7 @@ from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape
-from decoder.model.runtime.capture import Capture, Tensors
+from decoder.model.runtime.capture import CudaCapture, Tensors
 from decoder.model.runtime.linear import pack_layers
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -219,7 +219,7 @@ class LevelForwards:
     temperature change by round, are outside of what may be captured.
     """
 
-    def __init__(self, drafter: Eagle3Drafter, capture: Capture | None) -> None:
+    def __init__(self, drafter: Eagle3Drafter, capture: CudaCapture | None) -> None:
         self._model, self._rotary, self._embed = drafter.model, drafter.rotary, drafter.embed
         shape, target = drafter.model.config.shape, drafter.target
         self._dtype, self.capture, self.device = target.dtype, capture, target.device

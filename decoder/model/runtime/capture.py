@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,26 +35,25 @@ class CaptureError(RuntimeError):
     """Device work could not be recorded; the work can still be done directly."""
 
 
-class Capture(ABC):
-    """Records device work, under a memory budget that a target and its drafter share.
+_ONE_CAPTURE = Lock()  # of the process: captures share the allocator
 
-    A recording counts against the budget for as long as somebody holds it. Tests record on a CPU.
+
+class CudaCapture:
+    """CUDA graphs of one device in one memory pool, under a budget of its memory.
+
+    A target and its drafter share both: graphs are replayed one after another, and their outputs
+    are written to tensors outside the pool. A recording counts against the budget for as long as
+    somebody holds it. Tests stand in for `recorded` and `used_bytes` on a CPU.
 
     notes  messages about drafter forwards that could not be captured
     """
 
-    def __init__(self, budget_bytes: float) -> None:
+    def __init__(self, device: torch.device, budget_bytes: float = inf) -> None:
         self.notes: list[str] = []
-        self._budget_bytes = budget_bytes
+        self._device, self._budget_bytes = device, budget_bytes
         self._live: WeakKeyDictionary[Replay, int] = WeakKeyDictionary()
-
-    @abstractmethod
-    def recorded(self, function: Callable[[], None]) -> Replay:
-        """See `record`, whatever the budget."""
-
-    @abstractmethod
-    def used_bytes(self) -> int:
-        """Device memory in use."""
+        self._stream: Any = None
+        self._pool: Any = None
 
     @property
     def memory_bytes(self) -> int:
@@ -79,24 +77,12 @@ class Capture(ABC):
         self._live[replay] = max(self.used_bytes() - before_bytes, 0)
         return replay
 
-
-_ONE_CAPTURE = Lock()  # of the process: captures share the allocator
-
-
-class CudaCapture(Capture):
-    """CUDA graphs of one device in one memory pool.
-
-    The pool can be shared: graphs are replayed one after another, and their outputs are
-    written to tensors outside the pool.
-    """
-
-    def __init__(self, device: torch.device, budget_bytes: float = inf) -> None:
-        super().__init__(budget_bytes)
-        self._device, self._stream = device, torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
     def recorded(self, function: Callable[[], None]) -> Replay:
+        """See `record`, whatever the budget."""
         with _ONE_CAPTURE:
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self._device)
+                self._pool = torch.cuda.graph_pool_handle()
             current = torch.cuda.current_stream(self._device)
             try:
                 self._stream.wait_stream(current)
@@ -128,6 +114,7 @@ class CudaCapture(Capture):
         torch.cuda.empty_cache()  # frees what the failed capture still holds
 
     def used_bytes(self) -> int:
+        """Device memory in use."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return total_bytes - free_bytes
 
@@ -179,7 +166,7 @@ class GraphedFunction:
     be captured is called directly, and `refused` holds the reason.
     """
 
-    def __init__(self, function: Callable[[], Tensors], capture: Capture) -> None:
+    def __init__(self, function: Callable[[], Tensors], capture: CudaCapture) -> None:
         self._function, self._capture = function, capture
         self._captured: tuple[Tensors, Replay] | None = None
         self.refused: str | None = None

@@ -26,7 +26,7 @@ from decoder.model.attention import (
 from decoder.model.kv_cache import KVCache
 from decoder.model.latents import LatentAttention, follow_latents
 from decoder.model.mixers import RowStates, follow_states
-from decoder.model.runtime.capture import Capture, ChosenTokens
+from decoder.model.runtime.capture import ChosenTokens, CudaCapture
 from decoder.model.runtime.fused import TableAttention, kernels_usable
 from decoder.model.runtime.rope import forwarding, rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
@@ -139,14 +139,6 @@ class ModelStep:
         else:
             out.copy_(self.logits(hidden))
 
-    def head_rows(self, tokens: Tensor) -> Tensor:
-        """Rows [tokens, hidden] of the LM head's weight, copied."""
-        return self.head.weight.detach()[tokens]
-
-    def head_weight(self) -> Tensor:
-        """The LM head's weight [vocab, hidden]."""
-        return self.head.weight.detach()
-
     @contextmanager
     def _hooks(self) -> Iterator[dict[int, Tensor]]:
         """The captured hidden states [1, rows, hidden] of one forward, by layer."""
@@ -176,7 +168,7 @@ class EagerRuntime:
     """
 
     kind: RuntimeKind = "eager"
-    capture: Capture | None = None
+    capture: CudaCapture | None = None
     buckets: tuple[int, ...] = ()
 
     def __init__(

@@ -127,15 +127,10 @@ def text_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) ->
     keys, values  [kv_heads, keys, head_dim], the rows' own last
     returns       [rows, heads, head_dim]
     """
-    output = nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        keys[None],
-        values[None],
-        attn_mask=causal_lower_right(len(query), keys.shape[1]),
-        scale=scale,
-        enable_gqa=True,
-    )
-    return output[0].transpose(0, 1)
+    mask = causal_lower_right(len(query), keys.shape[1])
+    given = query.transpose(0, 1)[None], keys[None], values[None]
+    attend = nn.functional.scaled_dot_product_attention
+    return attend(*given, attn_mask=mask, scale=scale, enable_gqa=True)[0].transpose(0, 1)
 
 
 def reference_table_attention(
@@ -187,9 +182,9 @@ PROJECTIONS = attrgetter(
 )  # fmt: skip
 
 
-def plain_linears(layer: Any) -> bool:
-    """Whether all products are plain (`is_plain`)."""
-    return all(map(is_plain, PROJECTIONS(layer)))
+def fusible(layer: nn.Module) -> bool:
+    """Whether it is a layer of these families, with plain products (`is_plain`)."""
+    return type(layer) in FUSIBLE and all(map(is_plain, PROJECTIONS(layer)))
 
 
 def fuse(model: nn.Module) -> int:
@@ -197,7 +192,7 @@ def fuse(model: nn.Module) -> int:
     fused = 0
     with torch.no_grad():
         for layer in model.modules():
-            if type(layer) in FUSIBLE and plain_linears(layer):
+            if fusible(layer):
                 if not isinstance(layer.__dict__.get("forward"), FusedForward):
                     layer.forward = FusedForward(layer)
                 fused += 1
@@ -291,14 +286,10 @@ def joined_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]
 
 
 class PlainLinear:
-    """Layers with a joined weight, of which the modules' weights are views.
-
-    weight_bytes  that a product reads of one weight, scales included
-    """
+    """Layers with a joined weight, of which the modules' weights are views."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._weight, self._bias = joined_weights(linears)
-        self.weight_bytes = self._weight.itemsize
         sizes = [linear.out_features for linear in linears]
         for linear, part in zip(linears, self._weight.split(sizes), strict=True):
             linear.weight = nn.Parameter(part, requires_grad=False)
@@ -321,14 +312,6 @@ class PlainLinear:
             return rows + self(inputs)
         add = rows.addmm_ if overwrite else rows.addmm
         return add(inputs, self._weight.t())
-
-    def weight(self) -> Tensor:
-        """The plain weight [out, in], or a copy."""
-        return self._weight
-
-    def rows(self, numbers: Tensor) -> Tensor:
-        """Rows [..., in] of the weight by their numbers [...]."""
-        return self._weight[numbers]
 
 
 def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:

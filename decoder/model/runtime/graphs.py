@@ -14,7 +14,7 @@ from torch import Tensor
 from decoder.configs import first_reason
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.capture import BUCKETS, Capture, ChosenTokens, Replay, bucket
+from decoder.model.runtime.capture import BUCKETS, ChosenTokens, CudaCapture, Replay, bucket
 from decoder.model.runtime.eager import (
     EagerRuntime,
     ForwardOutputs,
@@ -25,12 +25,8 @@ from decoder.model.runtime.eager import (
 from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 
-
-class GraphShape(NamedTuple):
-    """The sizes of a captured forward: its padded rows, and the words of a row's ancestor bits."""
-
-    rows: int
-    words: int
+# The sizes of a captured forward: its padded rows, and the words of a row's ancestor bits.
+GraphShape = tuple[int, int]
 
 
 class CapturedStep(NamedTuple):
@@ -52,8 +48,9 @@ class GraphRuntime:
     """
 
     kind: RuntimeKind = "graphs"
+    buckets: tuple[int, ...] = BUCKETS
 
-    def __init__(self, step: ModelStep, eager: EagerRuntime, capture: Capture) -> None:
+    def __init__(self, step: ModelStep, eager: EagerRuntime, capture: CudaCapture) -> None:
         self._step, self.eager, self.capture = step, eager, capture
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
@@ -62,15 +59,11 @@ class GraphRuntime:
         self._hidden: tuple[str, ...] = ()
 
     @property
-    def buckets(self) -> tuple[int, ...]:
-        return BUCKETS
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         refusals = [
-            f"a forward of {shape.rows} rows runs eagerly: {reason}"
+            f"a forward of {rows} rows runs eagerly: {reason}"
             for refused in self._refused.values()
-            for shape, reason in refused.items()
+            for (rows, _), reason in refused.items()
         ]
         return (*self._hidden, *refusals, *self.capture.notes)
 
@@ -91,11 +84,11 @@ class GraphRuntime:
     def refusal(self, cache: KVCache, rows: int) -> str:
         """The reason why a forward of so many rows runs uncaptured; empty where it does not."""
         padded, refused = bucket(rows), self._refused.get(cache, {})
-        return next((why for shape, why in refused.items() if shape.rows == padded), "")
+        return next((why for (size, _), why in refused.items() if size == padded), "")
 
     @torch.inference_mode()
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
-        """Capture the forwards of up to `rows` rows a sequence, largest first.
+        """CudaCapture the forwards of up to `rows` rows a sequence, largest first.
 
         Smaller ones then fit into the memory of the largest. Those for which the cache has no
         room are left out. The rows written meanwhile do not become pending.
@@ -118,8 +111,7 @@ class GraphRuntime:
         rows = bucket(sum(block.rows for block in blocks))
         if rows is None:
             return None
-        words = max(needed_words(cache, blocks), whole_words(rows))  # whoever has the rows
-        shape = GraphShape(rows=rows, words=words)
+        shape = rows, max(needed_words(cache, blocks), whole_words(rows))  # whoever has the rows
         captured = self._captured.setdefault(cache, {})
         refused = self._refused.setdefault(cache, {})
         if shape not in captured and shape not in refused:
@@ -134,16 +126,16 @@ class GraphRuntime:
     def _record(
         self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
     ) -> CapturedStep:
-        step = self._step
-        tables = RowTables(shape.rows, cache.sequences, shape.words, step.device)
+        step, (rows, words) = self._step, shape
+        tables = RowTables(rows, cache.sequences, words, step.device)
         tables.fill(cache, blocks)
         plan = TableAttention(cache.data, tables)
-        logits = self._output("logits", shape.rows, step.vocab)
-        chosen = ChosenTokens(shape.rows, step.device)
+        logits = self._output("logits", rows, step.vocab)
+        chosen = ChosenTokens(rows, step.device)
         features = None
         if step.captured:
             width = len(step.captured) * int(step.embedding.weight.shape[1])
-            features = self._output("features", shape.rows, width)
+            features = self._output("features", rows, width)
 
         def run() -> None:
             hidden, states = step.run(tables.tokens, tables.positions, plan)

@@ -23,6 +23,8 @@ class TiledLinear:
 
     Its methods are those of `PlainLinear`. The modules compute by it from now on, and their
     weights keep only shape and dtype; see `plain_state`.
+
+    weight_bytes  that a product reads of one weight, scales included
     """
 
     def __init__(self, linears: Sequence[nn.Linear], stored: torch.dtype | None = None) -> None:
@@ -65,11 +67,13 @@ class TiledLinear:
         return self.numbers(inputs).add_(rows).to(self.dtype)
 
     def weight(self) -> Tensor:
+        """A plain copy [out, in]."""
         weight = tiles.unpacked(self.blocks, *self._size).to(self.dtype)
         scales = self.scales[: len(weight), None]
         return weight * scales.to(self.dtype) if len(scales) else weight
 
     def rows(self, numbers: Tensor) -> Tensor:
+        """Rows [..., in] of the weight by their numbers [...]."""
         rows = tiles.rows_of(self.blocks, numbers, self._size[1]).to(self.dtype)
         return rows * self.scales[numbers][..., None].to(self.dtype) if len(self.scales) else rows
 
@@ -142,13 +146,21 @@ def read_bytes(module: nn.Module, apart: Sequence[nn.Module] = ()) -> float | No
     return read / sum(one.numel() for one in inside)
 
 
+def weight_rows(linear: nn.Linear, numbers: Tensor) -> Tensor:
+    """A copy of rows [..., in] of a layer's weight, which may be packed, by their numbers [...]."""
+    part = linear.__dict__.get("forward")
+    if isinstance(part, JoinedPart):
+        return part.joined.rows(numbers)
+    return linear.weight.detach()[numbers]
+
+
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict of a module, with plain copies of the weights that are packed."""
     state: dict[str, Tensor] = dict(module.state_dict())
     for name, layer in module.named_modules():
         forward = layer.__dict__.get("forward")
         if isinstance(forward, JoinedPart):
-            state[f"{name}.weight"] = forward.joined.weight()[forward.part]
+            state[f"{name}.weight".lstrip(".")] = forward.joined.weight()[forward.part]
         elif hasattr(forward, "__self__"):  # a tied embedding
             state[f"{name}.weight"] = forward.__self__.weight()
     return state

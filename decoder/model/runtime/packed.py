@@ -28,7 +28,7 @@ from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime import tiles
 from decoder.model.runtime.eager import EagerRuntime, ForwardOutputs, ModelStep, RuntimeKind
-from decoder.model.runtime.fused import FUSIBLE, PROJECTIONS, is_plain, plain_linears, unfuse
+from decoder.model.runtime.fused import PROJECTIONS, fusible, is_plain, unfuse
 from decoder.model.runtime.layers import PHASES, Forward, LayerWeights, Matrix, Rows, run_layers
 from decoder.model.runtime.linear import TiledLinear
 from decoder.model.runtime.row_attention import LANES, PAIRED
@@ -64,36 +64,38 @@ class PackedLayers:
     ) -> None:
         """entry: the product and the norm that make a context's rows of features"""
         layers, last = list(base.layers), base.norm
-        attentions, linears = [one.self_attn for one in layers], list(map(PROJECTIONS, layers))
+        attentions = [one.self_attn for one in layers]
+        q, k, v, o, gate, up, down = zip(*map(PROJECTIONS, layers), strict=True)
         self._dtype = last.weight.dtype
         self._pairs = self._dtype == torch.bfloat16 and not int8 and this_cpu().pairs
         self._paired_heads = self._pairs and attentions[0].head_dim % PAIRED == 0
         self._stored = torch.int8 if int8 else None
         self._rope = RopeFactors(base.rotary_emb)
-        self._queries = linears[0][0].out_features
+        self._queries = q[0].out_features
         pairs = [(one.input_layernorm, one.post_attention_layernorm) for one in layers]
         all_norms = (*chain(*pairs), last, *(entry or ())[1:])
         norms = [norm.weight.detach().float() for norm in all_norms]
         heads = self._queries // attentions[0].head_dim
-        outputs: Any = self._stacked([one[3:4] for one in linears])
+        outputs: Any = self._stacked(o)
         self._none = Matrix(*(part[:1, :0] for part in outputs))
         self._weights = LayerWeights(
-            self._none if entry is None else self._stacked([[entry[0]]]),
-            self._stacked([one[:3] for one in linears]),
+            self._none if entry is None else self._stacked([entry[0]]),
+            self._stacked(q, k, v),
             outputs,
-            self._stacked([one[4:6] for one in linears]),
-            self._stacked([one[6:] for one in linears]),
+            self._stacked(gate, up),
+            self._stacked(down),
             torch.stack(norms).numpy(),
             torch.stack([_head_norms(one, heads) for one in attentions]).numpy(),
             np.array([_window(one) for one in attentions]),
             heads,
-            linears[0][4].out_features,
+            gate[0].out_features,
             np.float32(last.eps if isinstance(last, nn.RMSNorm) else last.variance_epsilon),
             np.float32(attentions[0].scaling),
         )
 
-    def _stacked(self, groups: Sequence[Sequence[nn.Linear]]) -> Matrix:
-        """The joined weights of all layers side by side, of which each layer's are a view."""
+    def _stacked(self, *linears: Sequence[nn.Linear]) -> Matrix:
+        """The weights of each layer joined, and those of all layers, of which they are views."""
+        groups = list(zip(*linears, strict=True))
         exact = all(tiles.is_bfloat16(one.weight) for group in groups for one in group)
         stored = self._stored or (torch.bfloat16 if exact else self._dtype)
         joined = [TiledLinear(groups[0], stored)]
@@ -218,8 +220,7 @@ def compiled_layers(step: ModelStep) -> list[Any]:
     """The layers of a model where all are such as `layers` computes, else none."""
     found = list(getattr(base_of(step.model), "layers", ()))
     known = step.rope is None and all(
-        type(layer) in FUSIBLE
-        and plain_linears(layer)
+        fusible(layer)
         and isinstance(layer.mlp.act_fn, (nn.SiLU, SiLUActivation))
         and layer.self_attn.head_dim % LANES == 0
         for layer in found
@@ -267,14 +268,6 @@ class PackedStep(ModelStep):
         head = self.packed.head if self.plain_head else None
         return super().logits(hidden) if head is None else head.numbers(hidden)
 
-    def head_rows(self, tokens: Tensor) -> Tensor:
-        head = self.packed.head
-        return super().head_rows(tokens) if head is None else head.rows(tokens)
-
-    def head_weight(self) -> Tensor:
-        head = self.packed.head
-        return super().head_weight() if head is None else head.weight()
-
 
 class PackedRuntime(EagerRuntime):
     """Runs a model by packed weights on a CPU."""
@@ -317,7 +310,7 @@ def packed_of(model: nn.Module) -> PackedModel | None:
 
 
 def _head_norms(attention: Any, heads: int) -> Tensor:
-    """LayerWeights of the queries' and keys' norms [heads + kv_heads, head_dim]; empty without."""
+    """Weights of the queries' and keys' norms [heads + kv_heads, head_dim]; empty without."""
     if not hasattr(attention, "q_norm"):
         return torch.empty(0, 0)
     query, key = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()

@@ -230,11 +230,11 @@ def test_a_calibration_skips_what_cannot_be_captured_and_rounds_no_cache():
     (torch.AcceleratorError("CUDA error: no kernel image is available"), "no kernel image"),
 ])  # fmt: skip
 def test_errors_of_the_device_are_none_of_the_model(cuda, monkeypatch, error, said):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     device = torch.device("cpu")
-    monkeypatch.setattr(loading, "_initialised", fail)
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_config", fail)
     with pytest.raises(DeviceError, match=said):
         loading.load_model("qwen3-0.6b", weights="random", dtype=torch.float32, device=device)
     monkeypatch.setattr(selfcheck, "_try", fail)
