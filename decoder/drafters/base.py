@@ -71,9 +71,8 @@ class DraftSession(ABC):
         """Candidates for the tokens after `context`.
 
         context  int64 [tokens]: the text so far, the bonus token last
-        Returns a `Lattice` of candidates by position [depth, K], a `PairLattice` where each
-        depends on the one before, or a `CandidateTree` of candidates by path. Calling it twice
-        without `observe` gives the same candidates.
+        Returns a `Lattice` of candidates by position [depth, K], a `CandidateTree` of candidates
+        by path, or other `Candidates`. Calling it twice without `observe` gives the same ones.
         """
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:

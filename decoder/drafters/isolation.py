@@ -24,6 +24,7 @@ from decoder.tree.draft_tree import (
     NO_CANDIDATES,
     Candidates,
     DraftTree,
+    Lattice,
     checked_arrays,
     checked_parents,
 )
@@ -86,13 +87,14 @@ class IsolatedSession:
 
         def checked() -> Candidates:
             drafted = self._session.draft(read_only(context), request)
-            if not isinstance(drafted, Candidates):
-                others = "" if request.whole else ", a PairLattice or a CandidateTree"
+            if not isinstance(drafted, Lattice if request.whole else Candidates):
+                others = "" if request.whole else ", a CandidateTree or other Candidates"
                 raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
-            candidates = drafted.checked()
-            if request.whole:
-                candidates.check_whole(self._owner.vocab)
-            return candidates.sound(self._owner.vocab)
+            if isinstance(drafted, Lattice) and request.whole:
+                depth, shape = len(drafted.tokens), tuple(getattr(drafted.whole, "shape", ()))
+                if depth and (shape[:1] != (depth,) or not 0 < shape[1] <= self._owner.vocab):
+                    raise ValueError(f"whole must be a tensor [{depth}, {self._owner.vocab}]")
+            return drafted.sound(self._owner.vocab)
 
         nothing: Candidates = NO_CANDIDATES
         return self._run("draft", checked, nothing)

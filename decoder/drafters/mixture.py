@@ -24,7 +24,14 @@ import numpy as np
 
 from costmodel.statistics import Array, Ints
 from decoder.jit import jit, jit_inner
-from decoder.tree.draft_tree import NO_CANDIDATES, Candidates, CandidateTree, sift_down, sift_up
+from decoder.tree.draft_tree import (
+    NO_CANDIDATES,
+    Candidates,
+    CandidateTree,
+    Lattice,
+    sift_down,
+    sift_up,
+)
 
 TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
 CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
@@ -41,6 +48,7 @@ MISSES_PRIOR = 1.0  # pseudo-observations of a token that both drafters miss ind
 PRIOR_WEIGHTS = np.array([0.25, 0.35, 0.4])
 PRIOR_TOKENS = 16.0
 FORGETTING = 0.998  # factor of old counts for each new token of the same class
+NO_MARGINALS = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 UNNAMED = 1e-4  # probability of any one token to a drafter that does not name it
 
 
@@ -65,11 +73,13 @@ class JointDraft(NamedTuple):
 def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
     """The joint draft of two drafters' sound candidates.
 
-    A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do the
-    pairs of either one.
+    A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do other
+    candidates of either one.
     """
-    marginals = second.marginals()
-    other = NO_CANDIDATES if len(marginals.tokens) else second.as_tree(nodes)
+    if isinstance(second, Lattice) and len(second.tokens):
+        marginals, other = second, NO_CANDIDATES
+    else:
+        marginals, other = NO_MARGINALS, second.as_tree(nodes)
     trie, given = _merge(_arrays(first.as_tree(nodes)), _arrays(other))
     places = np.array(marginals.tokens, dtype=np.int64, order="C")
     shares = np.array(marginals.probabilities, dtype=np.float64, order="C")

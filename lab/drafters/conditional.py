@@ -23,7 +23,7 @@ from decoder.device import to_device
 from decoder.drafters.vocabulary import DraftHead, softmax
 from decoder.tree.draft_tree import CandidateTree, best_first
 from decoder.tree.growth import Frontier
-from decoder.tree.pairs import PairLattice
+from lab.drafters.pairs import PairLattice
 
 # DARTree's settings (magneto0124/DARTree): nodes of a level, and those of them that are expanded.
 LEVEL_NODES, FRONTIER = 64, 12

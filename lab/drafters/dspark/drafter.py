@@ -14,7 +14,6 @@ from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
-from decoder.tree.pairs import PairLattice
 from lab.drafters.conditional import (
     FRONTIER,
     LEVEL_NODES,
@@ -30,6 +29,7 @@ from lab.drafters.conditional import (
 )
 from lab.drafters.dspark.config import PAIRED
 from lab.drafters.dspark.model import DSparkModel
+from lab.drafters.pairs import PairLattice
 
 
 class DSparkDrafter(DFlashDrafter):
