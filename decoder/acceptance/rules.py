@@ -52,9 +52,8 @@ def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]
     """Follow the target's own draws down a tree.
 
     At each visited row the target draws its token (argmax at T = 0). If a child carries the
-    token, the walk descends to it; otherwise the token is the bonus token. This is exact at
-    any temperature, since every emitted token is the target's own draw and the tree does not
-    depend on it. No exact rule accepts more of a deterministic tree. Only visited rows of the
+    token, the walk descends to it; otherwise the token is the bonus token. This is exact at any
+    temperature, and no exact rule accepts more of a deterministic tree. Only visited rows of the
     logits [rows, vocab] are processed.
     """
     return _follow(tree, lambda row: pick(logits[row]))
@@ -63,15 +62,12 @@ def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]
 def _follow(tree: DraftTree, token_after: Callable[[int], Any]) -> Accepted:
     rows: list[int] = []
     tokens: list[int] = []
-    row = 0
-    while True:
-        token = int(token_after(row))
-        child = tree.child(row, token)
-        if child < 0:
-            return Accepted(rows, tokens, token)
+    token, child = int(token_after(0)), 0
+    while (child := tree.child(child, token)) >= 0:
         rows.append(child)
         tokens.append(token)
-        row = child
+        token = int(token_after(child))
+    return Accepted(rows, tokens, token)
 
 
 def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Accepted:
@@ -80,9 +76,7 @@ def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: SeededChoice
     Child x is accepted with probability min(1, p(x) / q(x)). On rejection, p becomes
     [p - q]+ normalised; x is removed from q, which is normalised again. After the last
     rejection the bonus token is drawn from p. This is exact for children drawn without
-    replacement. Only visited rows are processed.
-
-    rows  what it asks of each row, with r of 1 everywhere
+    replacement. `rows` have an r of 1 everywhere.
     """
     path, rank, children = [0], 0, tree.child_rows()
     while rank < len(children[path[-1]]):
@@ -103,8 +97,6 @@ def traversal(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Acce
     S / (S + 1 - r), and q loses the leaf. A parent without children is then a leaf itself.
     This is exact for children drawn without replacement, and accepts at least as much as
     recursive rejection on average. Only rows that the search reaches are processed.
-
-    rows  what it asks of each row
     """
     path, ranks, children = [0], [0], tree.child_rows()
     while True:
@@ -154,13 +146,13 @@ class AcceptanceRule:
 
     `walk` follows the target's own draws down a deterministic tree. `recursive` and
     `traversal` judge trees drawn from q. `auto` walks while the mean entropy of the target's
-    recent distributions is below `ENTROPY_THRESHOLD`, and takes traversal verification
-    otherwise. At T = 0 every rule walks. Each decision depends on past rounds of this
-    sequence alone, so a seed gives the same text again if the policy chooses the same shapes.
+    recent distributions is below `ENTROPY_THRESHOLD`, and else takes traversal verification. At
+    T = 0 every rule walks. Each decision depends on past rounds of this sequence alone, so a
+    seed gives the same text again if the policy chooses the same shapes.
 
-    The round calls `wants_drawn` before drafting. If it is true, the policy chooses the shape
-    from `expected(...)` instead of the candidates, or from the `expectation` alone where q is not
-    known yet, and `drawn` gives the shape its tokens.
+    If `wants_drawn` is true before drafting, the policy chooses the shape from `expected(...)`
+    instead of the candidates, or from the `expectation` where q is not known yet, and `drawn`
+    gives the shape its tokens.
     """
 
     def __init__(self, name: RuleName, sampling: Sampling, device: torch.device) -> None:

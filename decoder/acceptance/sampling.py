@@ -29,10 +29,9 @@ class Sampling:
     temperature  0 takes the argmax; otherwise logits are divided by it
     top_p        keep the smallest set of tokens whose probability reaches it (1: all)
     top_k        keep the k most probable tokens (0: all)
-    seed         of the generator. Walked trees make one draw for each emitted token, in
-                 order, so a seed gives the same text under every policy. With sampled trees
-                 the distribution of texts is the same, but a seed's text also depends on the
-                 shapes of all trees, and so on the policy and on measured times
+    seed         of the generator. With walked trees a seed gives the same text under every
+                 policy. With sampled trees a seed's text also depends on the shapes of all
+                 trees, and so on the policy and on measured times
     Raises InputError for values out of range.
     """
 
@@ -73,7 +72,6 @@ class RunningEntropy:
         self._weight = 0.0
 
     def note(self, entropy: float) -> None:
-        """Add the entropy of one distribution, in nats."""
         self._sum = self.FADING * self._sum + entropy
         self._weight = self.FADING * self._weight + 1.0
 
@@ -97,9 +95,8 @@ def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tenso
         smallest = torch.topk(scaled, sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
     if sampling.top_p < 1.0:
-        scaled = scaled.masked_fill(
-            _beyond_top_p(scaled.softmax(-1), sampling.top_p), float("-inf")
-        )
+        beyond = _beyond_top_p(scaled.softmax(-1), sampling.top_p)
+        scaled = scaled.masked_fill(beyond, float("-inf"))
     return scaled.softmax(-1)
 
 
@@ -118,8 +115,8 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     """The tokens that top-p drops, boolean [vocab]: the least probable, 1 - top_p at most in sum.
 
     Sorting a whole vocabulary costs a fifth of a forward on a CPU. Tokens below
-    (1 - top_p) / vocab sum to less than 1 - top_p, so all of them are dropped and only the
-    others are sorted. An accelerator waits for their number: `draw_rows` does without.
+    (1 - top_p) / vocab sum to less than 1 - top_p, so only the others are sorted. An accelerator
+    waits for their number: `draw_rows` does without.
     """
     cut = 1.0 - top_p
     likely = probabilities >= cut / len(probabilities)

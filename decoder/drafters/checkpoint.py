@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 
 from costmodel.errors import InputError, reason_of
@@ -56,13 +56,17 @@ def _folder(name: str | Path, files: Sequence[str], complete: Callable[[Path], b
 
 
 def stored_model(
-    name: str | Path, target: Target, load: Callable[[Path, Mapping[str, Any], torch.Tensor], Model]
+    source: str | Path | Model,
+    target: Target,
+    load: Callable[[Path, Mapping[str, Any], torch.Tensor], Model],
 ) -> Model:
-    """The model of a folder or hub id, on the target's device and in its dtype.
+    """The model of a folder or hub id, on the target's device and in its dtype, or the given one.
 
     load  reads it from the folder, its config.json and a tensor of that device and dtype
     """
-    folder = checkpoint_folder(name)
+    if not isinstance(source, (str, Path)):
+        return source
+    folder = checkpoint_folder(source)
     like = torch.empty(0, dtype=target.dtype, device=target.device)
     return load(folder, read_config(folder), like)
 
@@ -159,7 +163,6 @@ class Fields:
                 )
 
     def require(self, expected: Mapping[str, Any]) -> None:
-        """Raise InputError if a field is present with another value."""
         for name, supported in expected.items():
             value = self.values.get(name)
             if value is not None and value != supported:
@@ -231,35 +234,22 @@ class Weights:
     def __init__(self, folder: Path, *, pickled: bool = False) -> None:
         """pickled: whether pytorch_model.bin may take the place of safetensors"""
         self.folder = folder
-        self._files: dict[str, Path] = {}  # file of each tensor
+        self._files: dict[str, tuple[Path, Any]] = {}  # the file of each tensor, and it opened
         self._loaded: dict[str, torch.Tensor] = {}
         self.shapes: dict[str, Shape] = {}
-        paths = _weight_files(folder)
-        if paths:
-            for path in paths:
-                with _reading(path), safe_open(path, framework="pt") as stored:
-                    for name in stored.keys():  # noqa: SIM118 - not a mapping
-                        self._files[name] = path
-                        self.shapes[name] = tuple(stored.get_slice(name).get_shape())
-            return
-        bare = folder / PICKLED
-        if not bare.is_file():
-            raise InputError(f"{folder} holds no {WEIGHTS}", hint="Copy the whole checkpoint.")
-        if not pickled:
-            raise InputError(
-                f"{folder} holds its weights as {PICKLED}, and only safetensors are read",
-                hint="Convert it to model.safetensors first.",
-            )
-        try:
-            loaded = torch.load(bare, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch's reader fails in many ways
-            raise _unreadable(bare, error) from error
-        if not isinstance(loaded, dict) or not all(
-            isinstance(tensor, torch.Tensor) for tensor in loaded.values()
-        ):
-            raise InputError(f"{bare} does not hold tensors by name")
-        self._loaded = loaded
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
+        for path in _weight_files(folder, pickled):
+            with _reading(path):
+                if path.name == PICKLED:
+                    self._loaded = torch.load(path, map_location="cpu", weights_only=True)
+                    continue
+                stored = safe_open(path, framework="pt")
+                for name in stored.keys():  # noqa: SIM118 - not a mapping
+                    self._files[name] = path, stored
+                    self.shapes[name] = tuple(stored.get_slice(name).get_shape())
+        loaded = self._loaded.values() if isinstance(self._loaded, dict) else [None]
+        if not all(isinstance(tensor, torch.Tensor) for tensor in loaded):
+            raise InputError(f"{folder / PICKLED} does not hold tensors by name")
+        self.shapes |= {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
 
     def check(self, expected: Mapping[str, Shape], optional: frozenset[str] = frozenset()) -> None:
         """Raise one InputError that lists every missing, unknown or wrongly shaped tensor."""
@@ -285,18 +275,18 @@ class Weights:
 
     def read(self, names: Mapping[str, Shape], device: torch.device) -> dict[str, torch.Tensor]:
         """The tensors of these names, as far as they are stored, on the device."""
-        wanted = [name for name in names if name in self.shapes]
-        tensors = {name: self._loaded[name].to(device) for name in wanted if name in self._loaded}
-        for path in sorted({self._files[name] for name in wanted if name in self._files}):
-            with _reading(path), safe_open(path, framework="pt") as stored:
-                for name in wanted:
-                    if self._files[name] == path:
-                        tensors[name] = stored.get_tensor(name).to(device)
+        tensors = {name: self._loaded[name].to(device) for name in names if name in self._loaded}
+        for name in names:
+            if name in self._files:
+                path, stored = self._files[name]
+                with _reading(path):
+                    tensors[name] = stored.get_tensor(name).to(device)
         return tensors
 
     def rows(self, name: str, rows: Iterable[int]) -> torch.Tensor:
         """Some rows of a stored tensor [..., width]."""
-        with _reading(self._files[name]), safe_open(self._files[name], framework="pt") as stored:
+        path, stored = self._files[name]
+        with _reading(path):
             part = stored.get_slice(name)
             return torch.cat([part[int(row) : int(row) + 1] for row in rows])
 
@@ -323,10 +313,20 @@ def save_checkpoint(
     write_atomic(folder / WEIGHTS, save(stored, metadata={"format": "pt"}), InputError)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """model.safetensors, or the files that the index names; empty if there is neither."""
+def _weight_files(folder: Path, pickled: bool) -> list[Path]:
+    """The files that the index names, model.safetensors, or the pickled file. Raises InputError."""
+    bare = folder / PICKLED
     if not (folder / INDEX).is_file():
-        return [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else []
+        if (folder / WEIGHTS).is_file():
+            return [folder / WEIGHTS]
+        if not bare.is_file():
+            raise InputError(f"{folder} holds no {WEIGHTS}", hint="Copy the whole checkpoint.")
+        if not pickled:
+            raise InputError(
+                f"{folder} holds its weights as {PICKLED}, and only safetensors are read",
+                hint="Convert it to model.safetensors first.",
+            )
+        return [bare]
     index = read_json(folder / INDEX, hint="Copy it again.")
     files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
@@ -345,15 +345,11 @@ def _weight_files(folder: Path) -> list[Path]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"cannot read the weights in {path}: {reason_of(error)}",
-        hint="The file is damaged or was copied in part; fetch it again.",
-    )
+    except Exception as error:  # torch's reader fails in many ways
+        raise InputError(
+            f"cannot read the weights in {path}: {reason_of(error)}",
+            hint="The file is damaged or was copied in part; fetch it again.",
+        ) from error
 
 
 def _some(names: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Isolation of a drafter's failures: where it fails, its text goes on without drafts.
 
-A drafter may be somebody else's code. Whatever it does, the decoded text is the target's. This is
-the one place where drafts are made sound: candidates are checked here, arguments are read-only,
-and after an exception a drafter drafts no more in that text.
+A drafter may be somebody else's code, or damaged. Whatever it does, the decoded text is the
+target's: candidates are checked here, arguments are read-only, and after an exception a drafter
+drafts no more in that text.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ class NgramDrafter(Drafter):
         return NgramSession(self)
 
     def unlearnt(self) -> NgramDrafter:
-        """The same drafter before any text."""
         return NgramDrafter(self.max_depth)
 
     def hit_rates(self) -> Array:

@@ -1,14 +1,13 @@
 """Vocabularies of drafters: reduced heads, candidates from logits, agreement with the target's.
 
-A small drafter spends more time on the rows of a large vocabulary than on its own layers, so its
-head may be cut to the tokens it was trained on. These are in a file of this project's own beside
-a checkpoint in the published format; engines that do not know it draft with the whole head.
+A small drafter spends more time on a large vocabulary than on its own layers, so its head may be
+cut to the tokens it was trained on. These are in a file of this project's own beside a checkpoint
+in the published format; engines that do not know it draft with the whole head.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from decoder.drafters.checkpoint import TOKENS as FILE
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.linear import TiledLinear, join
 from decoder.model.target import Target
-from decoder.tree.growth import Children, Frontier
+from decoder.tree.growth import Children, Frontier, LevelSource
 
 
 class DraftHead:
@@ -56,7 +55,6 @@ class DraftHead:
 
     @property
     def tiled(self) -> TiledLinear | None:
-        """The head as a packed product of its own; None for another."""
         return self._product if isinstance(self._product, TiledLinear) else None
 
     @property
@@ -68,7 +66,6 @@ class DraftHead:
         return self._target.head(hidden) if self._product is None else self._product(hidden)
 
     def ids(self, places: Ints) -> Ints:
-        """The target's token ids for column numbers of the logits."""
         return places if self.tokens is None else self.tokens[places]
 
     def whole(self, probabilities: torch.Tensor) -> torch.Tensor:
@@ -121,13 +118,13 @@ def check_vocabulary(drafter: LoadedModel, target: LoadedModel) -> None:
                 hint="Use a smaller model of the target's own family.",
             )
         return
-    different = len(ours.items() ^ theirs.items())
-    if different:
-        token = min(ours.keys() | theirs.keys(), key=lambda t: (ours.get(t) == theirs.get(t), t))
+    if different := ours.items() ^ theirs.items():
+        token = min(token for token, _ in different)
+        ids = (f"id {ids[token]}" if token in ids else "no token" for ids in (ours, theirs))
         raise InputError(
             f"tokenizer mismatch between the drafter {drafter.name} and the target "
-            f"{target.name}: {different} entries differ, such as {token!r}, which is "
-            f"{_id(ours, token)} for the drafter and {_id(theirs, token)} for the target",
+            f"{target.name}: {len(different)} entries differ, such as {token!r}, which is "
+            f"{next(ids)} for the drafter and {next(ids)} for the target",
             hint="Use a smaller model of the target's own family.",
         )
 
@@ -138,10 +135,6 @@ def _token_ids(loaded: LoadedModel) -> dict[str, int] | None:
         return dict(loaded.tokenizer().get_vocab())
     except InputError:
         return None
-
-
-def _id(token_ids: dict[str, int], token: str) -> str:
-    return f"id {token_ids[token]}" if token in token_ids else "no token"
 
 
 def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -174,24 +167,14 @@ def over_vocabulary(probabilities: torch.Tensor, tokens: Ints | None, vocab: int
     return whole.index_copy_(1, to_device(tokens, probabilities.device), probabilities)
 
 
-@dataclass(frozen=True, slots=True)
-class TopChildren:
-    """The most probable children of each node, as a `LevelSource`.
+def top_children(q: LevelDistributions, tokens: Ints | None = None) -> LevelSource:
+    """The most probable children of each node.
 
-    q       of a drafter that runs one forward a level; a value that is not a number marks a
-            place without a child
     tokens  int64: the target's token of each column of q; None where they are the same
     """
 
-    q: LevelDistributions
-    tokens: Ints | None = None
+    def children(frontier: Frontier, width: int) -> Children:
+        ids, probabilities = most_probable(q(frontier), width)
+        return ids if tokens is None else tokens[ids], probabilities
 
-    def root(self, width: int) -> Children:
-        return self._best(self.q.root(), width)
-
-    def expand(self, frontier: Frontier, width: int) -> Children:
-        return self._best(self.q.expand(frontier), width)
-
-    def _best(self, q: torch.Tensor, width: int) -> Children:
-        ids, probabilities = most_probable(q, width)
-        return ids if self.tokens is None else self.tokens[ids], probabilities
+    return children

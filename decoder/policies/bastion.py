@@ -24,11 +24,11 @@ from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
 class DepthBias:
     """The drafter's bias at each depth: realised over predicted acceptance of children.
 
-    Both counts fade by `FADING` in a drafted round. They start from pseudo-observations of an
-    unbiased drafter: `PRIOR` of them lower a factor, `UPWARD_PRIOR` raise it. Raising takes
-    more observations, because deep rows are reached only in texts that go on as drafted, and the
-    product of many factors above 1 predicts long paths everywhere. In plain rounds both fade
-    by `RECOVERY`, so that a useless drafter is tried again in a few per cent of the rounds.
+    Both counts fade by `FADING` in a drafted round, by `RECOVERY` in a plain one, so that a
+    useless drafter is tried again. They start from pseudo-observations of an unbiased drafter:
+    `PRIOR` of them lower a factor, `UPWARD_PRIOR` raise it. Raising takes more, because deep rows
+    are reached only in texts that go on as drafted, and the product of many factors above 1
+    predicts long paths everywhere.
     """
 
     FADING = 0.99
@@ -84,8 +84,8 @@ def _count(parents, scores, path, factors, counts, fading):  # type: ignore[no-u
 class DecodingSpeed:
     """The speed of decoding so far: tokens in the time of one plain step.
 
-    Both counts fade by `FADING` a round. Times are those of the cost model, so that an error
-    by a constant factor does not change the choices.
+    Both counts fade by `FADING` a round. Times are the cost model's, so that an error by a
+    constant factor does not change the choices.
     """
 
     FADING = 0.99
@@ -108,11 +108,10 @@ class DecodingSpeed:
 class DraftGate:
     """Stops drafting while it does not pay, and tries again after a number of plain rounds.
 
-    The cost of a draft is sunk once candidates exist, so the decision is made before
-    drafting. It depends on the gain of recent drafted rounds: the plain steps that they
-    replaced less the plain steps that they took. The gate closes if the gain is below zero by
-    more than its standard error. It then halves the weight of past rounds. The first wait is
-    short, since a few rounds tell little, and each further one is twice as long.
+    The cost of a draft is sunk once candidates exist, so the decision is made before drafting.
+    It depends on the gain of recent drafted rounds: the plain steps that they replaced less
+    those that they took. The gate closes if the gain is below zero by more than its standard
+    error, and halves the weight of past rounds. Each wait is twice as long as the one before.
     """
 
     FIRST_WAIT, LONGEST_WAIT = 4, 64  # plain rounds
@@ -154,16 +153,13 @@ WANTED_FADING = 0.98  # of the largest recent tree, a round
 class Bastion(base.Policy):
     """The tree size that adds most to the speed of the whole text, by the cost model.
 
-    The speed of a text is all its tokens over all its seconds. This ratio of sums is highest
-    if every round takes the size N of highest A(N) - rate x C(N), with the rate of the whole
-    text (renewal reward; Dinkelbach, 1967). The paper takes the highest A(N) / C(N) of each
-    round by itself (BASTION eqs. 6, 7), which spends too much on poor rounds and too little
-    on good ones.
+    The speed of a text, all its tokens over all its seconds, is highest if every round takes the
+    size N of highest A(N) - rate x C(N), with the rate of the whole text (renewal reward;
+    Dinkelbach, 1967). The paper takes the highest A(N) / C(N) of each round by itself (BASTION
+    eqs. 6, 7), which spends too much on poor rounds and too little on good ones.
 
     Every size is scored instead of the paper's first drop, because measured costs are stairs.
-    Size 0, a plain step, is one of them, and the rate is never below that of plain steps, so
-    no round is expected to be slower than plain decoding. Path scores are corrected online by
-    depth, since drafters are biased.
+    Size 0, a plain step, is one of them, and the rate is never below that of plain steps.
     """
 
     name = "bastion"
@@ -199,8 +195,7 @@ class Bastion(base.Policy):
         forward is priced at the mean number of nodes and the mean context.
         """
         if len(requests) == 1:
-            only = requests[0]
-            return [self.choose(only.candidates, only.context, only.limits)]
+            return super().choose_together(requests)
         trees = [self._largest(request.candidates, request.limits) for request in requests]
         scores = np.concatenate([tree.scores for tree in trees])
         tree_of = np.repeat(np.arange(len(trees)), [tree.nodes for tree in trees])

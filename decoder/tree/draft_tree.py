@@ -2,11 +2,7 @@
 
 A tree of N nodes is stored without its root (the bonus token). Row 0 of the verification
 forward is the root, row i + 1 is node i; parents are row numbers. Nodes are in best-first
-order, so the first n nodes are the best tree of n nodes (BASTION, proposition 2.3: the trees
-are nested).
-
-A drafter may overflow or be damaged. Its candidates may cost speed but never change the output,
-so `sound` removes bad ones before a tree is built (`drafters.isolation`).
+order, so the first n nodes are the best tree of n nodes (BASTION, proposition 2.3).
 """
 
 from __future__ import annotations
@@ -73,9 +69,8 @@ class DraftTree:
         return int(hits[0]) + 1 if len(hits) else -1
 
 
-EMPTY = DraftTree(
-    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64)
-)
+NOTHING = np.zeros(0, np.int64)
+EMPTY = DraftTree(NOTHING, NOTHING, NOTHING, np.zeros(0))
 
 
 class Candidates(ABC):
@@ -198,16 +193,16 @@ class CandidateTree(Candidates):
         return self
 
 
-NO_CANDIDATES = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+NO_CANDIDATES = CandidateTree(NOTHING, NOTHING, np.zeros(0))
 
 
 def best_first(candidates: Candidates, nodes: int, depth_factors: Array | None = None) -> DraftTree:
     """The `nodes` candidates of highest path score, in best-first order.
 
     BASTION section 2.3 and Algorithm 1, with a corrected frontier rule: the next sibling is
-    pushed if there is one, the first child if depth < gamma. `depth_factors` [gamma] scale
-    the probabilities of each depth before the tree is built (online correction of a biased
-    drafter). There are fewer nodes if the candidates run out.
+    pushed if there is one, the first child if depth < gamma. `depth_factors` scale the
+    probabilities of each depth, the last one those of all deeper ones too (online correction of
+    a biased drafter). There are fewer nodes if the candidates run out.
     """
     return candidates.best_first(nodes, depth_factors) if nodes > 0 else EMPTY
 
@@ -248,7 +243,6 @@ def checked_parents(parents: Any, nodes: int) -> Ints:
 
 
 def _sound(tokens: Ints, probabilities: Array, vocab: int | None) -> Bools | None:
-    """Which candidates are sound; None where nothing has to change."""
     mask = (probabilities >= 0.0) & (tokens >= 0)  # NaN compares false
     if vocab is not None:
         mask &= tokens < vocab
@@ -257,10 +251,8 @@ def _sound(tokens: Ints, probabilities: Array, vocab: int | None) -> Bools | Non
 
 @jit
 def _path_scores(parents, probabilities, factors):  # type: ignore[no-untyped-def]
-    count = len(parents)
-    scores = np.empty(count, np.float64)
-    depths = np.empty(count, np.int64)
-    for node in range(count):
+    scores, depths = np.empty(len(parents), np.float64), np.empty(len(parents), np.int64)
+    for node in range(len(parents)):
         parent = parents[node]
         depth = 1 if parent == 0 else depths[parent - 1] + 1
         above = 1.0 if parent == 0 else scores[parent - 1]
@@ -272,10 +264,7 @@ def _path_scores(parents, probabilities, factors):  # type: ignore[no-untyped-de
 
 @jit_inner
 def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
-    """Restore a binary heap, the largest key on top, after its top entry has changed.
-
-    The heap is two arrays: keys and items [size].
-    """
+    """Restore a heap (keys, items [size]; the largest key on top) after its top has changed."""
     hole, key, item = 0, keys[0], items[0]
     while True:
         below = 2 * hole + 1
@@ -285,26 +274,22 @@ def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
             below += 1
         if keys[below] <= key:
             break
-        keys[hole] = keys[below]
-        items[hole] = items[below]
+        keys[hole], items[hole] = keys[below], items[below]
         hole = below
-    keys[hole] = key
-    items[hole] = item
+    keys[hole], items[hole] = key, item
 
 
 @jit_inner
 def sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
-    """Restore a binary heap after an entry was added at `hole`, its end."""
+    """Restore a heap after an entry was added at `hole`, its end."""
     key, item = keys[hole], items[hole]
     while hole > 0:
         above = (hole - 1) // 2
         if keys[above] >= key:
             break
-        keys[hole] = keys[above]
-        items[hole] = items[above]
+        keys[hole], items[hole] = keys[above], items[above]
         hole = above
-    keys[hole] = key
-    items[hole] = item
+    keys[hole], items[hole] = key, item
 
 
 def tree_by_position(

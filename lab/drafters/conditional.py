@@ -139,31 +139,27 @@ def level_tree(packed: torch.Tensor, depth: int) -> CandidateTree:
     return CandidateTree(levels[0].astype(np.int64).ravel(), parents.ravel(), levels[2].ravel())
 
 
-class PathDistributions(LevelDistributions):
-    """The drafter's q over its whole head behind each node of a tree that is drawn."""
+def path_distributions(
+    head: DraftHead,
+    logits: torch.Tensor,
+    step: Step,
+    start: tuple[torch.Tensor, torch.Tensor],
+    temperature: float,
+) -> LevelDistributions:
+    """The drafter's q over its whole head behind each node of a tree that is drawn.
 
-    def __init__(
-        self,
-        head: DraftHead,
-        logits: torch.Tensor,
-        step: Step,
-        start: tuple[torch.Tensor, torch.Tensor],
-        temperature: float,
-    ) -> None:
-        """step: adds to all logits of a row; start: the empty path's state [1, S], the bonus [1]"""
-        self._head, self._logits, self._step = head, logits, step
-        self._start, self._temperature = start, temperature
-        self._states = start[0]
+    step   adds to all logits of a row
+    start  the empty path's state [1, S], the bonus [1]
+    """
+    states = start[0]
 
-    def root(self) -> torch.Tensor:
-        return self._behind(0, *self._start)
+    def q(frontier: Frontier) -> torch.Tensor:
+        nonlocal states
+        before, tokens = start
+        if frontier.depth:
+            above, tokens = (to_device(p, logits.device) for p in (frontier.above, frontier.tokens))
+            before = states[above]
+        states, added = step(frontier.depth, before, tokens)
+        return head.whole(softmax(logits[frontier.depth].float() + added, temperature))
 
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        device = self._logits.device
-        above, tokens = (to_device(part, device) for part in (frontier.above, frontier.tokens))
-        return self._behind(frontier.depth, self._states[above], tokens)
-
-    def _behind(self, row: int, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """q [F, vocab] of a slot behind tokens [F], and the states there for the next level."""
-        self._states, added = self._step(row, states, tokens)
-        return self._head.whole(softmax(self._logits[row].float() + added, self._temperature))
+    return q

@@ -100,7 +100,6 @@ class DFlashConfig:
 
     @classmethod
     def recognises(cls, published: Mapping[str, Any]) -> bool:
-        """Whether a config.json is that of such a drafter."""
         return cls.named_in(published) or INNER in published
 
     @classmethod
@@ -139,7 +138,6 @@ class DFlashConfig:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The attention kind of each layer."""
         return tuple(zip(self.windows, self.causal, strict=True))
 
     @property
@@ -149,9 +147,8 @@ class DFlashConfig:
 
     def costs(self) -> dict[str, object]:
         """The fields that the time of a draft depends on, but those of its layers' shape."""
-        features = len(self.target_layer_ids)
-        shifted = {"shifted": True} if self.shifted else {}
-        return {"layers": self.layers, "features": features, "windows": self.windows, **shifted}
+        sizes = {"layers": self.layers, "features": len(self.target_layer_ids)}
+        return {**sizes, "windows": self.windows, **({"shifted": True} if self.shifted else {})}
 
     def hash(self, vocab: int) -> str:
         """The key of its cost; `vocab` is the size of the head it drafts with."""
@@ -213,13 +210,11 @@ def _flat(published: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _attention(fields: Fields, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
     """The window of each layer, and whether it is causal.
 
-    Sliding layers are causal and full ones are not, unless a field says so for all.
-    As in the published class; sgl-project/sglang #34524 measured 5.62 accepted tokens so,
-    against 5.27 with bidirectional sliding layers.
+    Sliding layers are causal and full ones are not, unless a field says so for all, as in the
+    published class (sgl-project/sglang #34524: 5.62 accepted tokens, 5.27 the other way).
     """
     types = fields.values.get("layer_types") or [FULL] * layers
-    known = isinstance(types, list) and all(kind in (SLIDING, FULL) for kind in types)
-    if not known or len(types) != layers:
+    if not isinstance(types, list) or len(types) != layers or set(types) - {SLIDING, FULL}:
         raise fields.wrong("layer_types", f"a list of {layers} names, '{FULL}' or '{SLIDING}',")
     sliding = [kind == SLIDING for kind in types]
     windows: tuple[int | None, ...] = (None,) * layers

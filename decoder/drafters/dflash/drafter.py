@@ -7,7 +7,7 @@ Related drafters score the block's hidden states in another way (`BlockScores`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -20,14 +20,14 @@ from torch.nn import functional
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import LevelDistributions, draw_levels
 from decoder.device import to_device
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.base import Drafter, DraftRequest, Draws
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import (
     DraftRows,
+    FeatureSession,
     PlacedText,
     RowForwards,
     SharedCaches,
-    WaitingFeatures,
     check_observed,
 )
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
@@ -104,10 +104,7 @@ class DFlashDrafter(Drafter):
     def __init__(
         self, target: Target, source: str | Path | DFlashModel, block_size: int | None = None
     ) -> None:
-        if isinstance(source, DFlashModel):
-            self.model = source
-        else:
-            self.model = stored_model(source, target, self.model_type.load)
+        self.model = stored_model(source, target, self.model_type.load)
         config = self.model.config
         check_fit(config, target)
         self.target = target
@@ -139,16 +136,13 @@ class DFlashDrafter(Drafter):
 
     @classmethod
     def from_pretrained(cls, name: str, target: Target) -> Self:
-        """The drafter in a folder or of a hub id."""
         return cls(target, name)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The embeddings [..., hidden] of a block's tokens [...]."""
         own = self.model.own_embedding
         return self.target.embed(tokens) if own is None else functional.embedding(tokens, own)
 
     def make_scores(self) -> BlockScores:
-        """The step after the block's pass."""
         return Marginals(self)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
@@ -180,25 +174,24 @@ class DFlashDrafter(Drafter):
         return self._forwards
 
 
-class DFlashSession(DraftSession):
+class DFlashSession(FeatureSession):
     """The drafting of one text: its draft cache, and features that are not yet in it."""
 
     rewinds = True
 
     def __init__(self, drafter: DFlashDrafter, features: torch.Tensor | None) -> None:
         """features: of the prompt, [tokens, layers * hidden]"""
+        super().__init__("a DFlash drafter")
         config = drafter.model.config
         self._forwards, self._scores = drafter.forwards(), drafter.scores
         self._text = BlockText(self._forwards.caches)
         self._first_row = config.first_row
-        self._waiting = WaitingFeatures("a DFlash drafter")
         self._mask = config.mask_token_id
         self.set_block_size(drafter.block_size)
-        self._waiting.add(features)
-        self._take_in()
+        self.observe((), features)
+        self.take_in_waiting()
 
     def set_block_size(self, size: int) -> None:
-        """Draft with blocks of this size from now on."""
         self._block = np.full(size, self._mask, dtype=np.int64)
 
     @torch.inference_mode()
@@ -229,29 +222,19 @@ class DFlashSession(DraftSession):
         self, context: NDArray[np.int64], depth: int, temperature: float
     ) -> tuple[Tensors, int]:
         """What the block behind the context gives, and down to which depth, of that wanted."""
-        self._take_in()
+        self.take_in_waiting()
         check_observed(self._text.length, len(context))
         self._block[0] = context[-1]
         depth = min(depth, len(self._block) - self._first_row)
         return self._forwards.draft(self._text, self._block, depth, temperature), depth
 
-    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        """Keep the features of the committed rows for the next draft."""
-        self._waiting.add(features)
-        if self._waiting.many:
-            self._take_in()
+    def take_in(self, features: torch.Tensor) -> None:
+        self._forwards.take_in(self._text, features)
 
     def rewind(self, tokens: int) -> None:
-        """Forget the features after the first tokens."""
         self._forwards.flush(self._text)
         self._text.cut(tokens)
         self._waiting.clear()
-
-    @torch.inference_mode()
-    def _take_in(self) -> None:
-        features = self._waiting.take()
-        if features is not None:
-            self._forwards.take_in(self._text, features)
 
 
 def check_fit(config: DFlashConfig, target: Target) -> None:
@@ -320,7 +303,6 @@ class BlockForwards:
             self.flush(text)
 
     def flush(self, text: BlockText) -> None:
-        """Store the features that wait."""
         if len(text.waiting):
             nothing = torch.empty(0, self._drafter.model.config.shape.hidden)
             self._call(text, np.zeros(0, np.int64), nothing, (0, 0))

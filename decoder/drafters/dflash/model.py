@@ -24,16 +24,7 @@ from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.device import to_device
-from decoder.drafters.blocks import (
-    DraftAttention,
-    DraftShape,
-    GatedFfn,
-    Rope,
-    Rotary,
-    RowCache,
-    Span,
-    rotate,
-)
+from decoder.drafters.blocks import DraftAttention, DraftShape, Rope, Rotary, RowCache, Span, rotate
 from decoder.drafters.caches import DraftRows
 from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
 from decoder.drafters.dflash.config import DFlashConfig
@@ -55,9 +46,9 @@ class DFlashLayer(nn.Module):
         super().__init__()
         shape = config.shape
         self.self_attn = DraftAttention(shape, shape.hidden, normed=True)
-        self.mlp = GatedFfn(shape)
-        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.mlp = shape.mlp()
+        self.input_layernorm = shape.norm()
+        self.post_attention_layernorm = shape.norm()
 
 
 class JoinedLayer:
@@ -96,7 +87,7 @@ class JoinedLayer:
         rotated, value = heads.split((shape.heads + shape.kv_heads, shape.kv_heads))
         rotated = rotate(_over_rms(rotated, shape.norm_eps) * self._norms, rope)
         query, key = rotated.split((shape.heads, shape.kv_heads))
-        cache.write(number, cache.length, key, value)
+        cache.write(number, key, value)
         mixed = cache.attend(number, query, seen, shape.head_dim**-0.5)
         return mixed.transpose(0, 1).reshape(len(rows), -1)
 
@@ -129,8 +120,8 @@ class DFlashModel(nn.Module):
         self.head_tokens: NDArray[np.int64] | None = None  # None: the target's whole head
         self.layers = nn.ModuleList(self.layer_type(config) for _ in range(config.layers))
         self.fc = nn.Linear(len(config.target_layer_ids) * shape.hidden, shape.hidden, bias=False)
-        self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.hidden_norm = shape.norm()
+        self.norm = shape.norm()
         self._passes: DFlashPasses | None = None
 
     def passes(self) -> DFlashPasses:
@@ -249,7 +240,7 @@ class DFlashPasses:
         keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]
         keys = rotate(_over_rms(keys, shape.norm_eps) * self._key_norms, rope)
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
-            cache.write(number, cache.length, key, value)
+            cache.write(number, key, value)
 
     def block(self, block: torch.Tensor, rows: DraftRows, rotary: Rotary) -> torch.Tensor:
         """Hidden states [block, hidden] for the target's head, of `embedded` rows.

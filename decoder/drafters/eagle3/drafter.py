@@ -5,8 +5,6 @@ Its passes over a text and its trees are captured where the target's forwards ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +12,22 @@ import torch
 from torch import nn
 
 from costmodel.statistics import Ints
-from decoder.acceptance.drawn import draw_levels
+from decoder.acceptance.drawn import LevelDistributions, draw_levels
 from decoder.device import to_device
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.base import Drafter, DraftRequest, Draws
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import (
-    ALL_ROWS,
     CAPTURED_ROWS,
     DraftRows,
+    FeatureSession,
     PlacedText,
     RowForwards,
     SharedCaches,
-    WaitingFeatures,
     check_observed,
 )
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
-from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
+from decoder.drafters.vocabulary import over_vocabulary, softmax, top_children
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.kv_cache import CacheShape
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
@@ -57,10 +54,8 @@ class Eagle3Drafter(Drafter):
     deepens = True
 
     def __init__(self, target: Target, source: str | Path | Eagle3Model) -> None:
-        if isinstance(source, Eagle3Model):
-            self.model = source
-        else:
-            self.model = stored_model(source, target, load_eagle3)
+        self.model = stored_model(source, target, load_eagle3)
+        if self.model is not source:
             pack_layers(self.model)
         config = self.model.config
         check_fit(config, target)
@@ -86,7 +81,6 @@ class Eagle3Drafter(Drafter):
         return Eagle3Session(self, prompt, features)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings [rows, hidden] of target tokens: the drafter's own, or the target's."""
         own = self.model.config.own_embedding
         return self.model.embed_tokens(ids) if own else self.target.embed(ids)
 
@@ -98,7 +92,7 @@ class Eagle3Drafter(Drafter):
         return self._forwards
 
 
-class Eagle3Session(DraftSession):
+class Eagle3Session(FeatureSession):
     """The drafting of one text: its draft cache, and features that are not yet in it."""
 
     rewinds = True
@@ -108,88 +102,59 @@ class Eagle3Session(DraftSession):
 
         The row of the prompt's last token waits for the bonus token, which it embeds.
         """
+        super().__init__("an EAGLE-3 drafter")
         self._drafter = drafter
-        self._forward = Eagle3Text(drafter.forwards())
-        self._waiting = WaitingFeatures("an EAGLE-3 drafter")
+        self._text = Eagle3Text(drafter.forwards())
         self._narrow: list[torch.Tensor] = []  # of the drafter's width, before the others
         self.observe(prompt.tolist(), features)
-        self._take_in(prompt)
+        self._extend(prompt)
 
     def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """The tree grown by `request.growth`, with probabilities given the parent."""
         drafter = self._drafter
-        q = _Eagle3Distributions(self._tree(context), request.temperature)
-        children = TopChildren(q, drafter.tokens)
+        q = self._distributions(context, request.temperature)
         deepest = min(request.depth, drafter.deepest(request.growth))
-        return grow(children, request.growth, deepest)
+        return grow(top_children(q, drafter.tokens), request.growth, deepest)
 
     def draw(
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
-        drafter = self._drafter
+        drafter, q = self._drafter, self._distributions(context, temperature)
         vocab = drafter.target.architecture.vocab
-        q = _Eagle3Distributions(self._tree(context), temperature, drafter.tokens, vocab)
-        return draw_levels(shape, q, generator, int(shape.depths.max(initial=0)))
 
-    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        self._waiting.add(features)
-        if self._waiting.many:
-            self._make_narrow()
+        def whole(frontier: Frontier) -> torch.Tensor:
+            return over_vocabulary(q(frontier), drafter.tokens, vocab)
+
+        return draw_levels(shape, whole, generator, int(shape.depths.max(initial=0)))
 
     def rewind(self, tokens: int) -> None:
-        self._forward.cut(tokens)
+        self._text.cut(tokens)
         self._waiting.clear()
         self._narrow.clear()
 
-    def _tree(self, context: Ints) -> Eagle3Text:
-        """The forward with all of the context taken in, ready for a new tree."""
-        self._take_in(context)
-        check_observed(self._forward.length, len(context))
-        return self._forward
+    def take_in(self, features: torch.Tensor) -> None:
+        self._narrow.append(self._drafter.model.fc(features))
+
+    def _distributions(self, context: Ints, temperature: float) -> LevelDistributions:
+        """q of the drafter's tokens below the nodes of a tree behind the context."""
+        self._extend(context)
+        check_observed(self._text.length, len(context))
+        return lambda frontier: softmax(self._text.below(frontier), temperature)
 
     @torch.inference_mode()
-    def _make_narrow(self) -> None:
-        features = self._waiting.take()
-        if features is not None:
-            self._narrow.append(self._drafter.model.fc(features))
-
-    @torch.inference_mode()
-    def _take_in(self, context: Ints) -> None:
+    def _extend(self, context: Ints) -> None:
         """Bring every row whose next token is known into the draft cache."""
-        self._make_narrow()
+        self.take_in_waiting()
         if not self._narrow:
             return
         waiting = torch.cat(self._narrow)
-        length = self._forward.length
+        length = self._text.length
         rows = max(min(len(waiting), len(context) - 1 - length), 0)
         for first in range(0, rows, CHUNK_ROWS):
             chunk = waiting[first : min(first + CHUNK_ROWS, rows)]
             at = length + first + 1
-            self._forward.extend(chunk, context[at : at + len(chunk)])
+            self._text.extend(chunk, context[at : at + len(chunk)])
         self._narrow = [waiting[rows:]] if rows < len(waiting) else []
-
-
-@dataclass(frozen=True, slots=True)
-class _Eagle3Distributions:
-    """q at the bonus token and at nodes.
-
-    vocab  of the target, to spread q over, with `tokens` of q's columns; None: as they are
-    """
-
-    forward: Eagle3Text
-    temperature: float
-    tokens: Ints | None = None
-    vocab: int | None = None
-
-    def root(self) -> torch.Tensor:
-        return self._q(self.forward.root())
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        return self._q(self.forward.expand(frontier))
-
-    def _q(self, logits: torch.Tensor) -> torch.Tensor:
-        q = softmax(logits, self.temperature)
-        return q if self.vocab is None else over_vocabulary(q, self.tokens, self.vocab)
 
 
 def check_fit(config: Eagle3Config, target: Target) -> None:
@@ -253,7 +218,7 @@ class LevelForwards:
 
     def _run(self, rows: DraftRows, hidden: torch.Tensor) -> torch.Tensor:
         rope, embedded = rows.rope(self._rotary, self._dtype), self._embed(rows.tokens)
-        return self._model(embedded, hidden, rope, rows, ALL_ROWS)
+        return self._model(embedded, hidden, rope, rows)
 
     def _new_hidden(self, rows: int) -> torch.Tensor:
         width = self._model.config.shape.hidden
@@ -282,17 +247,14 @@ class Eagle3Text(PlacedText):
         self._root = output.clone(), logits.clone()  # the next rows overwrite them
 
     @torch.inference_mode()
-    def root(self) -> torch.Tensor:
-        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
-        output, logits = self._root
-        self.cut(self.length)
-        self._ancestors = np.zeros((1, 0), np.bool_)
-        self._forwards.begin(output)
-        return logits
-
-    @torch.inference_mode()
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        """Logits [F, draft_vocab] below the frontier's nodes."""
+    def below(self, frontier: Frontier) -> torch.Tensor:
+        """Logits [F, draft_vocab] below the frontier's nodes; `ROOT` begins a new tree."""
+        if not frontier.depth:
+            output, logits = self._root
+            self.cut(self.length)
+            self._ancestors = np.zeros((1, 0), np.bool_)
+            self._forwards.begin(output)
+            return logits
         rows = len(frontier.rows)
         self.make_room(rows)
         themselves = np.eye(rows, dtype=np.bool_)

@@ -16,15 +16,7 @@ import torch
 from torch import nn
 
 from costmodel.errors import InputError
-from decoder.drafters.blocks import (
-    DraftAttention,
-    DraftShape,
-    GatedFfn,
-    Rope,
-    RowCache,
-    Span,
-    hash_of,
-)
+from decoder.drafters.blocks import ALL_ROWS, DraftAttention, DraftShape, Rope, RowCache, hash_of
 from decoder.drafters.checkpoint import Fields, Weights, architectures, load_weights, read_shape
 
 FEATURES = 3  # hidden states of the target that are read
@@ -150,10 +142,10 @@ class Eagle3Layer(nn.Module):
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
         self.self_attn = DraftAttention(shape, 2 * shape.hidden, normed=False)
-        self.mlp = GatedFfn(shape)
-        self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.mlp = shape.mlp()
+        self.hidden_norm = shape.norm()
+        self.input_layernorm = shape.norm()
+        self.post_attention_layernorm = shape.norm()
 
 
 class Eagle3Model(nn.Module):
@@ -171,7 +163,7 @@ class Eagle3Model(nn.Module):
             self.layers = nn.ModuleList([layer])
         else:
             self.midlayer = layer
-        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.norm = shape.norm()
         self.lm_head = nn.Linear(shape.hidden, config.draft_vocab, bias=False)
         if config.mapped:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
@@ -179,18 +171,15 @@ class Eagle3Model(nn.Module):
             self.embed_tokens = nn.Embedding(config.vocab, shape.hidden)
 
     def forward(
-        self, embedding: torch.Tensor, hidden: torch.Tensor, rope: Rope, cache: RowCache, seen: Span
+        self, embedding: torch.Tensor, hidden: torch.Tensor, rope: Rope, cache: RowCache
     ) -> torch.Tensor:
-        """The layer's output [rows, hidden] for embeddings and hidden states [rows, hidden].
-
-        Keys and values go into the last slots of the span `seen`.
-        """
+        """The layer's output [rows, hidden] for embeddings and hidden states [rows, hidden]."""
         layer: Any = self.layers[0] if self.config.in_list else self.midlayer
         normed = layer.hidden_norm(hidden)
         rows = torch.cat((layer.input_layernorm(embedding), normed), dim=-1)
-        layer.self_attn.store(rows, rope, cache, 0, seen.end - len(rows))
+        layer.self_attn.store(rows, rope, cache, 0)
         residual = normed if self.config.normed else hidden
-        hidden = residual + layer.self_attn(rows, rope, cache, 0, seen)
+        hidden = residual + layer.self_attn(rows, rope, cache, 0, ALL_ROWS)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,6 @@ from decoder.tree.draft_tree import CandidateTree
 from lab.drafters.conditional import (
     FRONTIER,
     LEVEL_NODES,
-    PathDistributions,
     Slots,
     Step,
     check_tables,
@@ -25,6 +24,7 @@ from lab.drafters.conditional import (
     grow_levels,
     level_tree,
     pair_lattice,
+    path_distributions,
     score_pairs,
 )
 from lab.drafters.dspark.config import PAIRED
@@ -85,7 +85,7 @@ class MarkovPairs(BlockScores):
         _, logits, hidden = outputs
         start = torch.zeros(1, self._drafter.model.config.rank, device=hidden.device), bonus
         head, step = self._drafter.head, self._whole_step(hidden)
-        return PathDistributions(head, logits, step, start, temperature)
+        return path_distributions(head, logits, step, start, temperature)
 
     def _whole_step(self, hidden: torch.Tensor) -> Step:
         """The step that adds to all logits of a row."""

@@ -76,10 +76,7 @@ class Table:
     def __init__(self, *rows):
         self.rows = torch.tensor(rows)
 
-    def root(self):
-        return self.rows[:1]
-
-    def expand(self, frontier):
+    def __call__(self, frontier):
         return self.rows[frontier.depth].expand(len(frontier.rows), -1)
 
 
