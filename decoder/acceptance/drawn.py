@@ -148,10 +148,7 @@ def _places(uniforms, first, mass, taken, filled):  # type: ignore[no-untyped-de
 
 @jit
 def _add(drawn, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
-    """Append each parent's new tokens and insert their intervals.
-
-    drawn  [4, parents, tries]: flat index, interval start and end, q
-    """
+    """Append new tokens, of `drawn` [4, parents, tries]: flat index, interval start and end, q."""
     tokens, taken, filled, wanted = state
     for slot in range(len(parents)):
         parent = parents[slot]
@@ -238,10 +235,7 @@ def draw_levels(
 
 
 def least_kept(probabilities: Array, sampling: Sampling) -> Array:
-    """[gamma] the least probability that top-k and top-p keep; 0 if K candidates do not tell.
-
-    probabilities  [gamma, K] the K largest of each position, descending
-    """
+    """The least of falling probabilities [gamma, K] that top-k and top-p keep; 0: unknown."""
     positions, width = probabilities.shape
     cut = np.zeros(positions)
     if 0 < sampling.top_k <= width:
@@ -260,8 +254,7 @@ class RankExpectation:
     It is learnt from past rounds as a hazard: among accepted nodes whose first j - 1 children
     are not on the accepted path, the share whose j-th child is. Counts are kept by the
     drafter's confidence c (the largest probability of q) and by j. They start as `PRIOR`
-    observations of (0.6 + 0.35 c^2) / j^(1 - c), in lab/studies/results/acceptance_rules.json
-    for a calibrated drafter. Present draws are never used.
+    observations of (0.6 + 0.35 c^2) / j^(1 - c) (lab/studies/results/acceptance_rules.json).
     """
 
     EDGES = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95])  # of the confidence classes
@@ -281,8 +274,7 @@ class RankExpectation:
     def lattice(self, confidences: Array, width: int) -> Lattice:
         """Candidates [depth, width] from which a policy chooses a shape; token j is the j-th draw.
 
-        Its probability is the expected acceptance given the parent's, and does not rise along a
-        row, so that draws are chosen in their order.
+        Its expected acceptance does not rise along a row, so that draws are chosen in order.
 
         confidences  [depth] the largest probability of q at each position
         """
@@ -306,10 +298,7 @@ class RankExpectation:
     def observe(
         self, tree: DrawnTree, accepted_rows: list[int], confidence_of: Callable[[int], float]
     ) -> None:
-        """Learn from every node of the accepted path of a finished round.
-
-        confidence_of  gives the largest probability of q below a row
-        """
+        """Learn from a round; `confidence_of` gives the largest probability of q below a row."""
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]

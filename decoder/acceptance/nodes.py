@@ -41,9 +41,8 @@ class Nodes:
     D(t_(j+1)) + Z_j - D(t_j) = Z_(j+1). So a rejected child costs one pass over the
     vocabulary, and t is the only state. Sums are in float64.
 
-    At r = 1, D is 0 only if p = q at every remaining token, and then no child is rejected. If
-    rounding makes it 0 (probability about 1e-16), the target's own p is used. Where p is no
-    number no child is accepted.
+    At r = 1, D is 0 only if p = q at every remaining token, and then no child is rejected; if
+    rounding makes it 0, the target's own p is used. Where p is no number no child is accepted.
     """
 
     def __init__(

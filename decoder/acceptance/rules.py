@@ -11,16 +11,11 @@ import numpy as np
 import torch
 
 from costmodel.errors import InputError
+from costmodel.online import FadingMean
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
 from decoder.acceptance.nodes import JudgedRows, LogitRows, RowNumbers, VisitedRows, judge_rows
-from decoder.acceptance.sampling import (
-    RunningEntropy,
-    Sampling,
-    SeededChoices,
-    one_of_each,
-    row_distributions,
-)
+from decoder.acceptance.sampling import Sampling, SeededChoices, one_of_each, row_distributions
 from decoder.device import to_device
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.runtime.eager import greedy_tokens
@@ -31,6 +26,7 @@ RuleName = Literal["walk", "recursive", "traversal", "auto"]
 # Nats; below it deterministic trees accept more. With a poor drafter the rules cross at 0.59 and
 # 0.66, with a good one at 0.15 (lab/studies/results/acceptance_rules.json).
 ENTROPY_THRESHOLD = 0.6
+ENTROPY_FADING = 0.98  # a distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +116,9 @@ def _outcome(tree: DrawnTree, path: list[int], rows: RowNumbers) -> Accepted:
 
 
 def parse_rule(name: str, drafter: str, *, draws: bool) -> RuleName:
-    """The rule of this name, for a drafter.
+    """The rule of this name, for the drafter of a name.
 
-    drafter  its name
-    draws    whether trees can be drawn from its distribution; if not, `auto` is `walk`
+    draws  whether trees can be drawn from the drafter's q; if not, `auto` is `walk`
     Raises InputError for an unknown rule, and for one that the drafter cannot serve.
     """
     if name not in get_args(RuleName):
@@ -159,7 +154,7 @@ class AcceptanceRule:
         if sampling.temperature == 0.0:
             name = "walk"
         self._fixed = name
-        self._entropy = RunningEntropy() if name == "auto" else None
+        self._entropy = FadingMean(ENTROPY_FADING) if name == "auto" else None
         self._sampling = sampling
         self._whole_paths = name != "recursive"
         self.expectation = RankExpectation()
@@ -193,11 +188,7 @@ class AcceptanceRule:
         return self.expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
 
     def drawn(self, shape: DraftTree, candidates: Lattice) -> DraftTree:
-        """The tree of this shape with tokens drawn from `candidates.whole`.
-
-        If top-k or top-p cuts the target's distribution, q is cut too, since draws beyond the
-        cut would be rejected. (Any q is exact if the acceptance ratio uses the same.)
-        """
+        """The tree of this shape, drawn from `candidates.whole`, which top-k and top-p cut."""
         whole = candidates.whole
         cut = least_kept(candidates.probabilities, self._sampling)
         if cut.any():
@@ -226,8 +217,7 @@ class AcceptanceRule:
         """Accept rows of a tree, and learn from the outcome.
 
         logits  `LogitRows` of the verification
-        ahead   what `ahead` made, on the host; None: rows are processed as they are visited, as
-                where it could not tell a row's token
+        ahead   what `ahead` made, on the host; None: rows are processed as they are visited
         """
         if not isinstance(tree, DrawnTree):
             if ahead is None:
@@ -240,7 +230,7 @@ class AcceptanceRule:
         outcome = rule(tree, rows, self.choices)
         if self._entropy is not None and isinstance(rows, JudgedRows):
             for entropy in rows.entropies():
-                self._entropy.note(entropy)
+                self._entropy.add(entropy)
         self.expectation.observe(tree, outcome.rows, rows.confidence)
         return outcome
 
@@ -256,7 +246,7 @@ def accept_together(
     chosen  gives the greedy tokens of all rows, if the forward has chosen them
 
     An accelerator copies what the rules need of all rows to the host at once. A CPU, where a
-    copy does not wait, processes visited rows only, as is done where a text's logits are processed.
+    copy does not wait, processes visited rows only, as for `LogitRows` made when read.
     """
     tensors = [rows for rows in logits if isinstance(rows, torch.Tensor)]
     together = len(tensors) == len(logits) and all(rule.greedy for rule in rules)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError, shown
+from costmodel.online import FadingMean
 from costmodel.statistics import Array, Ints
 from decoder.device import to_device
 from decoder.model.runtime.base import NO_TOKEN
@@ -62,24 +63,6 @@ class Sampling:
             raise InputError(f"seed must lie between 0 and 2^63 - 1, got {shown(self.seed)}")
 
 
-class RunningEntropy:
-    """Mean entropy, in nats, of the target's recent distributions; fades by `FADING` each."""
-
-    FADING = 0.98
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._weight = 0.0
-
-    def note(self, entropy: float) -> None:
-        self._sum = self.FADING * self._sum + entropy
-        self._weight = self.FADING * self._weight + 1.0
-
-    def mean(self) -> float | None:
-        """The mean so far; None before the first distribution."""
-        return self._sum / self._weight if self._weight else None
-
-
 def entropy_of(probabilities: torch.Tensor) -> torch.Tensor:
     return torch.special.entr(probabilities).sum()
 
@@ -101,11 +84,7 @@ def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tenso
 
 
 def cooled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Float32 logits over the temperature, so that the softmax is the target's at it.
-
-    The quotient overflows at temperatures where the softmax is one token already. There the
-    largest logit is taken off first, which leaves the softmax as it is.
-    """
+    """Float32 logits over the temperature, less the largest first where that would overflow."""
     if temperature >= COLD:
         return logits / temperature
     return (logits - logits.amax(-1, keepdim=True)) / max(temperature, COLDEST)
@@ -133,15 +112,15 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 class SeededChoices:
     """The random choices of one text, with a generator of its own.
 
-    A token is the argmax of p / noise with exponential noise, as in torch.multinomial. The i-th row
-    that the text visits takes the i-th noise, so the draws of all rows of a tree can be made
-    before the visited ones are known, and both ways give the same text.
+    A token is the argmax of p / noise with exponential noise, as in torch.multinomial. The i-th
+    visited row takes the i-th noise, so the draws of all rows of a tree can be made before the
+    visited ones are known, and both ways give the same text.
 
     entropy  collects the entropy of the distributions of visited rows; None: not needed
     """
 
     def __init__(
-        self, sampling: Sampling, device: torch.device, entropy: RunningEntropy | None = None
+        self, sampling: Sampling, device: torch.device, entropy: FadingMean | None = None
     ) -> None:
         self._sampling, self._entropy = sampling, entropy
         self.generator = torch.Generator(device).manual_seed(sampling.seed)
@@ -152,10 +131,7 @@ class SeededChoices:
         self._noise: torch.Tensor | None = None  # made and not yet taken [draws, vocab]
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The target's own token at T > 0 of a visited row, logits [vocab], in one copy.
-
-        `NO_TOKEN` for logits that are not numbers.
-        """
+        """The target's token at T > 0 of a visited row [vocab]; `NO_TOKEN`: not numbers."""
         probabilities = target_distribution(logits, self._sampling)
         noise = self._noises(1, probabilities)[0]
         values = [(probabilities / noise).argmax().double(), probabilities.sum().double()]
@@ -168,7 +144,7 @@ class SeededChoices:
         """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
         probabilities = target_distribution(logits, self._sampling)
         if self._entropy is not None:
-            self._entropy.note(float(entropy_of(probabilities)))
+            self._entropy.add(float(entropy_of(probabilities)))
         return probabilities
 
     def happens(self, probability: float) -> bool:
@@ -185,10 +161,7 @@ class SeededChoices:
         return torch.rand(1, dtype=torch.float64, generator=self.generator, device=where)
 
     def of_tree(self, depths: Ints, logits: torch.Tensor) -> torch.Tensor:
-        """Tokens and entropies of all rows, float64 [2, rows], without a wait.
-
-        depths  [rows] of the rows below the root;  logits  [rows, vocab]
-        """
+        """Tokens and entropies, float64 [2, rows], of rows at depths [rows] below the root."""
         noise = self._noises(int(depths.max()) + 1, logits)
         place, parts = to_device(depths, logits.device), []
         for rows, at in zip(logits.split(ROWS_AT_ONCE), place.split(ROWS_AT_ONCE), strict=True):
@@ -213,7 +186,7 @@ class SeededChoices:
         if self._noise is not None:
             self._noise = self._noise[1:]
         if self._entropy is not None and token != NO_TOKEN:
-            self._entropy.note(entropy)
+            self._entropy.add(entropy)
         return token
 
 
@@ -222,8 +195,7 @@ def draw_rows(
 ) -> torch.Tensor:
     """Tokens and entropies float64 [2, rows] of logits [rows, vocab], without a sort of all.
 
-    Top-k and top-p look at the most probable `CANDIDATES`, or one more than top-k. A row of which
-    they may keep others is `BY_ITSELF`.
+    A row of which top-k and top-p may keep more than `kept_shares` has is `BY_ITSELF`.
 
     noise  [draws, vocab];  place  [rows] the noise of each row
     """
@@ -239,10 +211,10 @@ def draw_rows(
 def kept_shares(
     scaled: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The shares [rows, width] of the tokens that each row of cooled logits keeps, 0 of others.
+    """Shares [rows, width] of the most probable tokens of cooled logits, 0 where a row drops them.
 
-    And the tokens [rows, width] that these are (None: all, in order), and whether a row may keep
-    more than these, boolean [rows] (None: no row does).
+    And these tokens [rows, width] (None: all, in order), and whether a row may keep more than
+    these, boolean [rows] (None: no row does).
     """
     vocab, top_k, top_p, more = scaled.shape[-1], sampling.top_k, sampling.top_p, None
     cut = 0 < top_k < vocab
@@ -266,10 +238,7 @@ def kept_shares(
 
 
 def row_distributions(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """`target_distribution` of each row [rows, vocab], without a sort of all.
-
-    NaN where top-k and top-p may keep more than the most probable `CANDIDATES`.
-    """
+    """`target_distribution` of each row [rows, vocab]; NaN where it may keep more tokens."""
     scaled = cooled(logits.float(), sampling.temperature)
     shares, order, more = kept_shares(scaled, sampling)
     if order is not None:
@@ -278,10 +247,7 @@ def row_distributions(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def one_of_each(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The index at the share `uniform` [1] of each row's weights [rows, vocab], float64 [rows].
-
-    `NO_TOKEN` for weights that are not numbers.
-    """
+    """The index at a share [1] of each row's weights [rows, vocab]; `NO_TOKEN`: not numbers."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.

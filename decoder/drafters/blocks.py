@@ -29,11 +29,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]  # cosine and sine, [rows, head_dim] ea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """The sizes of a drafter's layers.
-
-    bias  whether the four attention projections have a bias
-    rope  the rotary fields of config.json, unchanged
-    """
+    """The sizes of a drafter's layers; `bias` is attention's, `rope` the rotary fields."""
 
     hidden: int
     ffn: int

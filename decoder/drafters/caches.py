@@ -258,10 +258,7 @@ class RowForwards:
 
     @torch.inference_mode()
     def __call__(self, cache: KVCache, block: RowBlock, *inputs: torch.Tensor) -> Tensors:
-        """The outputs of the rows, with padding where captured, which the next call overwrites.
-
-        inputs  [rows, ...] each, without padding
-        """
+        """The outputs, padded where captured, of inputs [rows, ...]; overwritten by the next."""
         rows, capture, data = block.rows, self._capture, cache.data
         padded = bucket(rows)
         if capture is None or padded is None or rows > CAPTURED_ROWS:

@@ -22,7 +22,7 @@ from decoder.drafters.vocabulary import check_vocabulary, top_children
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.model.target import Target
-from decoder.tree.draft_tree import EMPTY, NO_CANDIDATES, CandidateTree, DraftTree
+from decoder.tree.draft_tree import EMPTY, NO_CANDIDATES, CandidateTree, DraftTree, visibility
 from decoder.tree.growth import Frontier, grow
 
 CATCH_UP_ROWS = 64  # uncached tokens that go into the bonus token's forward; more are prefilled
@@ -119,16 +119,14 @@ class CausalLMSession(DraftSession):
         return self._model.max_context + 1 - len(context)
 
     def _distributions(self, context: Ints, temperature: float) -> LevelDistributions:
-        """q below the bonus token and nodes, over the target's vocabulary, one forward a level.
-
-        The bonus token's is from a forward of all uncached tokens.
-        """
+        """q below the bonus token, after a forward of all uncached tokens, then by levels."""
         text, vocab = self._text, self.vocab
         text.cut(text.length)  # rows of a draft that was not observed
         if len(context) - text.length > CATCH_UP_ROWS:
             self._prefill(context[text.length : -1])
         self._rows = pending = PendingRows(context[text.length :])
-        at_bonus = self._extend(pending.tokens, pending.offsets, pending.visible)[-1:]
+        visible = np.tri(len(pending.tokens), dtype=np.bool_)
+        at_bonus = self._extend(pending.tokens, pending.offsets, visible)[-1:]
         rows = np.zeros(0, np.int64)  # pending rows of the last frontier
 
         @torch.inference_mode()
@@ -165,9 +163,8 @@ class PendingRows:
     """The P rows after the committed ones: some text, then nodes of the tree.
 
     tokens   int64 [P]
-    parents  int64 [P]    the row before in text or tree, -1 for the first
-    offsets  int64 [P]    positions, counted from the committed tokens
-    visible  bool [P, P]  whether row i sees row j
+    parents  int64 [P]  the row before in text or tree, -1 for the first
+    offsets  int64 [P]  positions, counted from the committed tokens
     """
 
     def __init__(self, text: Ints) -> None:
@@ -175,20 +172,13 @@ class PendingRows:
         self.tokens = text.copy()  # the context is read-only
         self.parents = np.arange(len(text)) - 1
         self.offsets = np.arange(len(text))
-        self.visible = np.tri(len(text), dtype=np.bool_)
 
     def add(self, tokens: Ints, parents: Ints) -> Bools:
         """Append nodes below some rows; returns which rows each of them sees, [F, P + F]."""
-        before, count = len(self.tokens), len(tokens)
-        visible = np.zeros((before + count, before + count), np.bool_)
-        visible[:before, :before] = self.visible
-        visible[before:, :before] = self.visible[parents]
-        visible[before:, before:] = np.eye(count, dtype=np.bool_)
-        self.visible = visible
         self.tokens = np.concatenate((self.tokens, tokens))
         self.parents = np.concatenate((self.parents, parents))
         self.offsets = np.concatenate((self.offsets, self.offsets[parents] + 1))
-        return visible[before:]
+        return visibility(self.parents[1:])[-len(tokens) :]
 
     def path(self, tokens: Sequence[int]) -> list[int]:
         """The rows of the text, and of the nodes on the path of `tokens` below it."""

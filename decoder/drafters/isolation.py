@@ -33,10 +33,7 @@ Result = TypeVar("Result")
 
 
 class IsolatedDrafter:
-    """A drafter whose failures are `DrafterError`s of its sessions, logged once.
-
-    Raises DrafterError for attributes that are not those of a drafter.
-    """
+    """A drafter whose failures are logged once. Raises DrafterError for what is no drafter."""
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab

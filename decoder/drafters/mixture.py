@@ -37,14 +37,12 @@ TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
 CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
 SURE = len(CONFIDENCE_EDGES) + 1
 # A drafter's confidence class behind a path: 0 where it proposes nothing, 1..SURE by its largest
-# probability, and SURE more for marginals off their own best path: what a block drafter says of a
-# position supposes its best tokens at the positions before.
+# probability, and SURE more for marginals off their own best path, which suppose that path.
 CLASSES = 1 + 2 * SURE
 DEPTHS = 4  # the calibration is kept apart for depths 1, 2, 3, and 4 or more
 CALIBRATION_PRIOR = 4.0  # pseudo-observations of a drafter that is calibrated already
 MISSES_PRIOR = 1.0  # pseudo-observations of a token that both drafters miss independently
-# Weights of the mixture at first (the first drafter, the second, both as experts), and the tokens
-# that they count as.
+# Weights of the mixture at first, and the tokens that they count as.
 PRIOR_WEIGHTS = np.array([0.25, 0.35, 0.4])
 PRIOR_TOKENS = 16.0
 FORGETTING = 0.998  # factor of old counts for each new token of the same class
@@ -71,11 +69,7 @@ class JointDraft(NamedTuple):
 
 
 def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
-    """The joint draft of two drafters' sound candidates.
-
-    A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do other
-    candidates of either one.
-    """
+    """The joint draft; all but the second's marginals are trees of their best `nodes` paths."""
     if isinstance(second, Lattice) and len(second.tokens):
         marginals, other = second, NO_CANDIDATES
     else:
@@ -192,8 +186,7 @@ def new_statistics() -> MixtureStatistics:
 
 def best_paths(joint: JointDraft, statistics: MixtureStatistics, nodes: int) -> CandidateTree:
     """The `nodes` paths of highest score, in the order of their scores."""
-    tree, given = _search(joint, statistics, nodes)
-    return CandidateTree(tree[0], tree[1], given)
+    return CandidateTree(*_search(joint, statistics, nodes))
 
 
 # The drafters by number, typed: a literal would be compiled for each.
@@ -262,10 +255,7 @@ def _prediction(drafter, row, position, on_best, joint, statistics):  # type: ig
 
 @jit_inner
 def _probability(drafter, token, child, position, joint, prediction):  # type: ignore[no-untyped-def]
-    """A drafter's calibrated probability of a token, and whether that is its best.
-
-    child  the token's row in the trie, or -1
-    """
+    """A drafter's probability of a token (its row of the trie, or -1); whether it is the best."""
     share, is_best = 0.0, False
     if drafter == 1 and len(joint.tokens) > 0:
         if position < len(joint.tokens):
@@ -315,8 +305,7 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
             break
         taken += 1
         entry = items[0]
-        for column in range(6):
-            nodes[taken, column] = entries[entry, column]
+        nodes[taken] = entries[entry]
         scores[taken], given[taken] = keys[0], chances[entry, 0]
         if _next_sibling(entries[entry], chances[entry], nodes, joint):
             keys[0] = scores[nodes[taken, ABOVE]] * chances[entry, 0]
@@ -325,10 +314,8 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
             keys[0], items[0] = keys[size], items[size]
         if size > 0:
             sift_down(keys, items, size)
-    tree = np.empty((2, taken), np.int64)
-    for node in range(taken):
-        tree[0, node], tree[1, node] = nodes[node + 1, DRAFTED], nodes[node + 1, ABOVE]
-    return tree, given[1 : taken + 1]
+    drafted = nodes[1 : taken + 1]
+    return drafted[:, DRAFTED].copy(), drafted[:, ABOVE].copy(), given[1 : taken + 1]
 
 
 @jit_inner
@@ -344,8 +331,8 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
         q, is_best = _probability(_SECOND, token, child, position, joint, mixture.second)
         chance = _mixed(p, q, mixture)
         if chance > 0.0:
-            _list(entries[used], parent, token, position)
-            entries[used, ROW], entries[used, ON_BEST] = child, 1 if on_best and is_best else 0
+            best = 1 if on_best and is_best else 0
+            entries[used] = parent, token, child, best, SINGLE, position + 1
             chances[used, 0] = chance
             used += 1
         child = joint.trie[child, SIBLING]
@@ -359,18 +346,12 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
         calibration = mixture.second.best if rank == 0 else mixture.second.rest
         factor = mixture.scale * mixture.weights[1] * calibration
         if factor * joint.shares[position, rank] > 0.0:
-            _list(entries[used], parent, joint.tokens[position, rank], position)
-            entries[used, ON_BEST] = 1 if on_best and rank == 0 else 0
-            entries[used, RANK] = SINGLE if rank == 0 else rank
+            token, best = joint.tokens[position, rank], 1 if on_best and rank == 0 else 0
+            first = SINGLE if rank == 0 else rank
+            entries[used] = parent, token, -1, best, first, position + 1
             chances[used, 0], chances[used, 1] = factor * joint.shares[position, rank], factor
             used += 1
     return used
-
-
-@jit_inner
-def _list(entry, parent, token, position):  # type: ignore[no-untyped-def]
-    entry[ABOVE], entry[DRAFTED], entry[ROW] = parent, token, -1
-    entry[ON_BEST], entry[RANK], entry[DEPTH] = 0, SINGLE, position + 1
 
 
 @jit_inner

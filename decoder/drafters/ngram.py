@@ -7,10 +7,8 @@ probability of a child is
     hit(length of the longest match at its parent) x its share of the match weights,
 
 where hit(m) is the measured frequency with which the target's next token was among the
-continuations of an m-token match. Matches at the root and below it are counted apart: a match
-that has just continued is likelier to continue than one of the same length that starts a draft.
-
-Prompt lookup decoding (Saxena, 2023) is the special case of one match and no probabilities.
+continuations of an m-token match, at the root or below it: a match that has just continued is
+likelier to continue. Prompt lookup decoding (Saxena, 2023) has one match and no probabilities.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ FORGETTING = 0.998  # factor of old observations for each new one
 
 
 class NgramDrafter(Drafter):
-    """Drafts from the text so far, without a model or training.
-
-    Its hit rates are shared by all its sessions.
-    """
+    """Drafts from the text so far, without a model; its sessions share its hit rates."""
 
     name = "ngram"
     architecture_hash = "ngram"

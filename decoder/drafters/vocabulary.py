@@ -147,20 +147,14 @@ def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def most_probable(probabilities: torch.Tensor, width: int) -> tuple[Ints, Array]:
-    """Ids and probabilities [rows, K] of the K = min(width, vocab) best, descending.
-
-    One copy from the device serves both: float64 holds every id exactly.
-    """
+    """Ids and probabilities [rows, K] of the min(width, vocab) best, descending; one copy."""
     best = probabilities.topk(min(width, probabilities.shape[-1]))
     both = torch.stack((best.indices.double(), best.values.double())).cpu().numpy()
     return both[0].astype(np.int64), both[1]
 
 
 def over_vocabulary(probabilities: torch.Tensor, tokens: Ints | None, vocab: int) -> torch.Tensor:
-    """Probabilities [rows, vocab] from those of some tokens [rows, tokens]; zero elsewhere.
-
-    tokens  int64 [tokens]: their ids; None where the probabilities are of all tokens already
-    """
+    """Probabilities [rows, vocab] from those of some tokens int64 [tokens]; None: of all."""
     if tokens is None:
         return probabilities
     whole = probabilities.new_zeros(len(probabilities), vocab)
@@ -168,10 +162,7 @@ def over_vocabulary(probabilities: torch.Tensor, tokens: Ints | None, vocab: int
 
 
 def top_children(q: LevelDistributions, tokens: Ints | None = None) -> LevelSource:
-    """The most probable children of each node.
-
-    tokens  int64: the target's token of each column of q; None where they are the same
-    """
+    """The most probable children of each node; `tokens` are the target's, by columns of q."""
 
     def children(frontier: Frontier, width: int) -> Children:
         ids, probabilities = most_probable(q(frontier), width)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from costmodel.errors import InputError
+from costmodel.online import FadingMean
 from costmodel.statistics import Array
 from decoder.extensions import POLICIES, make_extension
 from decoder.jit import jit
@@ -81,30 +82,6 @@ def _count(parents, scores, path, factors, counts, fading):  # type: ignore[no-u
             above = scores[path[depth + 1] - 1]
 
 
-class DecodingSpeed:
-    """The speed of decoding so far: tokens in the time of one plain step.
-
-    Both counts fade by `FADING` a round. Times are the cost model's, so that an error by a
-    constant factor does not change the choices.
-    """
-
-    FADING = 0.99
-
-    def __init__(self) -> None:
-        self._committed = 0.0
-        self._plain_steps = 0.0
-
-    def tokens_per_step(self) -> float | None:
-        """Tokens in the time of a plain step, 1 or more; None before the first round."""
-        if self._plain_steps == 0.0:
-            return None
-        return max(self._committed / self._plain_steps, 1.0)
-
-    def observe(self, committed: int, plain_steps: float) -> None:
-        self._committed = self._committed * self.FADING + committed
-        self._plain_steps = self._plain_steps * self.FADING + plain_steps
-
-
 class DraftGate:
     """Stops drafting while it does not pay, and tries again after a number of plain rounds.
 
@@ -145,6 +122,7 @@ class DraftGate:
             self._wait = self.FIRST_WAIT
 
 
+SPEED_FADING = 0.99  # a round
 LEAST_WANTED = 32  # candidates
 WANTED_SHARE = 2  # candidates for each node of the largest recent tree
 WANTED_FADING = 0.98  # of the largest recent tree, a round
@@ -170,7 +148,9 @@ class Bastion(base.Policy):
         self._largest_lately = 0.0
         self._bias = DepthBias()
         self._gate = DraftGate()
-        self._speed = DecodingSpeed()
+        # Tokens in the time of a plain step, by the cost model: an error by a constant factor does
+        # not change the choices.
+        self._speed = FadingMean(SPEED_FADING)
         # Predicted time of the present round and of its drafts, in plain steps of the same batch.
         self._round_steps = 1.0
         self._draft_steps = 0.0
@@ -195,7 +175,8 @@ class Bastion(base.Policy):
         forward is priced at the mean number of nodes and the mean context.
         """
         if len(requests) == 1:
-            return super().choose_together(requests)
+            only = requests[0]
+            return [self.choose(only.candidates, only.context, only.limits)]
         trees = [self._largest(request.candidates, request.limits) for request in requests]
         scores = np.concatenate([tree.scores for tree in trees])
         tree_of = np.repeat(np.arange(len(trees)), [tree.nodes for tree in trees])
@@ -212,7 +193,7 @@ class Bastion(base.Policy):
         committed = 1 + finished.accepted_tokens
         if finished.drafted:
             self._gate.observe(committed, self._round_steps, self._draft_steps)
-        self._speed.observe(committed, self._round_steps if finished.drafted else 1.0)
+        self._speed.add(committed, self._round_steps if finished.drafted else 1.0)
 
     def _largest(self, candidates: Candidates, limits: base.Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
@@ -225,11 +206,11 @@ class Bastion(base.Policy):
         draft_s = self.cost.draft_s(context)
         plain_s = self.cost.plain_s(context, batch)
         tokens = batch + np.concatenate((np.zeros(1), scores.cumsum()))[sizes]
-        speed = self._speed.tokens_per_step()
+        speed = self._speed.mean()
         if speed is None:  # the highest speed of this round; its draft is spent already
             rate = float((tokens / (cycle_s - draft_s)).max())
         else:
-            rate = speed * batch / plain_s
+            rate = max(speed, 1.0) * batch / plain_s
         best = int(np.argmax(tokens - rate * cycle_s))
         drafts_s = draft_s * batch  # one after the other
         self._round_steps = (float(cycle_s[best]) - draft_s + drafts_s) / plain_s

@@ -77,11 +77,7 @@ class Growth(Protocol):
 
 
 def grow(source: LevelSource, growth: Growth, depth: int) -> CandidateTree:
-    """The tree that `growth` makes of the source's children, at most `depth` deep.
-
-    Nodes are ordered by level, parent and rank (breadth first), so parents come before their
-    children.
-    """
+    """The tree that `growth` makes of a source's children, `depth` deep at most, by level."""
     deepest, frontier, scores, nodes = min(depth, growth.max_depth), ROOT, np.ones(1), 0
     levels = [(ROOT.rows[:0], ROOT.rows[:0], scores[:0])]
     for level in range(1, deepest + 1):

@@ -129,7 +129,7 @@ class DFlashConfig:
     @classmethod
     def read(cls, fields: Fields) -> dict[str, Any]:
         """The values of the dataclass's fields but `published`."""
-        name = "jetspec" if fields.values.get("causal_head") else "dflash"
+        name = "jetspec" if fields.get("causal_head") else "dflash"
         return {"name": name, **backbone(fields, shifted=False)}
 
     @property
@@ -161,10 +161,10 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
     count = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     shape = read_shape(fields, head_dim=DEFAULT_HEAD_DIM, bias=fields.flag("attention_bias", False))
     fields.require({"target_hidden_size": shape.hidden})
-    has_layers = fields.values.get("num_target_layers") is not None
-    vocab = fields.whole("vocab_size") if fields.values.get("vocab_size") else None
+    has_layers = fields.get("num_target_layers") is not None
+    vocab = fields.whole("vocab_size") if fields.get("vocab_size") else None
     drafted = fields.whole("draft_vocab_size", vocab or 1, most=vocab or 1)
-    caps = fields.values.get("final_logit_softcapping")  # 0 and none: without
+    caps = fields.get("final_logit_softcapping")  # 0 and none: without
     windows, causal = _attention(fields, count)
     return {
         "shape": shape,
@@ -185,7 +185,7 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
 
 def of_speculators(fields: Fields) -> bool:
     """Whether a config is in the speculators library's form, which has defaults of its own."""
-    return fields.values.get("speculators_model_type") is not None
+    return fields.get("speculators_model_type") is not None
 
 
 def _flat(published: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -213,13 +213,13 @@ def _attention(fields: Fields, layers: int) -> tuple[tuple[int | None, ...], tup
     Sliding layers are causal and full ones are not, unless a field says so for all, as in the
     published class (sgl-project/sglang #34524: 5.62 accepted tokens, 5.27 the other way).
     """
-    types = fields.values.get("layer_types") or [FULL] * layers
+    types = fields.get("layer_types") or [FULL] * layers
     if not isinstance(types, list) or len(types) != layers or set(types) - {SLIDING, FULL}:
         raise fields.wrong("layer_types", f"a list of {layers} names, '{FULL}' or '{SLIDING}',")
     sliding = [kind == SLIDING for kind in types]
     windows: tuple[int | None, ...] = (None,) * layers
-    if fields.values.get("use_sliding_window") is False or not any(sliding):
-        fields.skip("sliding_window")
+    if fields.get("use_sliding_window") is False or not any(sliding):
+        fields.get("sliding_window")  # read, and unused
     else:
         window = fields.whole("sliding_window")
         windows = tuple(window if slides else None for slides in sliding)
@@ -232,9 +232,9 @@ def _attention(fields: Fields, layers: int) -> tuple[tuple[int | None, ...], tup
 
 def _layer_ids(fields: Fields) -> tuple[int, ...]:
     name, offset = "target_layer_ids", 0
-    if of_speculators(fields) and fields.values.get(name) is None:
+    if of_speculators(fields) and fields.get(name) is None:
         name, offset = "aux_hidden_state_layer_ids", -1  # indices of the hidden states
-    ids = fields.values.get(name)
+    ids = fields.get(name)
     least = EMBEDDING - offset
     if not isinstance(ids, list) or not all(type(i) is int and i >= least for i in ids) or not ids:
         raise fields.wrong(name, "a list of layer numbers")

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
 from costmodel.errors import InputError
+from costmodel.statistics import Ints
 from decoder.acceptance.drawn import LevelDistributions, draw_levels
 from decoder.device import to_device
 from decoder.drafters.base import Drafter, DraftRequest, Draws
@@ -30,7 +30,7 @@ from decoder.drafters.caches import (
     SharedCaches,
     check_observed,
 )
-from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
+from decoder.drafters.checkpoint import is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
@@ -92,8 +92,7 @@ class DFlashDrafter(Drafter):
     """Drafts the positions of a block at once; embedding and LM head are the target's.
 
     source      a checkpoint's folder or hub id, or a loaded model
-    block_size  None for that of training; a smaller or larger block is another computation,
-                with as many mask rows
+    block_size  None for that of training; another size is another computation
     Raises InputError if the checkpoint is damaged or belongs to another target, and for a block
     size outside `block_sizes`.
     """
@@ -139,8 +138,10 @@ class DFlashDrafter(Drafter):
         return cls(target, name)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        own = self.model.own_embedding
-        return self.target.embed(tokens) if own is None else functional.embedding(tokens, own)
+        """The input [..., hidden] of the first layer for a block's tokens [...]."""
+        own, scale = self.model.own_embedding, self.model.config.embedding_scale
+        rows = self.target.embed(tokens) if own is None else functional.embedding(tokens, own)
+        return rows if scale == 1.0 else rows * scale
 
     def make_scores(self) -> BlockScores:
         return Marginals(self)
@@ -159,10 +160,7 @@ class DFlashDrafter(Drafter):
         return range(2, 2 * self.model.config.block_size + 1)
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> DFlashSession:
         return DFlashSession(self, features)
 
@@ -195,21 +193,14 @@ class DFlashSession(FeatureSession):
         self._block = np.full(size, self._mask, dtype=np.int64)
 
     @torch.inference_mode()
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
-        """Candidates for the positions after the bonus token, down to the requested depth.
-
-        The forward always covers the whole block: a shorter block is another computation.
-        """
+    def draft(self, context: Ints, request: DraftRequest) -> Candidates:
+        """Candidates down to the requested depth; the forward always covers the whole block."""
         outputs, depth = self._outputs(context, request.depth, request.temperature)
         return self._scores.candidates(outputs, replace(request, depth=depth))
 
     @torch.inference_mode()
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
         wanted = int(shape.depths.max(initial=1))
@@ -218,9 +209,7 @@ class DFlashSession(FeatureSession):
         q = self._scores.distributions(outputs, bonus, temperature)
         return draw_levels(shape, q, generator, depth)
 
-    def _outputs(
-        self, context: NDArray[np.int64], depth: int, temperature: float
-    ) -> tuple[Tensors, int]:
+    def _outputs(self, context: Ints, depth: int, temperature: float) -> tuple[Tensors, int]:
         """What the block behind the context gives, and down to which depth, of that wanted."""
         self.take_in_waiting()
         check_observed(self._text.length, len(context))
@@ -240,22 +229,18 @@ class DFlashSession(FeatureSession):
 def check_fit(config: DFlashConfig, target: Target) -> None:
     """Raise InputError unless the drafter was made for such a target."""
     layers, vocab = target.architecture.layers, target.architecture.vocab
-    problems = differences(
-        {
-            "hidden size": (config.shape.hidden, target.architecture.hidden),
-            "number of target layers": (config.num_target_layers, layers),
-            "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
-        }
-    )
+    fields = {
+        "hidden size": (config.shape.hidden, target.architecture.hidden),
+        "number of target layers": (config.num_target_layers, layers),
+        "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
+    }
+    problems, mask, deepest = [], config.mask_token_id, max(config.target_layer_ids)
     # The last layer's output is not among the features: transformers gives it after the norm.
-    deepest = max(config.target_layer_ids)
     if deepest > layers - 2:
         problems.append(f"it reads layer {deepest} of a target of {layers} layers")
-    if config.mask_token_id >= vocab:
-        problems.append(
-            f"its mask token {config.mask_token_id} lies outside the vocabulary of {vocab}"
-        )
-    refuse_misfit(problems, target)
+    if mask >= vocab:
+        problems.append(f"its mask token {mask} lies outside the vocabulary of {vocab}")
+    refuse_misfit(target, fields, problems)
 
 
 MOST_WAITING = 64  # features; those of a prompt are no part of a draft
@@ -270,9 +255,8 @@ class BlockText(PlacedText):
 class BlockForwards:
     """The passes of a drafter over all its texts.
 
-    The block's pass goes from token ids to what `BlockScores.outputs` gives; what depends on
-    each round's depth and width is outside of it where it is captured. Where layers are compiled,
-    a block's call stores the context that was taken in before it.
+    The block's pass goes from token ids to what `BlockScores.outputs` gives, whatever a round's
+    depth and width. Where layers are compiled, it also stores the context taken in before it.
     """
 
     def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture | None) -> None:
@@ -307,9 +291,7 @@ class BlockForwards:
             nothing = torch.empty(0, self._drafter.model.config.shape.hidden)
             self._call(text, np.zeros(0, np.int64), nothing, (0, 0))
 
-    def draft(
-        self, text: BlockText, tokens: NDArray[np.int64], depth: int, temperature: float
-    ) -> Tensors:
+    def draft(self, text: BlockText, tokens: Ints, depth: int, temperature: float) -> Tensors:
         """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
         if temperature != self._filled:  # captured blocks read the tensor
             self._temperature.fill_(temperature)
@@ -319,8 +301,7 @@ class BlockForwards:
         first, kinds = drafter.model.config.first_row, drafter.model.config.kinds
         if self._compiled is not None:
             ids = torch.from_numpy(tokens)
-            embedded = drafter.passes.embedded(drafter.embed(ids))
-            hidden, logits = self._call(text, tokens, embedded, (first, first + depth))
+            hidden, logits = self._call(text, tokens, drafter.embed(ids), (first, first + depth))
             return self._scored(hidden[first : first + depth], logits, ids)
         # The mask among the block itself is the same in all layers without a window.
         causal = any(causal for window, causal in kinds if window is None)
@@ -330,11 +311,7 @@ class BlockForwards:
 
     @torch.inference_mode()
     def _call(
-        self,
-        text: BlockText,
-        tokens: NDArray[np.int64],
-        embedded: torch.Tensor,
-        headed: tuple[int, int],
+        self, text: BlockText, tokens: Ints, embedded: torch.Tensor, headed: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states and logits of an embedded block, in one call that stores the context."""
         assert self._compiled is not None
@@ -355,8 +332,8 @@ class BlockForwards:
         return ()
 
     def _outputs(self, rows: DraftRows) -> Tensors:
-        drafter, passes = self._drafter, self._drafter.passes
-        hidden = passes.block(passes.embedded(drafter.embed(rows.tokens)), rows, drafter.rotary)
+        drafter = self._drafter
+        hidden = drafter.passes.block(drafter.embed(rows.tokens), rows, drafter.rotary)
         return self._scored(hidden[drafter.model.config.first_row :], None, rows.tokens)
 
     def _scored(

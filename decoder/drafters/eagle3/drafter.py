@@ -25,8 +25,8 @@ from decoder.drafters.caches import (
     SharedCaches,
     check_observed,
 )
-from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
-from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
+from decoder.drafters.checkpoint import is_padded, refuse_misfit, stored_model, token_ids
+from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3
 from decoder.drafters.vocabulary import over_vocabulary, softmax, top_children
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.kv_cache import CacheShape
@@ -160,21 +160,19 @@ class Eagle3Session(FeatureSession):
 def check_fit(config: Eagle3Config, target: Target) -> None:
     """Raise InputError unless the drafter was made for such a target."""
     hidden, layers = target.architecture.hidden, target.architecture.layers
-    vocab = target.architecture.vocab
-    problems = differences(
-        {
-            "target hidden size": (config.target_hidden, hidden),
-            "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
-        }
-    )
-    if config.shape.hidden != hidden and not config.own_embedding:
+    vocab, width = target.architecture.vocab, config.shape.hidden
+    fields = {
+        "target hidden size": (config.target_hidden, hidden),
+        "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
+    }
+    problems = []
+    if width != hidden and not config.own_embedding:
         problems.append(
-            f"it is {config.shape.hidden} wide and brings no embedding, and the target's is "
-            f"{hidden} wide"
+            f"it is {width} wide and brings no embedding, and the target's is {hidden} wide"
         )
     if layers < 3:
         problems.append(f"it reads the inputs of three layers, and the target has {layers}")
-    refuse_misfit(problems, target)
+    refuse_misfit(target, fields, problems)
 
 
 class LevelForwards:
@@ -192,18 +190,15 @@ class LevelForwards:
         self.caches = SharedCaches(sizes, target.dtype, target.device, target)
         # The layer's output at the last frontier, which the next level reads. One for all texts,
         # since a draft is finished before another begins.
-        self._hidden = self._new_hidden(CAPTURED_ROWS)
+        rows = torch.zeros(CAPTURED_ROWS, shape.hidden, dtype=target.dtype, device=target.device)
+        self._hidden = rows
         self.extend = RowForwards("taking in a round's rows", self._extend, shape.group, capture)
         self.expand = RowForwards("the draft of a level", self._level, shape.group, capture)
 
-    def begin(self, root: torch.Tensor) -> None:
-        """Begin a tree at the root, whose output is [1, hidden]."""
-        self._hidden[:1].copy_(root)
-
     def keep(self, hidden: torch.Tensor) -> None:
-        """Keep the last level's output [rows, hidden] for the next one."""
+        """Keep the output [rows, hidden] of the root, or of the last level, for the next one."""
         if len(hidden) > len(self._hidden):  # captured levels read the old tensor and are dropped
-            self._hidden = self._new_hidden(2 * len(hidden))
+            self._hidden = hidden.new_zeros(2 * len(hidden), hidden.shape[1])
             self.expand.forget()
         self._hidden[: len(hidden)].copy_(hidden)
 
@@ -219,10 +214,6 @@ class LevelForwards:
     def _run(self, rows: DraftRows, hidden: torch.Tensor) -> torch.Tensor:
         rope, embedded = rows.rope(self._rotary, self._dtype), self._embed(rows.tokens)
         return self._model(embedded, hidden, rope, rows)
-
-    def _new_hidden(self, rows: int) -> torch.Tensor:
-        width = self._model.config.shape.hidden
-        return torch.zeros(rows, width, dtype=self._dtype, device=self.device)
 
 
 class Eagle3Text(PlacedText):
@@ -253,7 +244,7 @@ class Eagle3Text(PlacedText):
             output, logits = self._root
             self.cut(self.length)
             self._ancestors = np.zeros((1, 0), np.bool_)
-            self._forwards.begin(output)
+            self._forwards.keep(output)
             return logits
         rows = len(frontier.rows)
         self.make_room(rows)

@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from costmodel.errors import InputError
 from decoder.drafters.blocks import ALL_ROWS, DraftAttention, DraftShape, Rope, RowCache, hash_of
-from decoder.drafters.checkpoint import Fields, Weights, architectures, load_weights, read_shape
+from decoder.drafters.checkpoint import (
+    Fields,
+    Weights,
+    architectures,
+    checked_ids,
+    load_weights,
+    read_shape,
+)
 
 FEATURES = 3  # hidden states of the target that are read
 OWN_EMBEDDING = "embed_tokens.weight"
@@ -59,10 +65,7 @@ class Eagle3Config:
         *,
         own_embedding: bool = False,
     ) -> Eagle3Config:
-        """Read a config.json, flat or with the layer's fields in one of their own (speculators).
-
-        Raises InputError with the field that is missing, wrong or not supported.
-        """
+        """Read a config.json, flat or in speculators' form. Raises InputError for a field."""
         layer = published.get("transformer_layer_config")
         own = {name: value for name, value in published.items() if value is not None}
         fields = Fields({**layer, **own} if isinstance(layer, Mapping) else own, where)
@@ -78,7 +81,7 @@ class Eagle3Config:
             draft_vocab=draft_vocab,
             target_hidden=fields.whole("target_hidden_size", shape.hidden),
             own_embedding=own_embedding,
-            normed=fields.values.get("norm_before_residual") is True,
+            normed=fields.get("norm_before_residual") is True,
             in_list=isinstance(layer, Mapping),
             features=_features(published, where),
             published=dict(published),
@@ -96,10 +99,7 @@ class Eagle3Config:
 
 
 def is_eagle3(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of an EAGLE-3 drafter.
-
-    The number of its layers is often its target's; the tensors say that there is one.
-    """
+    """Whether a config.json is that of an EAGLE-3 drafter, whatever number of layers it states."""
     named = any("eagle3" in str(name).lower() for name in architectures(published))
     return (named or "draft_vocab_size" in published) and "dflash_config" not in published
 
@@ -205,18 +205,5 @@ def load_eagle3(folder: Path, published: Mapping[str, Any], like: torch.Tensor) 
     weights.check(shapes | unused, optional=frozenset(unused))
     load_weights(model, weights.read(shapes, like.device), like.dtype)
     if config.mapped:
-        if model.d2t.is_floating_point():
-            raise InputError(f"d2t beside {where} must hold whole numbers and is {model.d2t.dtype}")
-        ids = token_ids(model.d2t)
-        if int(ids.min()) < 0 or int(ids.max()) >= config.vocab:
-            raise InputError(
-                f"d2t beside {where} maps draft ids to tokens outside the vocabulary of "
-                f"{config.vocab}",
-                hint="The checkpoint is damaged, or its vocab_size is wrong.",
-            )
+        checked_ids(model.d2t, config.vocab, where)
     return model
-
-
-def token_ids(offsets: torch.Tensor) -> torch.Tensor:
-    """The token of each draft id, int64 [draft_vocab], from the offsets stored as d2t."""
-    return offsets + torch.arange(len(offsets), device=offsets.device)

@@ -10,9 +10,15 @@ from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.model.runtime.capture import Tensors
 from decoder.tree.growth import Frontier
-from lab.drafters.conditional import Slots, check_tables, compile_pairs, pair_lattice, score_pairs
+from lab.drafters.conditional import (
+    PairLattice,
+    Slots,
+    check_tables,
+    compile_pairs,
+    pair_lattice,
+    score_pairs,
+)
 from lab.drafters.dflash2.model import DFlash2Model
-from lab.drafters.pairs import PairLattice
 
 
 class DFlash2Drafter(DFlashDrafter):

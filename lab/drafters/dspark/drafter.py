@@ -17,6 +17,7 @@ from decoder.tree.draft_tree import CandidateTree
 from lab.drafters.conditional import (
     FRONTIER,
     LEVEL_NODES,
+    PairLattice,
     Slots,
     Step,
     check_tables,
@@ -29,7 +30,6 @@ from lab.drafters.conditional import (
 )
 from lab.drafters.dspark.config import PAIRED
 from lab.drafters.dspark.model import DSparkModel
-from lab.drafters.pairs import PairLattice
 
 
 class DSparkDrafter(DFlashDrafter):

@@ -20,7 +20,7 @@ from decoder.acceptance.drawn import draw_levels
 from decoder.drafters.base import Drafter, DraftRequest, Draws
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import FeatureSession, check_observed
-from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
+from decoder.drafters.checkpoint import refuse_misfit, stored_model
 from decoder.drafters.vocabulary import softmax
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -240,19 +240,15 @@ def default_growth(model: SpecBlockModel) -> BlockGrowth:
 
 def check_fit(config: SpecBlockConfig, target: Target) -> None:
     """Raise InputError unless the drafter was made for such a target."""
-    architecture = target.architecture
-    problems = differences(
-        {
-            "hidden size": (config.shape.hidden, architecture.hidden),
-            "vocabulary": (config.vocab, architecture.vocab),
-        }
-    )
+    architecture, layers = target.architecture, target.architecture.layers
+    fields = {
+        "hidden size": (config.shape.hidden, architecture.hidden),
+        "vocabulary": (config.vocab, architecture.vocab),
+    }
     # The last layer's output is not among the features: transformers gives it after the norm.
-    layers = architecture.layers
     deepest = max(config.features_of(layers))
-    if deepest > layers - 1:
-        problems.append(f"it reads hidden state {deepest} of a target of {layers} layers")
-    refuse_misfit(problems, target)
+    reads = f"it reads hidden state {deepest} of a target of {layers} layers"
+    refuse_misfit(target, fields, [reads] if deepest > layers - 1 else [])
 
 
 class Blocks:

@@ -26,8 +26,8 @@ from decoder.drafters.checkpoint import (
     load_weights,
     read_shape,
     save_checkpoint,
+    token_ids,
 )
-from decoder.drafters.eagle3.model import token_ids
 from decoder.model.runtime.linear import pack_layers, plain_state
 from lab.papers.specblock.cache import DraftCache, span
 
@@ -423,7 +423,7 @@ def _check_mapping(
 
 
 def _numbers(fields: Fields, name: str, count: int, most: int) -> tuple[int, ...] | None:
-    value = fields.values.get(name)
+    value = fields.get(name)
     if value is None:
         return None
     whole = isinstance(value, list) and all(type(i) is int and 0 <= i <= most for i in value)

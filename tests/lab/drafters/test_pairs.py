@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder.tree.draft_tree import Lattice, best_first, chain
-from lab.drafters.pairs import NO_EDGE, PairLattice
+from lab.drafters.conditional import NO_EDGE, PairLattice
 from tests.decoder.models import paths_of
 
 
