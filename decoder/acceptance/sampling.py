@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,6 +22,14 @@ COLD, COLDEST = 1e-30, 1e-37
 CANDIDATES = 1024  # of a row that top-k and top-p leave more tokens is drawn by itself
 ROWS_AT_ONCE = 64  # whose distributions over 150,000 tokens take 40 MB each
 BY_ITSELF = NO_TOKEN - 1
+
+
+RANGES: tuple[tuple[str, type, Callable[[Any], bool], str], ...] = (
+    ("temperature", Real, lambda value: 0.0 <= value < inf, "temperature must be 0 or more"),
+    ("top_p", Real, lambda value: 0.0 < value <= 1.0, "top-p must lie in (0, 1]"),
+    ("top_k", Integral, lambda value: value >= 0, "top-k must be 0 (all tokens) or more"),
+    ("seed", Integral, lambda value: 0 <= value < 2**63, "seed must lie between 0 and 2^63 - 1"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,29 +51,18 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number, whole = (Real, float, "number"), (Integral, int, "whole number")
-        kinds = {"temperature": number, "top_p": number, "top_k": whole, "seed": whole}
-        for name, (kind, made, noun) in kinds.items():  # torch takes no integers of other libraries
-            value: Any = getattr(self, name)
-            exact = None
+        for name, kind, fits, rule in RANGES:  # torch takes no integers of other libraries
+            made: type[Any] = float if kind is Real else int
+            noun = "number" if made is float else "whole number"
+            value, exact = getattr(self, name), None
             if isinstance(value, kind) and not isinstance(value, bool):
                 with suppress(OverflowError):
                     exact = made(value)
             if exact is None:
                 raise InputError(f"{name} must be a {noun}, got {shown(value)}")
+            if not fits(exact):
+                raise InputError(f"{rule}, got {shown(exact)}")
             object.__setattr__(self, name, exact)
-        if not 0.0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature must be 0 or more, got {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"top-p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise InputError(f"top-k must be 0 (all tokens) or more, got {shown(self.top_k)}")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must lie between 0 and 2^63 - 1, got {shown(self.seed)}")
-
-
-def entropy_of(probabilities: torch.Tensor) -> torch.Tensor:
-    return torch.special.entr(probabilities).sum()
 
 
 def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -136,7 +134,7 @@ class SeededChoices:
         noise = self._noises(1, probabilities)[0]
         values = [(probabilities / noise).argmax().double(), probabilities.sum().double()]
         if self._entropy is not None:
-            values.append(entropy_of(probabilities).double())
+            values.append(torch.special.entr(probabilities).sum().double())
         token, total, *entropy = torch.stack(values).tolist()
         return self._take(int(token) if isfinite(total) else NO_TOKEN, *entropy)
 
@@ -144,7 +142,7 @@ class SeededChoices:
         """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
         probabilities = target_distribution(logits, self._sampling)
         if self._entropy is not None:
-            self._entropy.add(float(entropy_of(probabilities)))
+            self._entropy.add(float(torch.special.entr(probabilities).sum()))
         return probabilities
 
     def happens(self, probability: float) -> bool:

@@ -13,8 +13,7 @@ from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
-from decoder.drafters.eagle3.model import is_eagle1, is_eagle3, joined_features
+from decoder.drafters.eagle3 import Eagle3Drafter, is_eagle1, is_eagle3, joined_features
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.extensions import DRAFTERS, checkpoint_formats, make_extension

@@ -64,8 +64,8 @@ class DFlashConfig:
     """The fields of a DFlash checkpoint's config.json, and those that its relatives share.
 
     name               of the kind of drafter
-    windows            for each layer: tokens that it sees back; None for all
-    causal             for each layer: whether a block row sees only rows before it
+    kinds              for each layer: tokens that it sees back (None for all), and whether a
+                       block row sees only rows before it
     shifted            whether a row predicts the token after its own position, so that the bonus
                        token's row predicts the first one
     target_layer_ids   layers of the target whose outputs are the features; `EMBEDDING` for its
@@ -84,8 +84,7 @@ class DFlashConfig:
 
     name: str
     shape: DraftShape
-    windows: tuple[int | None, ...]
-    causal: tuple[bool, ...]
+    kinds: tuple[Kind, ...]
     shifted: bool
     block_size: int
     mask_token_id: int
@@ -134,11 +133,7 @@ class DFlashConfig:
 
     @property
     def layers(self) -> int:
-        return len(self.windows)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return tuple(zip(self.windows, self.causal, strict=True))
+        return len(self.kinds)
 
     @property
     def first_row(self) -> int:
@@ -148,7 +143,8 @@ class DFlashConfig:
     def costs(self) -> dict[str, object]:
         """The fields that the time of a draft depends on, but those of its layers' shape."""
         sizes = {"layers": self.layers, "features": len(self.target_layer_ids)}
-        return {**sizes, "windows": self.windows, **({"shifted": True} if self.shifted else {})}
+        windows = [window for window, _ in self.kinds]
+        return {**sizes, "windows": windows, **({"shifted": True} if self.shifted else {})}
 
     def hash(self, vocab: int) -> str:
         """The key of its cost; `vocab` is the size of the head it drafts with."""
@@ -165,11 +161,9 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
     vocab = fields.whole("vocab_size") if fields.get("vocab_size") else None
     drafted = fields.whole("draft_vocab_size", vocab or 1, most=vocab or 1)
     caps = fields.get("final_logit_softcapping")  # 0 and none: without
-    windows, causal = _attention(fields, count)
     return {
         "shape": shape,
-        "windows": windows,
-        "causal": causal,
+        "kinds": _attention(fields, count),
         "shifted": fields.one_flag(("shift_label", "sample_from_anchor"), shifted),
         "block_size": fields.whole("block_size", DEFAULT_BLOCK_SIZE, least=2, most=MOST_BLOCK),
         "mask_token_id": fields.whole("mask_token_id", least=0),
@@ -207,27 +201,26 @@ def _flat(published: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**layer, **outer, **inner}
 
 
-def _attention(fields: Fields, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """The window of each layer, and whether it is causal.
+def _attention(fields: Fields, layers: int) -> tuple[Kind, ...]:
+    """The attention of each layer.
 
     Sliding layers are causal and full ones are not, unless a field says so for all, as in the
     published class (sgl-project/sglang #34524: 5.62 accepted tokens, 5.27 the other way).
     """
     types = fields.get("layer_types") or [FULL] * layers
-    if not isinstance(types, list) or len(types) != layers or set(types) - {SLIDING, FULL}:
+    known = isinstance(types, list) and all(kind in (SLIDING, FULL) for kind in types)
+    if not known or len(types) != layers:
         raise fields.wrong("layer_types", f"a list of {layers} names, '{FULL}' or '{SLIDING}',")
     sliding = [kind == SLIDING for kind in types]
-    windows: tuple[int | None, ...] = (None,) * layers
-    if fields.get("use_sliding_window") is False or not any(sliding):
-        fields.get("sliding_window")  # read, and unused
-    else:
-        window = fields.whole("sliding_window")
-        windows = tuple(window if slides else None for slides in sliding)
+    slid = fields.get("use_sliding_window") is not False and any(sliding)
+    window = fields.whole("sliding_window") if slid else None
+    fields.get("sliding_window")  # read, if unused
     both_ways = fields.flag("sliding_window_non_causal", of_speculators(fields))
     causal = fields.one_flag(("is_causal", "causal", "causal_head"), None)
-    if causal is not None:
-        return windows, (causal,) * layers
-    return windows, tuple(slides and not both_ways for slides in sliding)
+    return tuple(
+        (window if slides else None, slides and not both_ways if causal is None else causal)
+        for slides in sliding
+    )
 
 
 def _layer_ids(fields: Fields) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from costmodel.architecture import ModelArchitecture
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import TableRows
 from decoder.drafters.dflash.drafter import BlockForwards
-from decoder.drafters.eagle3.drafter import LevelForwards
+from decoder.drafters.eagle3 import LevelForwards
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.eager import EagerRuntime
