@@ -78,6 +78,13 @@ def greedy(model, prompt, tokens):
     return ids[len(prompt) :]
 
 
+def generated(model, prompt, tokens, **options):
+    """transformers' own greedy text."""
+    ids = torch.tensor([prompt])
+    options |= {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    return model.generate(ids, max_new_tokens=tokens, **options)[0, len(prompt) :].tolist()
+
+
 @contextmanager
 def by_transformers(model, attention="eager"):
     """transformers' own attention, also in a model that a decoder owns."""

@@ -5,8 +5,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from lab.studies.common import greedy
-from tests.decoder.models import PROMPT, decoder_of, random_model
+from tests.decoder.models import PROMPT, decoder_of, generated, random_model
 
 OTHER = [60, 2, 60, 2, 60]
 SETTINGS = [
@@ -25,8 +24,8 @@ def configured(**settings):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
 def test_greedy_texts_are_those_of_transformers(settings):
-    expected = [greedy(configured(**settings), prompt, 24) for prompt in (PROMPT, OTHER)]
-    free = greedy(configured(), PROMPT, 24)
+    expected = [generated(configured(**settings), prompt, 24) for prompt in (PROMPT, OTHER)]
+    free = generated(configured(), PROMPT, 24)
     assert expected[0] != free, "the setting changes nothing here"
     for policy in ("plain", "fixed:9"):
         decoder = decoder_of(configured(**settings), policy)

@@ -10,16 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.target import PREFILL_CHUNK, Step
 from decoder.tree.draft_tree import best_first
-from lab.studies.common import greedy
-from tests.decoder.models import (
-    LatticeDrafter,
-    OracleDrafter,
-    by_transformers,
-    decoder_of,
-    random_model,
-    request,
-    target_of,
-)
+from tests.decoder import models
+from tests.decoder.models import LatticeDrafter, OracleDrafter, decoder_of, random_model, request
 
 TOKENS, NEW = 6000, 12
 SIZES = {"max_position_embeddings": 8192}
@@ -63,8 +55,8 @@ def long_text():
 @pytest.mark.parametrize("family", ["qwen3", "gpt-neox"])
 def test_a_prompt_of_2500_tokens_is_decoded_exactly(family):
     model, prompt = random_model(family, **SIZES), long_text()[:2500]
-    with by_transformers(model, "sdpa"):
-        truth = greedy(model, prompt, NEW)
+    with models.by_transformers(model, "sdpa"):
+        truth = models.generated(model, prompt, NEW)
     for drafter in (NgramDrafter(), OracleDrafter(prompt + truth, 97, rank=1)):
         result = decoder_of(model, "fixed:24", drafter).generate(prompt, max_new_tokens=NEW)
         assert result.token_ids == truth
@@ -77,7 +69,7 @@ class TestMemory:
     NODES = 255
 
     def target(self, tokens):
-        target = target_of(random_model("llama-gqa", dtype=torch.float32, **SIZES))
+        target = models.target_of(random_model("llama-gqa", dtype=torch.float32, **SIZES))
         target.reserve(tokens + 2 * (self.NODES + 1))
         prompt = torch.tensor(long_text()[:tokens])
         return target, prompt

@@ -18,7 +18,7 @@ from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from lab.studies.families import tiny_model
+from lab.tiny_models import tiny_model
 from tests.decoder.enumeration import chi_square_p
 from tests.decoder.models import WholeDrafter, decoder_of, plain_logits
 

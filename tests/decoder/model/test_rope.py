@@ -7,8 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from lab.studies.common import greedy as generated
-from tests.decoder.models import SIZES, decoder_of, greedy, random_model
+from tests.decoder.models import SIZES, decoder_of, generated, greedy, random_model
 
 SWITCH, WIDTH = 40, 4  # tokens with the first factors; half of a head's width
 PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 97, 60)]

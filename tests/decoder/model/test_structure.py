@@ -15,7 +15,7 @@ from decoder.model import selfcheck
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.structure import Structure
-from lab.studies.families import tiny_model
+from lab.tiny_models import tiny_model
 from tests.decoder.models import SIZES, random_model, target_of
 from tests.tiny_folder import isolate
 

@@ -16,8 +16,8 @@ from decoder.model.making import make_target
 from decoder.model.target import Step, Target
 from decoder.profiling.probe import quick_profile
 from decoder.profiling.startup import ProfileChoice
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.peers import PeerArm, share_weights
 from lab.bench.arms.tree_decoder import TreeArm
 from lab.bench.environment import bandwidth_limit
@@ -48,7 +48,7 @@ def loaded(folder: Path):
 
 def builder_of(folder, drafters: dict[str, str], calibrate: bool = False, **choice) -> ArmBuilder:
     profile = ProfileChoice(calibrate=calibrate)
-    return ArmBuilder(loaded(folder), drafters, DecoderChoice(profile=profile, **choice))
+    return ArmBuilder(loaded(folder), drafters, DecodingOptions(profile=profile, **choice))
 
 
 def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
@@ -59,7 +59,8 @@ def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
         pieces.append(list(tokens))
         return True
 
-    runner.start(ids, new_tokens, seed).run(put)
+    for _ in runner.start(ids, new_tokens, seed).steps(put):
+        pass
     assert len(pieces) > 1
     return [token for piece in pieces for token in piece]
 
@@ -89,7 +90,8 @@ class TestTreeArm:
         decoder = TreeDecoder(make_target(loaded(folder)), policy="bastion", profile=choice)
         runner = TreeArm(Arm(name="bastion", kind="policy", policy="bastion"), decoder, 0.0)
         decoding = runner.start(IDS, NEW_TOKENS, 0)
-        decoding.run(lambda tokens: True)
+        for _ in decoding.steps(lambda tokens: True):
+            pass
         found = decoding.details().rounds
         roofline = decoder.cost_source.cost.cost.roofline
         bias, context, first = 1.0, len(IDS), True
@@ -118,7 +120,7 @@ class TestBuilder:
         builder = builder_of(folder, drafters)
         assert builder.causal_drafters == ("tiny",)
         policies = ("chain", "bastion", "static-tree:5x2", "dynatree")
-        asked = ArmChoice(policies=policies, drafters=tuple(drafters), studies=("estimator",))
+        asked = ArmNames(policies=policies, drafters=tuple(drafters), studies=("estimator",))
         arms = plan_arms(asked, causal_drafters=builder.causal_drafters)
         runners = builder.runners(arms)
         assert [one.arm.name for one in runners] == [arm.name for arm in arms]
@@ -147,7 +149,7 @@ class TestBuilder:
         both = f"ngram+{folder}"
         drafters = {"ngram": "ngram", both: "ngram+tiny"}
         builder = builder_of(folder, drafters, same_text=same_text)
-        asked = ArmChoice(drafters=("ngram", both), peers=())
+        asked = ArmNames(drafters=("ngram", both), peers=())
         runners = builder.runners(plan_arms(asked))
         written = {one.arm.name: tokens_of(one)[:NEW_TOKENS] for one in runners}
         assert written.pop("plain") == expected
@@ -157,7 +159,7 @@ class TestBuilder:
     def test_arms_that_decode_together_share_weights_and_nothing_else(self, folder: Path) -> None:
         both = f"ngram+{folder}"
         builder = builder_of(folder, {both: "ngram+tiny"}, by_round=True)
-        asked = ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=())
+        asked = ArmNames(policies=("chain", "fixed:3"), drafters=(both,), peers=())
         own = [one._decoder for one in builder.runners(plan_arms(asked))]
         for part in ("target", "drafter"):
             assert len({id(getattr(decoder, part)) for decoder in own}) == 3
@@ -189,7 +191,7 @@ class TestBuilder:
         drafters = {"ngram": "ngram", str(folder): "tiny", f"ngram+{folder}": "ngram+tiny"}
         builder = builder_of(folder, drafters, calibrate=home != "bare")
         policies = ("bastion", "bastion:printed")
-        asked = ArmChoice(policies=policies, drafters=tuple(drafters), peers=())
+        asked = ArmNames(policies=policies, drafters=tuple(drafters), peers=())
         runners = builder.runners(plan_arms(asked))
         assert sum(bool(one.arm.cost) for one in runners) == 2 * len(drafters)
         assert len(timed) == len(set(timed)) == len(drafters)
@@ -200,7 +202,7 @@ class TestBuilder:
 
 class TestArms:
     def test_names_groups_and_order(self) -> None:
-        arms = plan_arms(ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape")))
+        arms = plan_arms(ArmNames(policies=("fixed:7", "plain"), studies=("sweep", "shape")))
         assert [(arm.name, arm.studies) for arm in arms] == [
             ("plain", ("policies",)), ("fixed:7+ngram", ("policies", "sweep")),
             *((f"fixed:{nodes}+ngram", ("sweep",)) for nodes in (1, 3, 15, 31)),
@@ -212,7 +214,7 @@ class TestArms:
     def test_a_policy_of_one_drafter_alone(self) -> None:
         drafters = ("a/x", "a/x@block=4", "ngram")
         policies = ("chain", "fixed:59@ngram", "fixed:7@x@block=4", "fixed:3@a/x")
-        arms = plan_arms(ArmChoice(policies=policies, drafters=drafters, peers=()))
+        arms = plan_arms(ArmNames(policies=policies, drafters=drafters, peers=()))
         assert [(arm.policy, arm.drafter) for arm in arms[1:]] == [
             ("chain", "x"), ("fixed:3", "x"), ("chain", "x@block=4"), ("fixed:7", "x@block=4"),
             ("chain", "ngram"), ("fixed:59", "ngram"),
@@ -229,5 +231,5 @@ class TestArms:
     ])  # fmt: skip
     def test_what_is_wrong_is_said(self, changed: dict, message: str) -> None:
         with pytest.raises(InputError) as error:
-            plan_arms(ArmChoice(**changed))
+            plan_arms(ArmNames(**changed))
         assert message in str(error.value)

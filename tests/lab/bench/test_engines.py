@@ -8,8 +8,8 @@ import pytest
 
 from costmodel.errors import InputError
 from decoder.model.demo_model import DEMO_NAME
-from lab.bench.engines.choice import EngineEnvironment, engine_choices, look_into
 from lab.bench.engines.model_file import check_model, is_gguf, write_gguf
+from lab.bench.engines.requested import InstalledEngine, look_into, requested_engines
 from lab.bench.record import Result, read_result
 from tests.lab.commands.test_bench import Place
 from tests.tiny_folder import isolate
@@ -101,18 +101,15 @@ REFUSED = [
 @pytest.mark.parametrize(("engines", "options", "message"), REFUSED)
 def test_what_cannot_be_asked_for_is_named(engines, options, message) -> None:
     with pytest.raises(InputError) as raised:
-        engine_choices(engines, options)
+        requested_engines(engines, options)
     assert message in str(raised.value)
 
 
 def test_an_interpreter_without_the_engine(stub: str) -> None:
-    (choice,) = engine_choices([f"openvino={stub}"], [])
+    (requested,) = requested_engines([f"openvino={stub}"], [])
     with pytest.raises(InputError, match="has no package openvino_genai") as raised:
-        look_into(choice)
+        look_into(requested)
     assert "pip install openvino-genai" in raised.value.hint
-
-
-HERE = EngineEnvironment(python="python", exports=False, prefix=Path("/"), versions={})
 
 
 @pytest.mark.parametrize(("engine", "model", "target", "message"), [
@@ -126,9 +123,12 @@ def test_a_missing_model_is_named(engine, model, target, message, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("other.bin").write_bytes(b"\x00" * 9)
     options = [] if model is None else [(engine, "model", model)]
-    (choice,) = engine_choices([engine], options)
+    (requested,) = requested_engines([engine], options)
+    installed = InstalledEngine(
+        requested=requested, python="python", exports=False, prefix=Path("/"), versions={}
+    )
     with pytest.raises(InputError) as raised:
-        check_model(choice, HERE, target)
+        check_model(installed, target)
     assert message in str(raised.value)
 
 

@@ -58,13 +58,13 @@ class TestKnownSpeed:
 
 
 def test_arms_take_turns_and_each_begins_as_often() -> None:
-    turns = list(schedule(prompts=3, repeats=2).turns(3))
-    assert [turn.place for turn in turns] == list(range(18))
-    blocks = [turns[i : i + 3] for i in range(0, 18, 3)]
-    arms = [[turn.arm for turn in block] for block in blocks]
-    assert arms == 2 * [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
-    assert [(block[0].repeat, block[0].prompt) for block in blocks] == [
-        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
+    blocks = list(schedule(prompts=3, repeats=2, seed=7).turns(["a", "b", "c"]))
+    assert [turn.place for block in blocks for turn in block] == list(range(18))
+    arms = ["".join(turn.runner for turn in block) for block in blocks]
+    assert arms == 2 * ["abc", "bca", "cab"]
+    first = [block[0] for block in blocks]
+    assert [(turn.repeat, turn.encoded.prompt.id, turn.seed) for turn in first] == [
+        (0, "p0", 7), (0, "p1", 8), (0, "p2", 9), (1, "p0", 10), (1, "p1", 11), (1, "p2", 12),
     ]  # fmt: skip
 
 

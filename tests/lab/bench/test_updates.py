@@ -16,11 +16,11 @@ from decoder.profiling.startup import ProfileChoice
 from lab.bench.analysis.families import update_figures
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.arms.base import Put
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.record import Model, Update
-from lab.bench.schedule import Schedule, Tools, run_schedule
+from lab.bench.schedule import Schedule, run_schedule
 from tests.decoder.models import greedy
 from tests.lab.bench import fake_bench
 from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, encoded, endless, schedule
@@ -50,8 +50,8 @@ class Learner(FakeArm):
 class LearningDecoding(FakeDecoding):
     done = False
 
-    def run(self, put: Put) -> None:
-        super().run(put)
+    def steps(self, put: Put) -> Iterator[None]:
+        yield from super().steps(put)
         self.done = True
 
     def rehearse(self) -> None:
@@ -111,9 +111,9 @@ def test_arms_learn_apart_and_write_the_plain_text(place: Path) -> None:
     draft = str(place / "draft")
     drafters = (draft, f"{draft}@adapt=no-bandit")
     loaded = load_model(str(place / "tiny"), dtype=torch.float32, device=torch.device("cpu"))
-    choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
+    choice = DecodingOptions(profile=ProfileChoice(calibrate=False))
     builder = ArmBuilder(loaded, drafter_labels(drafters), choice)
-    arms = plan_arms(ArmChoice(policies=("chain", "fixed:12"), drafters=drafters, peers=()))
+    arms = plan_arms(ArmNames(policies=("chain", "fixed:12"), drafters=drafters, peers=()))
     names = [arm.name for arm in arms]
     assert names[3:] == ["chain+draft@adapt=no-bandit", "fixed:12+draft@adapt=no-bandit"]
     own = builder.runners(arms)
@@ -121,7 +121,7 @@ def test_arms_learn_apart_and_write_the_plain_text(place: Path) -> None:
         prompts=[encoded(f"p{i}", [5, 7, 5, 9, 40 + i]) for i in range(4)], new_tokens=16,
         repeats=1, ends=builder.ends,
     )  # fmt: skip
-    responses = run_schedule(own, plan, Tools()).responses
+    responses = run_schedule(own, plan)[0]
     found = result(arms, [one.prompt for one in plan.prompts], responses,
                    settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip
     for number, one in enumerate(found.of("plain")):
