@@ -18,7 +18,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.device import fingerprint, select_device
 from decoder.model.target import Target
-from decoder.profiling.measured_profile import profile_key, soft_key
+from decoder.profiling.measured_profile import profile_key
 from lab.bench.record import Environment, ProfileInfo
 from profiler.measure.machine import collect, observe, warnings
 
@@ -76,9 +76,8 @@ def without_home(line: str) -> str:
 
 def stored_profile(target: Target) -> tuple[Profile, str] | None:
     """The stored profile of this target and machine and a line about it; None without one."""
-    store, key, soft = ProfileStore(), profile_key(target), soft_key(target)
     try:
-        match = store.find(key, soft)
+        match = ProfileStore().find(profile_key(target))
     except ProfileError:
         return None
     made = match.profile.provenance

@@ -66,44 +66,39 @@ def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
     return [token for piece in pieces for token in piece]
 
 
-class TestPeers:
-    def peer(self, model, temperature=0.0, **options) -> PeerArm:
-        return PeerArm(Arm(name="x", kind="peer", policy="x"), model, temperature, options)
+def test_peers_are_untouched_by_what_ours_does(folder: Path, expected) -> None:
+    def peer(**options) -> PeerArm:
+        return PeerArm(Arm(name="x", kind="peer", policy="x"), model, 0.0, options)
 
-    def test_peers_are_untouched_by_what_ours_does(self, folder: Path, expected) -> None:
-        own = loaded(folder)
-        before = own.model.config._attn_implementation
-        model = share_weights(own.model, frozenset())
-        target = make_target(own, fused=False, runtime="eager")
-        assert own.model.config._attn_implementation != before
-        assert model.config._attn_implementation == before
-        theirs = dict(model.named_parameters())
-        for name, weight in own.model.named_parameters():
-            assert theirs[name].data_ptr() == weight.data_ptr()
-        assert tokens_of(self.peer(model)) == expected
-        plain = TreeDecoder(target, policy="plain")
-        assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
-        assert tokens_of(self.peer(model, prompt_lookup_num_tokens=10)) == expected
+    own = loaded(folder)
+    before = own.model.config._attn_implementation
+    model = share_weights(own.model, frozenset())
+    target = make_target(own, fused=False, runtime="eager")
+    assert own.model.config._attn_implementation != before
+    assert model.config._attn_implementation == before
+    theirs = dict(model.named_parameters())
+    for name, weight in own.model.named_parameters():
+        assert theirs[name].data_ptr() == weight.data_ptr()
+    assert tokens_of(peer()) == tokens_of(peer(prompt_lookup_num_tokens=10)) == expected
+    plain = TreeDecoder(target, policy="plain")
+    assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
 
 
 class TestTreeArm:
-    def runner(self, folder: Path, policy: str, estimator=None, temperature=0.0) -> TreeArm:
-        choice = ProfileChoice(calibrate=False, estimator=estimator)
-        decoder = TreeDecoder(make_target(loaded(folder)), policy=policy, profile=choice)
-        return TreeArm(Arm(name=policy, kind="policy", policy=policy), decoder, temperature)
-
     def test_predictions_are_those_before_each_round(self, folder: Path) -> None:
         """`ema` by hand: the roofline times a bias that each round moves by a tenth."""
-        runner = self.runner(folder, "bastion", "ema")
+        choice = ProfileChoice(calibrate=False, estimator="ema")
+        decoder = TreeDecoder(make_target(loaded(folder)), policy="bastion", profile=choice)
+        runner = TreeArm(Arm(name="bastion", kind="policy", policy="bastion"), decoder, 0.0)
         decoding = runner.start(IDS, NEW_TOKENS, 0)
         for _ in decoding.steps(lambda tokens: True):
             pass
         found = decoding.details().rounds
-        source = runner._decoder.cost_source
+        roofline = decoder.cost_source.cost.cost.roofline
         bias, context, first = 1.0, len(IDS), True
         for index in range(found.count):
             middle = 32 * (context // 32) + 16  # costs are read once for 32 tokens of context
-            bare_s = float(source.cost.cost.roofline.seconds(found.nodes[index] + 1, middle))
+            bare_s = float(roofline.seconds(found.nodes[index] + 1, middle))
             assert found.predicted_verify_s[index] == pytest.approx(bias * bare_s, abs=2e-7)
             ratio = found.verify_s[index] / bare_s
             # The record rounds to 0.1 us, so its ratio is only nearly the decoder's.
