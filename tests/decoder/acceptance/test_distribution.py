@@ -20,9 +20,8 @@ from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from lab.drafters.dspark.config import DSparkConfig
 from lab.drafters.dspark.drafter import DSparkDrafter
-from lab.drafters.dspark.model import DSparkModel
+from lab.drafters.dspark.model import DSparkConfig, DSparkModel
 from lab.tiny_models import tiny_model
 from tests.decoder.enumeration import chi_square_p
 from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits, target_of
