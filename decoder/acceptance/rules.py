@@ -17,8 +17,7 @@ from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_latti
 from decoder.acceptance.nodes import JudgedRows, LogitRows, RowNumbers, VisitedRows, judge_rows
 from decoder.acceptance.sampling import Sampling, SeededChoices, one_of_each, row_distributions
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.eager import NO_TOKEN, greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]

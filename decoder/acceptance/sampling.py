@@ -15,7 +15,7 @@ from costmodel.errors import InputError, shown
 from costmodel.online import FadingMean
 from costmodel.statistics import Array, Ints
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import NO_TOKEN
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37

@@ -28,8 +28,7 @@ from lab.drafters.conditional import (
     path_distributions,
     score_pairs,
 )
-from lab.drafters.dspark.config import PAIRED
-from lab.drafters.dspark.model import DSparkModel
+from lab.drafters.dspark.model import PAIRED, DSparkModel
 
 
 class DSparkDrafter(DFlashDrafter):
