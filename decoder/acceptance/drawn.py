@@ -272,12 +272,7 @@ class RankExpectation:
         self._rounds = np.ones(self.DEPTHS)
 
     def lattice(self, confidences: Array, width: int) -> Lattice:
-        """Candidates [depth, width] from which a policy chooses a shape; token j is the j-th draw.
-
-        Its expected acceptance does not rise along a row, so that draws are chosen in order.
-
-        confidences  [depth] the largest probability of q at each position
-        """
+        """Candidates [depth, width] for a shape by confidences [depth]; token j: the j-th draw."""
         sure = np.clip(np.nan_to_num(confidences), 0.0, 1.0)[:, None]
         draws = np.arange(1, width + 1)
         prior = (0.6 + 0.35 * sure**2) / draws ** (1.0 - sure)

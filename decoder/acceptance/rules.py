@@ -196,10 +196,7 @@ class AcceptanceRule:
         return draw_from_lattice(shape, whole, self.choices.generator)
 
     def ahead(self, tree: DraftTree, logits: torch.Tensor) -> torch.Tensor:
-        """What `accept` needs of all rows, float64 [numbers, rows] on their device; no wait.
-
-        The target's tokens and entropies, or the arrays of a `JudgedRows` for a drawn tree.
-        """
+        """What `accept` needs of all rows, float64 [numbers, rows] on their device; no wait."""
         if self.greedy:
             return greedy_tokens(logits).double().expand(2, -1)
         if not isinstance(tree, DrawnTree):
@@ -213,11 +210,7 @@ class AcceptanceRule:
         )
 
     def accept(self, tree: DraftTree, logits: Any, ahead: Array | None = None) -> Accepted:
-        """Accept rows of a tree, and learn from the outcome.
-
-        logits  `LogitRows` of the verification
-        ahead   what `ahead` made, on the host; None: rows are processed as they are visited
-        """
+        """Accept rows, and learn from them; without `ahead`, by the logits of visited rows."""
         if not isinstance(tree, DrawnTree):
             if ahead is None:
                 return walk(tree, logits, self.pick)

@@ -129,7 +129,7 @@ class SeededChoices:
         self._noise: torch.Tensor | None = None  # made and not yet taken [draws, vocab]
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The target's token at T > 0 of a visited row [vocab]; `NO_TOKEN`: not numbers."""
+        """The target's token at T > 0 of a visited row [vocab]; `NO_TOKEN` for logits of NaN."""
         probabilities = target_distribution(logits, self._sampling)
         noise = self._noises(1, probabilities)[0]
         values = [(probabilities / noise).argmax().double(), probabilities.sum().double()]
@@ -245,7 +245,7 @@ def row_distributions(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def one_of_each(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The index at a share [1] of each row's weights [rows, vocab]; `NO_TOKEN`: not numbers."""
+    """The index at a share [1] of each row's weights [rows, vocab]; `NO_TOKEN` for NaN."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.

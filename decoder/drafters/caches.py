@@ -169,10 +169,7 @@ class PlacedRows(RowCache):
         return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
     def span(self, window: int | None, causal: bool) -> Span:
-        """The span of rows that each see the last `window` tokens, themselves included.
-
-        If not causal, they see as many tokens ahead. None: all that their block says.
-        """
+        """The last `window` tokens, if not causal as many ahead; None: all that the block says."""
         if window is None or (not causal and self._end <= window):
             return ALL_ROWS
         first = max(0, self._prefix + 1 - window)

@@ -53,10 +53,7 @@ class CausalLMDrafter(Drafter):
 
     @classmethod
     def from_pretrained(cls, name: str | Path, target: Target) -> CausalLMDrafter:
-        """The drafter in a folder or of a hub id, on the target's device and in its dtype.
-
-        Raises InputError if its weights cannot be loaded or its tokens are not the target's.
-        """
+        """The drafter of a name. Raises InputError if its tokens are not the target's."""
         loaded = load_model(
             str(name), weights="pretrained", dtype=target.dtype, device=target.device, download=True
         )

@@ -139,7 +139,7 @@ class Fields(dict[str, Any]):
         return next(iter(given.values()), default)
 
     def refuse_unread(self, harmless: Set[str], neutral: Mapping[str, Any]) -> None:
-        """Raise InputError for an unread field that may change what is computed."""
+        """Raise InputError for an unread field that may change a result; neutral values do not."""
         for name, value in self.items():
             read = name in self._read or name in harmless or value is None
             if not read and not (name in neutral and neutral[name] == value):
@@ -196,10 +196,7 @@ def is_padded(drafted: int | None, actual: int) -> bool:
 def refuse_misfit(
     target: Target, fields: Mapping[str, tuple[int | None, int]], problems: Sequence[str]
 ) -> None:
-    """Raise InputError for all reasons why a drafter does not fit its target.
-
-    fields  the drafter's value of each (None: any), and the target's
-    """
+    """Raise InputError for problems, and where a drafter's field (None: any) differs."""
     problems = [
         f"its {name} is {drafted}, the target's is {actual}"
         for name, (drafted, actual) in fields.items()

@@ -82,7 +82,6 @@ class Eagle3Config:
     in_list        whether the layer is stored as the first of a list, as by speculators
     features       indices of the target's hidden states that are read (0: the embedding); None
                    for those of the published code
-    published      config.json unchanged
     """
 
     shape: DraftShape
@@ -103,7 +102,7 @@ class Eagle3Config:
         *,
         own_embedding: bool = False,
     ) -> Eagle3Config:
-        """Read a config.json, flat or in speculators' form. Raises InputError for a field."""
+        """Read a config.json, flat or in speculators' form. Raises InputError with the field."""
         layer = published.get("transformer_layer_config")
         own = {name: value for name, value in published.items() if value is not None}
         fields = Fields({**layer, **own} if isinstance(layer, Mapping) else own, where)
@@ -226,9 +225,8 @@ class Eagle3Model(nn.Module):
 
 
 def load_eagle3(folder: Path, published: Mapping[str, Any], like: torch.Tensor) -> Eagle3Model:
-    """The model in a checkpoint folder, on the device and in the dtype of `like`.
+    """The model in a folder with this config.json, on the device and in the dtype of `like`.
 
-    published  its config.json
     Raises InputError with all tensors that are missing, unknown or of a wrong shape.
     """
     weights = Weights(folder, pickled=True)

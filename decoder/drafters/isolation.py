@@ -68,10 +68,7 @@ class IsolatedDrafter:
 
 
 class IsolatedSession:
-    """The drafting of one text; its methods are those of `DraftSession`.
-
-    failure  why it has ended before the text; None while it drafts
-    """
+    """The drafting of one text; `failure` is why it has ended before the text, or None."""
 
     def __init__(self, owner: IsolatedDrafter, start: Callable[[], DraftSession]) -> None:
         self.failure: DrafterError | None = None
@@ -89,7 +86,8 @@ class IsolatedSession:
                 raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
             if isinstance(drafted, Lattice) and request.whole:
                 depth, shape = len(drafted.tokens), tuple(getattr(drafted.whole, "shape", ()))
-                if depth and (shape[:1] != (depth,) or not 0 < shape[1] <= self._owner.vocab):
+                fits = len(shape) == 2 and shape[0] == depth and 0 < shape[1] <= self._owner.vocab
+                if depth and not fits:
                     raise ValueError(f"whole must be a tensor [{depth}, {self._owner.vocab}]")
             return drafted.sound(self._owner.vocab)
 

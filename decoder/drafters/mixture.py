@@ -18,7 +18,8 @@ path never sum to more than 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -143,38 +144,14 @@ class MixtureStatistics(NamedTuple):
     missed: Array
 
 
-class Prediction(NamedTuple):
-    """A drafter's calibrated prediction of the token behind one path.
-
-    confidence  its class; 0 where it proposes nothing
-    top, total  the largest of its probabilities as it gave them, and their sum
-    best_row    the trie's row of its best child; -1 for marginals
-    best, rest  calibration factors of its best child and of its others
-    left        probability that it leaves to tokens it does not name
-    """
-
-    confidence: Any
-    top: Any
-    total: Any
-    best_row: Any
-    best: Any
-    rest: Any
-    left: Any
-
-
-class Mixture(NamedTuple):
-    """The mixture behind one path.
-
-    weights  of the first drafter, the second, and both as experts
-    divisor  of the part of both as experts
-    scale    of the mixture, which gives named tokens their sum
-    """
-
-    first: Prediction
-    second: Prediction
-    weights: Any
-    divisor: Any
-    scale: Any
+# A drafter's calibrated prediction behind one path: its confidence class, 0 where it proposes
+# nothing; the largest of its probabilities and their sum, as it gave them; the trie's row of its
+# best child, -1 for marginals; calibration factors of this child and of the others; what it leaves
+# to tokens that it does not name.
+Prediction = namedtuple("Prediction", "confidence top total best_row best rest left")
+# The mixture behind one path, with the weights of the first drafter, of the second and of both as
+# experts, the divisor of this last part, and the scale that gives named tokens their sum.
+Mixture = namedtuple("Mixture", "first second weights divisor scale")
 
 
 def new_statistics() -> MixtureStatistics:

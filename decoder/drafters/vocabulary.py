@@ -81,10 +81,7 @@ def linear_of(weight: torch.Tensor) -> nn.Linear:
 
 
 def read_tokens(folder: Path) -> Ints | None:
-    """The tokens of a checkpoint's reduced head; None where it has no file of them.
-
-    Raises InputError for a file that is not an ascending list of token ids.
-    """
+    """The tokens of a checkpoint's reduced head, or None. Raises InputError for other lists."""
     place = folder / FILE
     if not place.is_file():
         return None
@@ -120,11 +117,11 @@ def check_vocabulary(drafter: LoadedModel, target: LoadedModel) -> None:
         return
     if different := ours.items() ^ theirs.items():
         token = min(token for token, _ in different)
-        ids = (f"id {ids[token]}" if token in ids else "no token" for ids in (ours, theirs))
+        said = [f"id {ids[token]}" if token in ids else "no token" for ids in (ours, theirs)]
         raise InputError(
             f"tokenizer mismatch between the drafter {drafter.name} and the target "
             f"{target.name}: {len(different)} entries differ, such as {token!r}, which is "
-            f"{next(ids)} for the drafter and {next(ids)} for the target",
+            f"{said[0]} for the drafter and {said[1]} for the target",
             hint="Use a smaller model of the target's own family.",
         )
 

@@ -394,10 +394,7 @@ def _next(chances, following, state, last):  # type: ignore[no-untyped-def]
 
 @jit
 def visibility(parents):  # type: ignore[no-untyped-def]
-    """Boolean [N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i.
-
-    parents  int64 [N]  row of each node's parent: 0 is the root, i + 1 is node i
-    """
+    """Boolean [N + 1, N + 1]: row i sees row j, itself or an ancestor; parents [N] are rows."""
     rows = len(parents) + 1
     visible = np.zeros((rows, rows), np.bool_)
     visible[0, 0] = True

@@ -63,20 +63,15 @@ HARMLESS = frozenset(_HARMLESS.split())
 class DFlashConfig:
     """The fields of a DFlash checkpoint's config.json, and those that its relatives share.
 
-    name               of the kind of drafter
     kinds              for each layer: tokens that it sees back (None for all), and whether a
                        block row sees only rows before it
-    shifted            whether a row predicts the token after its own position, so that the bonus
-                       token's row predicts the first one
-    target_layer_ids   layers of the target whose outputs are the features; `EMBEDDING` for its
-                       embedding's
-    embedding_scale    factor of the block's embeddings
-    logit_scale        factor of the head's logits
-    softcap            their largest size after that, by a tanh; None: as they are
+    shifted            whether a row predicts the token after its own position, the bonus token's
+                       row the first one
+    target_layer_ids   layers of the target whose outputs are the features, or `EMBEDDING`
+    softcap            of the head's scaled logits, by a tanh; None: as they are
     num_target_layers  of the target it was trained for; None if not given
     vocab              of that target; None if not given
     draft_vocab        tokens that it can draft; None for all
-    published          config.json unchanged
     """
 
     LABEL: ClassVar[str] = "a DFlash drafter"

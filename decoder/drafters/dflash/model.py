@@ -130,9 +130,8 @@ class DFlashModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, published: Mapping[str, Any], like: torch.Tensor) -> Self:
-        """The model in a checkpoint folder, on the device and in the dtype of `like`.
+        """The model in a folder with this config.json, on the device and in the dtype of `like`.
 
-        published  its config.json
         Raises InputError with all tensors that are missing, unknown or of a wrong shape.
         """
         where = f"{folder / 'config.json'}"
