@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from costmodel.errors import InputError
 from costmodel.io import check_output
 from decoder.acceptance.sampling import Sampling
@@ -19,26 +17,28 @@ from decoder.model.loading import default_target, load_model
 from decoder.model.making import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
-from lab.bench.engines.arm import EngineSubject, check_engines, engine_runners
-from lab.bench.engines.choice import EngineChoice
+from lab.bench.engines.arm import check_engines, engine_info, engine_runners
+from lab.bench.engines.requested import RequestedEngine
 from lab.bench.environment import bandwidth_limit, describe_profile, machine, stored_profile
 from lab.bench.prompts import PromptText, encode_texts, read_files
 from lab.bench.protocols import ProtocolRun
 from lab.bench.record import BenchSettings, PromptFile, Result, write_result
-from lab.bench.schedule import Listener, Schedule, Tools, run_schedule
+from lab.bench.schedule import Listener, Schedule, run_schedule
 from profiler.calibrate.files import device_label
 from profiler.demo import PROMPTS
 from profiler.measure.lock import device_lock
 
 Say = Callable[[str], None]
+# Options that the settings of a result have too.
+SAME = ("new_tokens", "temperature", "repeats", "seed", "same_text", "by_round", "ignore_eos")
 BUILT_IN = "built-in"  # name of the prompt set that is used without a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(DecodingOptions):
     """The options of a run. None takes the default of the device, target or tokenizer.
 
     engines   other engines as peers
@@ -48,11 +48,9 @@ class BenchOptions:
     """
 
     target: str | None = None
-    arms: ArmChoice = field(default_factory=ArmChoice)
-    engines: Sequence[EngineChoice] = ()
-    decoder: DecoderChoice = field(default_factory=DecoderChoice)
+    arms: ArmNames = field(default_factory=ArmNames)
+    engines: Sequence[RequestedEngine] = ()
     files: Sequence[Path] = ()
-    seed: int = 0
     template: Mapping[str, Any] | None = field(default_factory=dict)
     new_tokens: int = 128
     repeats: int = 1
@@ -75,8 +73,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     """Run the benchmark, and write the result to `options.output` if that is set."""
     device = select_device(options.device)
     dtype = parse_dtype(options.dtype, device)
-    Sampling(temperature=options.decoder.temperature)
-    if options.decoder.same_text and options.decoder.temperature:
+    Sampling(temperature=options.temperature)
+    if options.same_text and options.temperature:
         raise InputError(
             "the text of plain decoding is the same for all arms at temperature 0 only",
             hint="Leave out --same-text or --temperature.",
@@ -92,7 +90,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     engines = check_engines(
         options.engines,
         name,
-        greedy=not options.decoder.temperature,
+        greedy=not options.temperature,
         pretrained=options.quantization is None,
         device=device.type,
     )
@@ -100,25 +98,18 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         environment, machine_warnings = machine(device)
         loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)
-        builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
+        builder = ArmBuilder(loaded, labels, options)
         if options.protocol is not None and options.template:  # papers give some that are not there
             text = str(getattr(builder.encoder.tokenizer, "chat_template", None))
             known = {name: value for name, value in options.template.items() if name in text}
             options = replace(options, template=known)
         chat = chat_options(builder.encoder.tokenizer, options.template)
-        sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
+        sampling = {"temperature": options.temperature, "seed": options.seed}
         prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
-        subject = EngineSubject(
-            name=loaded.name,
-            source=loaded.source,
-            dtype=dtype_name(builder.target.dtype),
-            ends=builder.ends,
-            threads=torch.get_num_threads(),
-        )
         for warning in machine_warnings:
             listeners.say(f"warning: {warning}")
-        with engine_runners(engines, subject, listeners.say) as others:
+        with engine_runners(engines, builder.target, builder.ends, listeners.say) as others:
             runners = [*builder.runners(arms), *others]
             located = builder.profile or stored_profile(builder.target)
             schedule = Schedule(
@@ -127,12 +118,12 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
                 repeats=options.repeats,
                 ends=builder.ends,
                 seed=options.seed,
-                by_round=options.decoder.by_round,
+                by_round=options.by_round,
+                limit_s=bandwidth_limit(None if located is None else located[0]),
             )
-            tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
-            outcome = run_schedule(runners, schedule, tools, listeners.progress)
+            responses, failed_arms = run_schedule(runners, schedule, listeners.progress)
     settings = _settings(options, builder, files, chat=chat["chat"])
-    failed = {one.name for one in outcome.failed}
+    failed = {one.name for one in failed_arms}
     result = Result(
         environment=environment,
         settings=settings,
@@ -141,9 +132,9 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         profile=None if located is None else describe_profile(*located),
         arms=tuple(runner.arm for runner in runners if runner.arm.name not in failed),
         prompts=tuple(encoded.prompt for encoded in prompts),
-        responses=outcome.responses,
-        engines=tuple(one.info(settings.dtype) for one in engines),
-        failed=outcome.failed,
+        responses=responses,
+        engines=tuple(engine_info(one, settings.dtype) for one in engines),
+        failed=failed_arms,
         protocol=None if options.protocol is None else options.protocol.use(labels),
     )
     warnings = (*machine_warnings, *builder.warnings, *result_warnings(result))
@@ -170,20 +161,14 @@ def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, .
 def _settings(
     options: BenchOptions, builder: ArmBuilder, files: tuple[PromptFile, ...], *, chat: bool
 ) -> BenchSettings:
-    target, decoder = builder.target, options.decoder
+    target = builder.target
     return BenchSettings(
-        new_tokens=options.new_tokens,
-        temperature=decoder.temperature,
-        repeats=options.repeats,
         chat=chat,
-        seed=options.seed,
         files=files,
         dtype=dtype_name(target.dtype),
         runtime=target.runtime.kind,
         device=target.device.type,
-        same_text=decoder.same_text,
-        by_round=decoder.by_round,
-        ignore_eos=decoder.ignore_eos,
         quantization=target.loaded.quantization,
         template=dict(options.template or {}),
+        **{name: getattr(options, name) for name in SAME},
     )

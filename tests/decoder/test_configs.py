@@ -95,9 +95,7 @@ def test_a_plan_and_a_calibration_know_the_same_model(tmp_path, kind):
 
 def test_a_known_name_needs_no_transformers():
     name = sorted(load_targets())[0]
-    code = (
-        "import sys; sys.modules['transformers'] = sys.modules['torch'] = None\n"
-        f"from costmodel.catalog import resolve_target\nprint(resolve_target({name!r}).name)"
-    )
+    code = "import sys; sys.modules['transformers'] = sys.modules['torch'] = None\n"
+    code += f"from costmodel.catalog import resolve_target\nprint(resolve_target({name!r}).name)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == name

@@ -10,20 +10,14 @@ from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 from tests.decoder.models import decoder_of, greedy, random_model
-from tests.tiny_folder import write_all
 
 PROMPT = "some text, some text"
 TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(write_all(tmp_path_factory.mktemp("target")))
-
-
-@pytest.fixture(scope="module")
-def decoder(folder):
-    return TreeDecoder.from_pretrained(folder, dtype="float64", device="cpu", policy="fixed:9")
+def decoder(tiny_target):
+    return TreeDecoder.from_pretrained(tiny_target, dtype="float64", device="cpu", policy="fixed:9")
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +38,9 @@ def test_leaving_the_loop_and_coming_back_goes_on(decoder, truth):
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_drift_is_said_once_and_after_the_text(folder, monkeypatch, caplog, batch):
-    decoder = TreeDecoder.from_pretrained(
-        folder, device="cpu", policy="bastion", profile=ProfileChoice(calibrate=False)
-    )
+def test_drift_is_said_once_and_after_the_text(tiny_target, monkeypatch, caplog, batch):
+    choice = {"policy": "bastion", "profile": ProfileChoice(calibrate=False)}
+    decoder = TreeDecoder.from_pretrained(tiny_target, device="cpu", **choice)
     cost = decoder.cost_source.cost
     monkeypatch.setattr(cost, "observe", lambda *_: setattr(cost, "drift_warning", "slower"))
     if batch:
@@ -95,21 +88,11 @@ def test_an_interrupt_in_a_round(decoder, truth, monkeypatch, where):
     assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
 
 
-def test_an_interrupt_in_a_batch(decoder, truth, monkeypatch):
-    interrupt(monkeypatch, decoder, "target.commit", call=4)
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate_batch([PROMPT, "another"], max_new_tokens=TOKENS)
-    monkeypatch.undo()
-    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
-    [again, _] = decoder.generate_batch([PROMPT, "another"], max_new_tokens=TOKENS)
-    assert again.text == truth
-
-
 def interrupt(monkeypatch, decoder, where, call):
     """KeyboardInterrupt at the given call of a method."""
-    owner = getattr(decoder, where.split(".")[0])
-    name = where.split(".")[1]
-    original, calls = getattr(owner, name), []
+    part, name = where.split(".")
+    owner, calls = getattr(decoder, part), []
+    original = getattr(owner, name)
 
     def interrupted(*args, **kwargs):
         calls.append(1)
@@ -160,34 +143,16 @@ class TestOverflow:
         assert result.token_ids == greedy(model, prompt, 12)
 
 
-THREADS, TEXTS, LENGTH = 4, 5, 24
-PROMPTS = [[5 + number, 17, 3, 88, 5 + number, 17] for number in range(THREADS)]
-
-
-@pytest.fixture(scope="module")
-def expected():
-    model = random_model("llama-gqa")
-    return [greedy(model, prompt, LENGTH) for prompt in PROMPTS]
-
-
-def in_threads(work):
-    """The results of work(number), started at once in all threads."""
-    barrier = Barrier(THREADS)
-
-    def run(number):
-        barrier.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(run, range(THREADS)))
-
-
 @pytest.mark.parametrize("policy", ["fixed:9", "chain"])
-def test_generate_gives_every_thread_its_text(expected, policy):
-    decoder = decoder_of(random_model("llama-gqa"), policy)
+def test_generate_gives_every_thread_its_text(policy):
+    model, barrier = random_model("llama-gqa"), Barrier(4)
+    prompts = [[5 + number, 17, 3, 88, 5 + number, 17] for number in range(4)]
+    expected = [greedy(model, prompt, 24) for prompt in prompts]
+    decoder = decoder_of(model, policy)
 
-    def work(number):
-        prompt = PROMPTS[number]
-        return [decoder.generate(prompt, max_new_tokens=LENGTH).token_ids for _ in range(TEXTS)]
+    def write(prompt):
+        barrier.wait()
+        return [decoder.generate(prompt, max_new_tokens=24).token_ids for _ in range(5)]
 
-    assert in_threads(work) == [[text] * TEXTS for text in expected]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write, prompts)) == [[text] * 5 for text in expected]

@@ -7,24 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.acceptance.drawn import draw_levels
+from decoder.acceptance.nodes import VisitedRows
 from decoder.acceptance.rules import recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling, SeededChoices
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.tree.draft_tree import DraftTree
-from tests.decoder.enumeration import chi_square_p, visiting
-from tests.decoder.models import decoder_of, paths_of, plain_logits, random_model, target_of
+from tests.decoder import models
+from tests.decoder.enumeration import chi_square_p
+from tests.decoder.models import decoder_of, paths_of, plain_logits, random_model
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
 
 
 def shape(*parents):
     """A topology whose tokens are all wrong."""
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent] + 1)
-    scores = np.linspace(0.9, 0.1, len(parents))
-    return DraftTree(np.full(len(parents), 96), np.array(parents), np.array(depths[1:]), scores)
+    return models.shaped(parents, [96] * len(parents), np.linspace(0.9, 0.1, len(parents)))
 
 
 CHAIN = shape(0, 1, 2, 3)
@@ -36,14 +32,7 @@ def seeded(seed):
 
 
 def session_of(model, prompt, **options):
-    return CausalLMDrafter(target_of(model), **options).start(np.array(prompt), None)
-
-
-def assert_distributed(counts, expected):
-    """Counted outcomes against their probabilities."""
-    assert set(counts) <= set(expected)
-    wanted = np.array(list(expected.values())) * sum(counts.values())
-    assert chi_square_p([counts[outcome] for outcome in expected], wanted) > 1e-3
+    return CausalLMDrafter(models.target_of(model), **options).start(np.array(prompt), None)
 
 
 @pytest.mark.parametrize("topology", [CHAIN, BUSHY, shape(0), shape(0, 0, 0)])
@@ -63,47 +52,15 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
                 continue
             assert len(set(tree.tokens[below - 1])) == len(below), "without replacement"
             logits = plain_logits(model, [*text, *path])[-1]
-            torch.testing.assert_close(
-                tree.q[tree.sources[row]], (logits / 0.7).softmax(-1).float(), rtol=1e-5, atol=0
-            )
+            q, expected = tree.q[tree.sources[row]], (logits / 0.7).softmax(-1).float()
+            torch.testing.assert_close(q, expected, rtol=1e-5, atol=0)
     again = session.draw(np.array(text), topology, 0.7, seeded(2))
     np.testing.assert_array_equal(again.tokens, tree.tokens)
 
 
-class Table:
-    """A drafter of given distributions: the same below every node of a level."""
-
-    def __init__(self, *rows):
-        self.rows = torch.tensor(rows)
-
-    def root(self):
-        return self.rows[:1]
-
-    def expand(self, frontier):
-        return self.rows[frontier.depth].expand(len(frontier.rows), -1)
-
-
-@pytest.mark.slow
-def test_draws_have_the_probabilities_of_ordered_draws():
-    """Two children of the root and one below the first, over three tokens."""
-    first, second = [0.6, 0.3, 0.1], [0.2, 0.2, 0.6]
-    table, topology = Table(first, second), shape(0, 0, 1)
-    expected = {
-        (a, b, c): first[a] * first[b] / (1.0 - first[a]) * second[c]
-        for a, b, c in itertools.product(range(3), repeat=3)
-        if a != b
-    }
-    generator, rounds = seeded(11), 4000
-    counts = Counter(
-        tuple(draw_levels(topology, table, generator, 8).tokens.tolist()) for _ in range(rounds)
-    )
-    assert_distributed(counts, expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [recursive_rejection, traversal])
-@pytest.mark.parametrize("topology", [shape(0, 1), shape(0, 0, 1)])
-def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, topology):
+def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule):
     """Drawn, verified and continued by plain draws to two tokens, against p(a) p(b | a)."""
     small, large = (random_model("llama-gqa", vocab_size=5, scale=8.0, seed=s) for s in (1, 2))
     text = [0, 3, 1]
@@ -119,21 +76,24 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
     known = {path: plain_logits(large, [*text, *path])[-1] for path in paths}
     counts, rounds = Counter(), 800
     for _ in range(rounds):
-        tree = session.draw(np.array(text), topology, 1.0, generator)
+        tree = session.draw(np.array(text), shape(0, 0, 1), 1.0, generator)
         logits = torch.stack([known[path] for path in paths_of(tree)])
-        outcome = visiting(rule)(tree, logits, choices)
+        rows = VisitedRows(tree, logits, choices, whole_paths=rule is traversal)
+        outcome = rule(tree, rows, choices)
         emitted = (*outcome.tokens, outcome.bonus)[:2]
         if len(emitted) == 1:
             emitted = (*emitted, choices(known[emitted]))
         counts[emitted] += 1
-    assert_distributed(counts, expected)
+    assert set(counts) <= set(expected)
+    observed = [counts[outcome] for outcome in expected]
+    assert chi_square_p(observed, np.array(list(expected.values())) * rounds) > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
 @pytest.mark.parametrize("policy", ["chain", "fixed:6"])
 def test_a_seed_gives_the_same_sampled_text_again(rule, policy):
     model = random_model("llama-gqa", scale=2.0)
-    drafter = CausalLMDrafter(target_of(random_model("llama-gqa", scale=2.0)))  # a twin
+    drafter = CausalLMDrafter(models.target_of(random_model("llama-gqa", scale=2.0)))  # a twin
     options = {"max_new_tokens": 25, "temperature": 0.8, "seed": 3}
     decoders = [decoder_of(model, policy, drafter, acceptance=rule) for _ in range(2)]
     results = [decoder.generate(PROMPT, **options) for decoder in decoders]

@@ -15,17 +15,20 @@ from lab.papers.protocols import find_protocol, find_set, take_sample
 from tests.lab.bench.made_bench import arm, prompt, response, result, rounds
 
 
-def write(folder: Path, name: str, records: list[dict]) -> Path:
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
+def write(folder: Path, name: str, records: list[dict]) -> None:
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def turns(protocol: str, name: str, folder: Path, records: list[dict]) -> list[tuple[str, ...]]:
+def sample(protocol: str, name: str, folder: Path, records: list[dict], most: int | None = None):
     chosen = find_protocol(protocol)
     one = next(one for one in chosen.sets if one.name == name)
     write(folder, name, records)
-    return list(take_sample(chosen, one, find_set(folder, one)).turns)
+    return take_sample(chosen, one, find_set(folder, one), most)
+
+
+def turns(*given) -> list[tuple[str, ...]]:
+    return list(sample(*given).turns)
 
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -59,13 +62,10 @@ def test_more_wording(tmp_path) -> None:
     """Turns of a chat; starter code; paragraphs of WikiText up to blank lines and headings."""
     two = {"turns": ["First?", "Second?"]}
     assert turns("bastion", "mt-bench", tmp_path, [two]) == [("First?", "Second?")]
-    (code,) = turns(
-        "ddtree", "livecodebench", tmp_path, [{"question_content": "Q", "starter_code": "S"}]
-    )
-    assert (
-        "### Question:\nQ\n\n### Format: Use the following code structure:\n```python\nS\n```"
-        in code[0]
-    )
+    starter = {"question_content": "Q", "starter_code": "S"}
+    ((code,),) = turns("ddtree", "livecodebench", tmp_path, [starter])
+    layout = "### Question:\nQ\n\n### Format: Use the following code structure:\n```python\nS\n```"
+    assert layout in code
     lines = [" = Head = ", " " + "a" * 150, " " + "b" * 700, "", " short", "", " " + "c" * 250]
     found = turns("dynatree", "wikitext2", tmp_path, [{"text": line} for line in lines])
     assert [len(text) for (text,) in found] == [800, 257]
@@ -74,10 +74,8 @@ def test_more_wording(tmp_path) -> None:
 
 def test_number_and_order_of_samples(tmp_path) -> None:
     def places(protocol: str, name: str, count: int, most: int | None = None) -> list[int]:
-        chosen = find_protocol(protocol)
-        one = next(one for one in chosen.sets if one.name == name)
-        file = write(tmp_path, name, [{"prompt": f"{place}"} for place in range(count)])
-        return list(take_sample(chosen, one, [file], most).places)
+        records = [dict.fromkeys(("prompt", "question", "instruction"), "x") for _ in range(count)]
+        return list(sample(protocol, name, tmp_path, records, most).places)
 
     theirs = np.random.default_rng(0).permutation(1319)[:128].tolist()
     assert places("ddtree", "gsm8k", 1319) == theirs
@@ -165,13 +163,10 @@ def test_dynatree_s_figures_by_hand() -> None:
             arm("transformers:plain", kind="peer", policy="plain")]  # fmt: skip
     spent_s = {"plain": 4.0, "beam:1x8+d": 1.0, "transformers:plain": 9.0}
     found = {"beam:1x8+d": rounds([8, 8], [5, 3])}
-    responses = [
-        response(name, "a", 10, decode_s, rounds=found.get(name))
-        for name, decode_s in spent_s.items()
-    ]
-    use = ProtocolUse(
-        name="dynatree:1", row="EleutherAI/pythia-2.8b", arms={"Linear Spec": ("beam:1x8+d",)}
-    )
+    pairs = spent_s.items()
+    responses = [response(name, "a", 10, spent, rounds=found.get(name)) for name, spent in pairs]
+    methods = {"Linear Spec": ("beam:1x8+d",)}
+    use = ProtocolUse(name="dynatree:1", row="EleutherAI/pythia-2.8b", arms=methods)
     table = paper_table(result(arms, [prompt("a", "wikitext2")], responses, protocol=use))
     assert table is not None
     linear = dict(zip(table.columns, table.rows[1], strict=True))
