@@ -300,7 +300,7 @@ def test_the_plan_has_held_out_points_of_its_own():
 
 def test_the_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ServerClient", LawfulServer(peaks=H100).client)
-    arguments = ["--device", "h100-sxm", "--contexts", "128,256", "--batch", "1,2", "--json"]
+    arguments = ["--device", "h100-sxm", "--contexts", "128,256", "--batch", "1", "--json"]
     path = str(tmp_path / "served.yaml")
     code, out, err = run("calibrate", "url", URL, *arguments, "--output", path)
     assert code == 0 and "(vllm-0.32.0)" in err, err
