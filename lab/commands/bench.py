@@ -14,9 +14,7 @@ from profiler.commands.options import (
     count_option,
     device_option,
     dtype_option,
-    ignore_eos_option,
     json_option,
-    seed_option,
     target_option,
     template_option,
 )
@@ -105,7 +103,9 @@ class EngineOption(NamedValue):
 )
 @template_option
 @count_option("--new-tokens", "New tokens of each text.", default=128)
-@ignore_eos_option
+@click.option(
+    "--ignore-eos", is_flag=True, help="Go on after the end of a text, to the full length."
+)
 @click.option(
     "--temperature",
     default=0.0,
@@ -121,7 +121,9 @@ class EngineOption(NamedValue):
     type=click.IntRange(min=1),
     help="Times that each arm decodes each prompt.",
 )
-@seed_option(2**31 - 1, "Seed of sampling, and of drafters that learn.")
+@count_option(
+    "--seed", "Seed of sampling, and of drafters that learn.", default=0, least=0, most=2**31 - 1
+)
 @click.option(
     "--same-text",
     is_flag=True,
