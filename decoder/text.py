@@ -47,10 +47,8 @@ EXACT = (
 # Settings of a checkpoint that cut the distribution in ways that `Sampling` does not have.
 CUTS = {"min_p": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
 TEXT_MODES = (
-    GenerationMode.GREEDY_SEARCH,
-    GenerationMode.SAMPLE,
-    GenerationMode.ASSISTED_GENERATION,
-)
+    GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION,
+)  # fmt: skip
 
 
 def process_of(processors: Sequence[Any], padding: Sequence[int] = ()) -> Process | None:
@@ -100,11 +98,10 @@ class ProcessedRows:
 def checkpoint_settings(
     model: Any, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> tuple[Process | None, tuple[str, ...]]:
-    """What a checkpoint's generation config asks for beside temperature, top-k and top-p.
+    """The processors, made by transformers itself, and stop strings of a generation config.
 
-    Its processors, made by transformers itself, and its stop strings. Temperature, top-k and
-    top-p are the decoder's own arguments, and the number of new tokens is given.
-    Raises InputError for a setting that cannot be respected exactly.
+    Temperature, top-k and top-p are the decoder's own arguments, and the number of new tokens is
+    given. Raises InputError for a setting that cannot be respected exactly.
     """
     config: GenerationConfig | None = getattr(model, "generation_config", None)
     if config is None:
@@ -175,10 +172,7 @@ class TextRequest:
 
 
 def end_tokens(model: Any) -> frozenset[int]:
-    """The tokens that end a text: those of the generation config, else of the config.
-
-    Raises InputError where they are no token ids.
-    """
+    """The tokens that end a text, of the generation config, else the config. Raises InputError."""
     for config in (model.generation_config, model.config):
         ids = getattr(config, "eos_token_id", None)
         if ids is None:
@@ -196,8 +190,7 @@ def end_tokens(model: Any) -> frozenset[int]:
 class TextStream:
     """Decodes tokens one by one, and holds back incomplete UTF-8 sequences.
 
-    Decoding starts a few tokens before the new ones, because byte-level and
-    sentence-piece tokenizers decode a token differently at the start of a text.
+    It starts a few tokens before the new ones: tokenizers decode the first of a text differently.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -257,11 +250,8 @@ class StopStrings:
         """
         self._held += piece + hidden
         self._visible += [True] * len(piece) + [False] * len(hidden)
-        hits = [
-            (start + len(stop), start)
-            for stop in self._stops
-            if (start := self._held.find(stop)) >= 0
-        ]
+        starts = {stop: self._held.find(stop) for stop in self._stops}
+        hits = [(start + len(stop), start) for stop, start in starts.items() if start >= 0]
         if hits:
             self.hit = True
             return self._take(min(hits)[1])

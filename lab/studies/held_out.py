@@ -25,10 +25,10 @@ from decoder.model.loading import default_target, load_model
 from decoder.model.making import make_target
 from decoder.profiling.measured_profile import profile_key
 from lab.studies.common import environment, store
-from profiler.calibrate.points import SweepPlan
+from profiler.calibrate.decoder import Workload
+from profiler.calibrate.points import DecoderPoints
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.sweep import SweepControl, run_sweep
-from profiler.calibrate.workload import Workload
 from profiler.measure.instruments import instruments
 from profiler.measure.journal import Journal
 
@@ -49,7 +49,7 @@ def main() -> None:
     target = make_target(load_model(name, dtype=default_dtype(device), device=device))
     profile = ProfileStore().find(profile_key(target)).profile
     contexts = sorted(set(profile.surface.context))
-    plan = SweepPlan(
+    plan = DecoderPoints(
         contexts=tuple(contexts), max_nodes=max(profile.held_out.rows) - 1,
         held_out_contexts=options.contexts, held_out_rows=options.rows, seed=SEED,
     )  # fmt: skip

@@ -24,7 +24,6 @@ COMMIT_TOKENS = (1, 2, 4, 8)
 def verify_grid(
     rows: Sequence[int], contexts: Sequence[int], batches: Sequence[int] = (1,)
 ) -> list[Task]:
-    """A verification of every row count at every context and batch size."""
     return [
         Task(kind="verify", size=size, context=context, batch=batch)
         for batch in batches
@@ -41,7 +40,7 @@ def draw_rows(random: np.random.Generator, most: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPlan:
+class DecoderPoints:
     """The points that a calibration of the decoder may measure.
 
     buckets         row counts that the runtime pads forwards to; only these are measured.
@@ -94,11 +93,10 @@ class SweepPlan:
         return verify_grid(self.rows, self.contexts, self.batches)
 
     def held_out(self, most_rows: int) -> list[Task]:
-        """Points that no fit uses: log-uniform contexts, each with log-uniform row counts.
+        """Points that no fit uses, drawn from the seed and `most_rows`, at the smallest batch.
 
-        They are drawn from the seed and `most_rows` alone, all at the smallest batch. Row
-        counts are stratified, one draw a stratum. Each context also has a plain step, so that
-        the decision regret can be computed there.
+        Contexts are log-uniform, and so are row counts, one a stratum. Each context also has a
+        plain step, so that the decision regret can be computed there.
         """
         random = np.random.default_rng((self.seed, 7919))
         low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
@@ -110,7 +108,6 @@ class SweepPlan:
         return sorted(tasks)
 
     def stages(self) -> list[Task]:
-        """The stages of a cycle beside verification, and the prefill."""
         middle = sorted(self.contexts)[len(self.contexts) // 2]
         builds = sorted({n for n in BUILD_NODES if n <= self.max_nodes} | {self.max_nodes})
         prompts = [tokens for tokens in self.prefill_tokens if tokens <= max(self.contexts)]
@@ -176,10 +173,7 @@ class AdaptiveGrid:
         return [self._grid[index] for index in self._design(self._grid).first(FIRST_POINTS)]
 
     def more(self, swept: SweepResult) -> list[Task]:
-        """Further points, by the samples so far: the held-out ones first; [] where none is needed.
-
-        Of the grid these are the points of least expected error.
-        """
+        """Further points by the samples so far: held-out ones first, then those of least error."""
         points = points_of(swept, "verify")
         if self._held_out is not None:
             # Trees have at most the rows that may pay by rough times.
@@ -195,11 +189,7 @@ class AdaptiveGrid:
         return []
 
     def again(self, swept: SweepResult) -> list[Task]:
-        """Points to time again, each once; [] where the choices meet their goals.
-
-        They are drawn by their part in the expected regret, and some because they have few
-        samples, which may all be of one phase of the machine.
-        """
+        """Points to time again, each once; [] where the choices meet their goals."""
         fitted = quick_fit(points_of(swept, "verify"), self._roofline)
         if fitted is None:
             return [task for task in swept.samples if task.kind == "verify"]

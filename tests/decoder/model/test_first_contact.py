@@ -24,8 +24,8 @@ from decoder.nvml import failed_device, free_gpu_bytes
 from decoder.profiling import measured_profile
 from lab.studies.gpu_kernels import KERNEL_TOLERANCES, relative_error
 from profiler import checks
+from profiler.calibrate.decoder import Workload
 from profiler.calibrate.sweep import OutOfMemory, Task
-from profiler.calibrate.workload import Workload
 from profiler.commands.generate import command
 from tests.decoder.model import test_gpu_runtime
 from tests.decoder.model.test_graphs import graph_target

@@ -11,7 +11,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.model.quantization import check_loadable
-from decoder.profiling.measured_profile import find_peaks, profile_key, soft_key, subject_of
+from decoder.profiling.measured_profile import peaks_of, profile_key, soft_key, subject_of
 from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import change_config, isolate, write_config, write_weights
@@ -152,7 +152,7 @@ def test_what_a_quantised_target_reads(tmp_path):
     assert 0.25 < loaded.weight_bytes < 0.35  # scales, norms and frequencies included
     target = make_target(loaded)
     assert profile_key(target).quantization == "bitnet"
-    roofline = subject_of(target).roofline(find_peaks(target))
+    roofline = subject_of(target).roofline(peaks_of(target.device, target.dtype))
     assert roofline.weight_bytes == loaded.weight_bytes
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     decoders = [TreeDecoder(target, policy=policy) for policy in ("plain", "fixed:6")]

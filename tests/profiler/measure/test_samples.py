@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections import Counter
 from itertools import cycle, repeat
 from types import SimpleNamespace
 
@@ -12,15 +11,8 @@ import pytest
 from costmodel.errors import MeasurementError
 from costmodel.statistics import relative_error
 from profiler.measure.instruments import CudaTimer, Guard, Instruments, WallTimer, take_sample
-from profiler.measure.samples import (
-    NoiseRule,
-    PointAccumulator,
-    in_turn,
-    interleave,
-    paces,
-    warmup_length,
-)
-from tests.fake_timing import CountRule, FakeTimer
+from profiler.measure.samples import NoiseRule, PointAccumulator, in_turn, paces, warmup_length
+from tests.fake_timing import FakeTimer
 
 QUIET = Guard()
 
@@ -73,18 +65,6 @@ def test_disturbed_samples_are_set_aside_and_counted():
     assert samples.rejected == (9.0,) * 4
     with pytest.raises(MeasurementError, match="none of 7 samples could be used"):
         measured(repeat(1.0), NoiseRule(max_samples=7), guard(repeat("hot")))
-
-
-def test_interleaving_mixes_the_points_and_ends():
-    points = [PointAccumulator(CountRule(samples=count)) for count in (2, 5, 3)]
-    order = []
-    random = np.random.default_rng(0)
-    for index in interleave(lambda: [i for i, one in enumerate(points) if not one.done], random):
-        order.append(int(index))
-        points[index].add(1.0)
-    assert Counter(order) == {0: 2, 1: 5, 2: 3}
-    assert sorted(order[:3]) == [0, 1, 2]
-    assert sorted(order[3:6]) == [0, 1, 2]
 
 
 def test_wall_timer_times_and_holds_the_collector_off():
