@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -153,7 +153,7 @@ def _let_others_run(typing: Any) -> Any:
 
 
 @jit_inner
-def parts_of(claims, phase, parts, share):  # type: ignore[no-untyped-def]
+def parts_of(claims: Claims, phase: int, parts: int, share: int) -> Iterator[int]:
     """Yield the parts of a phase that the caller has to do, until all are done.
 
     It takes the `share`-th part of those that are left together, so few at the end, and all

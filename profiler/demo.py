@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import numpy as np
 
-from costmodel.errors import InputError
-from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
-from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.making import make_target
-from decoder.model.target import Target
 from profiler.measure.samples import in_turn
 from profiler.report.console import print_table
 
@@ -26,7 +22,6 @@ POLICIES = ("plain", "chain", "fixed:15", "bastion")
 ADAPTIVE = POLICIES[-1]
 UNITS = ("tokens", "seconds", "rounds")  # that are counted
 DRAFTER = "ngram+demo"  # the trained drafter of the demo model, and what the text repeats
-FALLBACK = "ngram"
 PROMPTS = {
     "arithmetic": "A box holds 12 pencils. How many pencils are in 7 boxes? Explain step by step.",
     "code": "Write a Python function that returns the larger of two numbers, and one that returns "
@@ -44,9 +39,9 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     Whatever slows the machine for a while then slows all policies alike. Each policy has its
     own target and KV cache around the same weights.
     """
-    plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter=FALLBACK)
+    plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter="ngram")
     loaded = plain.target.loaded
-    drafter_name, drafter = choose_drafter(make_target(loaded), say)
+    drafter = load_drafter(DRAFTER, make_target(loaded))
     arms = {"plain": plain} | {
         policy: TreeDecoder(make_target(loaded), policy=policy, drafter=drafter.unlearnt())
         for policy in POLICIES[1:]
@@ -71,21 +66,10 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
         rows.append(row | {"same_tokens": same, "arms": _rates(counts)})
     return {
         "profile": arms[ADAPTIVE].profile_line,
-        "drafter": drafter_name,
+        "drafter": DRAFTER,
         "prompts": rows,
         "pooled": _pooled(rows),
     }
-
-
-def choose_drafter(
-    target: Target, say: Callable[[str], None]
-) -> tuple[str, EnsembleDrafter | NgramDrafter]:
-    """N-grams with the trained drafter; n-grams alone where the drafter does not fit the model."""
-    try:
-        return DRAFTER, cast(EnsembleDrafter, load_drafter(DRAFTER, target))
-    except InputError as error:
-        say(f"drafting by {FALLBACK} alone, since {error.problem}")
-        return FALLBACK, NgramDrafter()
 
 
 def _planned_tokens(plain: TreeDecoder) -> int:

@@ -231,10 +231,13 @@ def _by_protocol(ctx: click.Context, values: dict[str, Any]) -> ProtocolRun | No
 def _run(ctx: click.Context, values: dict[str, Any]) -> Result:
     from profiler.report.console import progress
 
-    with progress("decoding") as shown:
+    with progress("decoding") as (say, update):
         from lab.bench.session import Listeners, bench
 
-        return bench(_options(ctx, values), Listeners(say=shown.say, progress=shown.count))
+        def count(done: int, of: int) -> None:
+            update(done / of, f"{done} of {of}")
+
+        return bench(_options(ctx, values), Listeners(say=say, progress=count))
 
 
 def _report(result: Result, *, as_json: bool) -> None:

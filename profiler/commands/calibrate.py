@@ -21,6 +21,7 @@ from profiler.commands.options import (
     measuring_options,
     target_option,
 )
+from profiler.report.console import print_json, print_table, progress
 
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
@@ -78,15 +79,14 @@ def measure(
 
     What an engine prints on stdout, which belongs to the result, goes to stderr.
     """
-    from profiler.report.console import progress
 
     # Messages and progress go to stderr, from before torch is imported.
-    with contextlib.redirect_stdout(sys.stderr), progress("measuring") as shown:
+    with contextlib.redirect_stdout(sys.stderr), progress("measuring") as (say, update):
         from profiler.calibrate.run import CalibrationListener, calibrate
         from profiler.calibrate.source import CalibrationSettings
 
         settings = CalibrationSettings(**{"replace": replaces(ctx)} | options)
-        listener = CalibrationListener(say=shown.say, progress=shown.update)
+        listener = CalibrationListener(say=say, progress=update)
         result = calibrate(settings, listener, make and make(settings))
     ctx.exit(print_result(result, as_json))
 
@@ -115,7 +115,6 @@ def print_result(result: CalibrationResult, as_json: bool) -> int:
     """Print the result; returns the exit code, which is 5 where nobody should use the profile."""
     from costmodel.errors import MeasurementError
     from costmodel.profile.grade import counted
-    from profiler.report.console import print_json, print_table
     from profiler.report.profiles import linear_line, surface_table
 
     profile = result.profile

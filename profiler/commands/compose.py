@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from profiler.commands.options import OutputPath, json_option
+from profiler.report.console import note, print_json
 
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
@@ -83,7 +84,6 @@ def save_and_show(profile: Profile, output: Path | None, as_json: bool) -> None:
     `output` is a `.yaml` file or a folder of profiles; None means the user's directory.
     """
     from costmodel.profile.store import ProfileStore
-    from profiler.report.console import note, print_json
     from profiler.report.profiles import print_profile
 
     if output is None or output.suffix not in (".yaml", ".yml") or output.is_dir():

@@ -9,6 +9,7 @@ import click
 
 from costmodel.plugins import SETTINGS, plugin_names
 from profiler.commands.options import PicturePath, acceptance_option, json_option
+from profiler.report.console import note, print_json
 
 EXPORTS = plugin_names(SETTINGS)
 NAMES = ", ".join(EXPORTS)
@@ -76,7 +77,6 @@ def command(
     from costmodel.planning.exports import export_plan, settings_writer
     from costmodel.planning.request import request_from_options
     from costmodel.planning.search import plan
-    from profiler.report.console import note, print_json
     from profiler.report.plan import plot_plan, print_plan, print_settings, refuse_infeasible
 
     acceptance, temperature = part_temperature(options.pop("acceptance"))

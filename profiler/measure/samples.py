@@ -58,22 +58,18 @@ class NoiseRule:
         attempts  all samples taken, including warm-up and rejected ones
         spent_s   the sum of the times of all samples
         """
-        error = relative_error(seconds)
+        error, spread = relative_error(seconds), relative_spread(seconds)
         if attempts >= self.max_samples or spent_s >= self.max_time_s:
             return True
         if error is None or len(seconds) < self.min_samples:
             return False
         if error <= self.target:
             return True
-        latest = relative_spread(seconds)
-        if latest is None or len(seconds) < self.settle_samples:
+        if spread is None or len(seconds) < self.settle_samples:
             return False
-        first = 3 * len(seconds) // 4
-        spreads = [relative_spread(seconds[:count]) for count in range(first, len(seconds))]
-        return all(
-            spread is not None and abs(spread - latest) <= self.settle_tolerance * latest
-            for spread in spreads
-        )
+        lengths = range(3 * len(seconds) // 4, len(seconds))
+        earlier = [relative_spread(seconds[:length]) or 0.0 for length in lengths]
+        return all(abs(one - spread) <= self.settle_tolerance * spread for one in earlier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

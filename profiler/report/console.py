@@ -14,7 +14,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -75,20 +74,12 @@ def note_at_once(text: str) -> None:
         note(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Prints messages, and shows the share that is done with a few words."""
-
-    say: Callable[[str], None]
-    update: Callable[[float, str], None]
-
-    def count(self, done: int, of: int) -> None:
-        self.update(done / of, f"{done} of {of}")
-
-
 @contextlib.contextmanager
-def progress(name: str) -> Iterator[Progress]:
-    """The progress of something that loads the target first."""
+def progress(name: str) -> Iterator[tuple[Callable[[str], None], Callable[[float, str], None]]]:
+    """The progress of something that loads the target first.
+
+    Gives two functions: one prints a message, the other shows the share done and a few words.
+    """
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -101,17 +92,14 @@ def progress(name: str) -> Iterator[Progress]:
                 told = int(STEPS * share)
                 console.print(f"{name}: {state}")
 
-        yield Progress(console.print, tell)
+        yield console.print, tell
         return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Bar(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=1.0, state="loading the target")
-        yield Progress(
-            console.print, lambda share, state: bar.update(task, completed=share, state=state)
-        )
+        yield console.print, lambda share, state: bar.update(task, completed=share, state=state)
 
 
 def print_table(
