@@ -114,7 +114,6 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
         name=properties.name,
         memory_bytes=properties.total_memory,
         mig=properties.name.partition("MIG")[2].strip() or None,
-        driver=facts.driver,
         cuda=torch.version.cuda,
-        power_limit_w=facts.power_limit_w,
+        **facts,
     )

@@ -17,7 +17,6 @@ import psutil
 import torch
 
 from costmodel.errors import DeviceError
-from costmodel.profile.profile import SoftKey
 
 # Reasons for lower clocks. The thermal ones make a sample worthless; the power cap is the steady
 # state of a GPU under full load and stays in what is measured.
@@ -107,13 +106,13 @@ class Gpu:
 
 
 @cache
-def driver_facts(cuda_index: int) -> SoftKey:
-    """Driver version and power limit of a CUDA device, read once; empty without NVML."""
+def driver_facts(cuda_index: int) -> dict[str, Any]:
+    """`driver` version and `power_limit_w` of a CUDA device, read once; empty without NVML."""
     try:
         fields = Gpu.open(cuda_index).read("driver", "gpu_power_limit_w")
     except DeviceError:
         fields = {}
-    return SoftKey(driver=fields.get("driver"), power_limit_w=fields.get("gpu_power_limit_w"))
+    return {"driver": fields.get("driver"), "power_limit_w": fields.get("gpu_power_limit_w")}
 
 
 def open_handle(cuda_index: int) -> tuple[Any, Any]:
