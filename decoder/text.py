@@ -195,19 +195,17 @@ class TextStream:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._window_start = 0  # of the tokens that are decoded again as context
-        self._shown_end = 0  # of the tokens whose text has been returned
+        self._before: list[int] = []  # tokens that are decoded again as context
+        self._held: list[int] = []  # tokens whose text is not yet complete
 
     def add(self, token: int) -> str:
         """The text that `token` completes; empty while a character is incomplete."""
-        self._ids.append(token)
-        before, whole = self._window()
-        if len(whole) <= len(before) or whole.endswith("\ufffd"):
+        self._held.append(token)
+        text = self._new_text()
+        if not text or text.endswith("\ufffd"):
             return ""
-        self._window_start = self._shown_end
-        self._shown_end = len(self._ids)
-        return whole[len(before) :]
+        self._before, self._held = self._held, []
+        return text
 
     def hidden(self, token: int) -> str:
         """The text of a special token, which is not shown; empty for all others."""
@@ -217,14 +215,12 @@ class TextStream:
 
     def finish(self) -> str:
         """The text still held back, after the last token."""
-        before, whole = self._window()
-        self._window_start = self._shown_end = len(self._ids)
-        return whole[len(before) :]
+        text = self._new_text()
+        self._before, self._held = [], []
+        return text
 
-    def _window(self) -> tuple[str, str]:
-        """The text of the window as far as it has been returned, and all of it."""
-        ids = self._ids[self._window_start :]
-        return self._decode(ids[: self._shown_end - self._window_start]), self._decode(ids)
+    def _new_text(self) -> str:
+        return self._decode(self._before + self._held)[len(self._decode(self._before)) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))

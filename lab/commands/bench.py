@@ -121,9 +121,6 @@ class EngineOption(NamedValue):
     type=click.IntRange(min=1),
     help="Times that each arm decodes each prompt.",
 )
-@count_option(
-    "--seed", "Seed of sampling, and of drafters that learn.", default=0, least=0, most=2**31 - 1
-)
 @click.option(
     "--same-text",
     is_flag=True,
@@ -200,7 +197,7 @@ def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
         same_text=values["same_text"],
         by_round=values["by_round"],
     )
-    same = ("target", "files", "seed", "template", "new_tokens", "repeats", "device", "dtype",
+    same = ("target", "files", "template", "new_tokens", "repeats", "device", "dtype",
             "quantization", "output")  # fmt: skip
     return BenchOptions(
         arms=arms if run is None else run.arms,

@@ -112,10 +112,9 @@ class DecoderSource:
         )
 
     def additions(self, swept: SweepResult) -> Additions:
-        drafters = drafter_sections(swept, self._drafter)
         return Additions(
             subject=subject_of(self._target),
-            sections={"drafters": drafters},
+            sections={"drafters": drafter_sections(swept, self._drafter)},
             warnings=self._target.runtime.warnings,
         )
 
@@ -173,25 +172,19 @@ class Workload:
         self._random = np.random.default_rng(seed)
         self._caches: dict[int, KVCache] = {}
 
-    @property
-    def device(self) -> torch.device:
-        return self._target.device
-
     def call(self, task: Task) -> Callable[[], object]:
         """A function that runs the task once, always from the same state; it raises OutOfMemory."""
-        if task.kind in FORWARDS:
-            work = self._verify(task)
-        else:
-            work = {
-                "prefill": self._prefill,
-                "draft": lambda task: steady_draft(
-                    self._drafter, self._target, task.context, self._seed
-                ),
-                "build": lambda task: partial(best_first, self._lattice(task.size), task.size),
-                "accept": partial(self._accept, Sampling()),
-                "accept_sampled": partial(self._accept, TIMED_SAMPLING),
-                "commit": self._commit,
-            }[task.kind](task)
+        work = {
+            **dict.fromkeys(FORWARDS, self._verify),
+            "prefill": self._prefill,
+            "draft": lambda task: steady_draft(
+                self._drafter, self._target, task.context, self._seed
+            ),
+            "build": lambda task: partial(best_first, self._lattice(task.size), task.size),
+            "accept": partial(self._accept, Sampling()),
+            "accept_sampled": partial(self._accept, TIMED_SAMPLING),
+            "commit": self._commit,
+        }[task.kind](task)
 
         def run() -> object:
             try:
@@ -221,7 +214,7 @@ class Workload:
         heads = a.heads * a.head_dim
         numbers = 2 * a.vocab + 4 * a.hidden + 3 * max(a.ffn, heads)
         work_bytes = rows * (self._target.dtype.itemsize * numbers + 4 * SPLIT_PARTS * heads)
-        if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:
+        if task.kind != "commit" and work_bytes > free_bytes:
             return (
                 f"a forward of {rows} rows needs some {work_bytes / 1e9:.1f} GB; "
                 f"{free_bytes / 1e9:.1f} GB are free"
@@ -294,15 +287,13 @@ class Workload:
 
     def _use_cache(self, batch: int) -> KVCache:
         """This batch size's cache, in the largest one's memory, full of noise: zeros are faster."""
-        if not self._caches and self._capacities:
-            largest = max(self._capacities, key=lambda size: size * self._capacities[size])
-            if largest != batch:
-                self._caches[largest] = self._new_cache(largest, None)
-        cache = self._caches.get(batch)
-        if cache is None:
-            first = next(iter(self._caches.values()), None)
-            cache = self._caches[batch] = self._new_cache(batch, first)
-        self._target.cache = cache
+        sizes = self._capacities
+        largest = max(sizes, key=lambda size: size * sizes[size], default=batch)
+        first = next(iter(self._caches), largest)
+        for size in (first, batch):
+            if size not in self._caches:
+                self._caches[size] = self._new_cache(size, self._caches.get(first))
+        self._target.cache = cache = self._caches[batch]
         return cache
 
     def _new_cache(self, batch: int, within: KVCache | None) -> KVCache:

@@ -76,18 +76,15 @@ class DecoderPoints:
 
     def capacities(self) -> dict[int, int]:
         """Tokens of each batch size's KV cache; of the further ones for plain steps alone."""
-        plain = {batch: max(self._plain_contexts) + 1 for batch in self._further_batches}
+        plain = {task.batch: task.context + 1 for task in self._plain_steps()}
         return dict.fromkeys(self.batches, self.capacity) | plain
 
-    @property
-    def _further_batches(self) -> tuple[int, ...]:
-        return tuple(sorted(set(self.plain_batches) - set(self.batches)))
-
-    @property
-    def _plain_contexts(self) -> tuple[int, ...]:
-        """The shortest and the middle context, at which many sequences still fit into memory."""
+    def _plain_steps(self) -> list[Task]:
+        """Those of further batches, at the shortest and the middle context, which still fit."""
         ordered = sorted(self.contexts)
-        return tuple(sorted({ordered[0], ordered[len(ordered) // 2]}))
+        contexts = sorted({ordered[0], ordered[len(ordered) // 2]})
+        batches = sorted(set(self.plain_batches) - set(self.batches))
+        return [Task(kind="plain", size=1, context=c, batch=b) for b in batches for c in contexts]
 
     def grid(self) -> list[Task]:
         return verify_grid(self.rows, self.contexts, self.batches)
@@ -111,22 +108,12 @@ class DecoderPoints:
         middle = sorted(self.contexts)[len(self.contexts) // 2]
         builds = sorted({n for n in BUILD_NODES if n <= self.max_nodes} | {self.max_nodes})
         prompts = [tokens for tokens in self.prefill_tokens if tokens <= max(self.contexts)]
-        tasks = [Task(kind="prefill", size=tokens) for tokens in prompts]
-        tasks += [
-            Task(kind="plain", size=1, context=context, batch=batch)
-            for batch in self._further_batches
-            for context in self._plain_contexts
-        ]
+        tasks = [Task(kind="prefill", size=tokens) for tokens in prompts] + self._plain_steps()
         tasks += [Task(kind="draft", size=1, context=context) for context in self.contexts]
-        tasks += [Task(kind="build", size=nodes) for nodes in builds]
-        for kind in ("accept", "accept_sampled"):
+        for kind in ("build", "accept", "accept_sampled"):
             tasks += [Task(kind=kind, size=nodes) for nodes in builds]
-        tasks += [
-            Task(kind="commit", size=tokens, context=middle)
-            for tokens in COMMIT_TOKENS
-            if 2 * tokens <= self.max_nodes
-        ]
-        return tasks
+        commits = [tokens for tokens in COMMIT_TOKENS if 2 * tokens <= self.max_nodes]
+        return tasks + [Task(kind="commit", size=size, context=middle) for size in commits]
 
 
 FIRST_POINTS = 8

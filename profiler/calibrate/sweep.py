@@ -214,13 +214,8 @@ class _Sweep:
 
     def result(self) -> SweepResult:
         """The samples so far, at the machine's typical pace. Raises MeasurementError."""
-        samples: dict[Task, PointSamples] = {}
-        unmeasured = []
-        for task, point in self.points.items():
-            try:
-                samples[task] = point.samples
-            except MeasurementError:
-                unmeasured.append(task)
+        points = self.points.items()
+        samples = {task: point.samples for task, point in points if point.accepted}
         planned = sum(task.kind == "verify" for task in self.points)
         measured = sum(task.kind == "verify" for task in samples)
         if measured < MIN_GRID_SHARE * planned:
@@ -237,14 +232,14 @@ class _Sweep:
             for number, seconds in zip(numbers[task], samples[task].seconds, strict=True)
         )
         pace = paces([seconds for _, _, seconds in rows], [point for _, point, _ in rows])
-        at_pace: list[list[float]] = [[] for _ in paced]
-        for (_, point, seconds), slowness in zip(rows, pace.tolist(), strict=True):
-            at_pace[point].append(seconds / slowness)
-        for task, corrected in zip(paced, at_pace, strict=True):
-            samples[task] = replace(samples[task], seconds=tuple(corrected))
+        slowness = dict(zip((number for number, _, _ in rows), pace.tolist(), strict=True))
+        for task in paced:
+            timed = zip(numbers[task], samples[task].seconds, strict=True)
+            at_pace = tuple(seconds / slowness[number] for number, seconds in timed)
+            samples[task] = replace(samples[task], seconds=at_pace)
         return SweepResult(
             samples=samples,
-            unmeasured=tuple(unmeasured),
+            unmeasured=tuple(task for task in self.points if task not in samples),
             spent_s=self.spent_s,
             resumed_samples=self._resumed,
             damaged_lines=self._damaged,
