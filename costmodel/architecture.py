@@ -298,11 +298,6 @@ class ModelArchitecture:
         return self.common_ffn + self.sparse_layers * self.active_experts * self.expert_ffn
 
     @property
-    def expert_shape(self) -> tuple[int, int, int, int]:
-        """Hidden size, width, experts of a token and experts: the key of an operator table."""
-        return self.hidden, self.expert_ffn, self.active_experts, self.experts
-
-    @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: all but those of the other experts."""
         idle = self.sparse_layers * (self.experts - self.active_experts)
@@ -323,35 +318,30 @@ class ModelArchitecture:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
-    def query_parameters(self) -> int:
+    def projections(self) -> tuple[int, int, int]:
+        """Weights of one usual layer's query, key and value, and output; without biases, norms."""
+        query = self.hidden * self.query_width * (2 if self.gated_attention else 1)
         if self.query_rank:
-            return self.query_rank * (self.hidden + self.query_width)
-        return self.hidden * self.query_width * (2 if self.gated_attention else 1)
-
-    @property
-    def key_value_parameters(self) -> int:
+            query = self.query_rank * (self.hidden + self.query_width)
+        key_value = self.hidden * self.cached_width
         if self.latent_rank:
             made = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
-            return self.hidden * self.cached_width + self.latent_rank * made
-        return 2 * self.hidden * self.kv_width
-
-    @property
-    def output_parameters(self) -> int:
-        return self.hidden * self.heads * (self.value_dim or self.head_dim)
+            key_value += self.latent_rank * made
+        return query, key_value, self.hidden * self.heads * (self.value_dim or self.head_dim)
 
     @property
     def attention_parameters(self) -> int:
-        """Weights of one layer's four projections, without biases and norms."""
-        return self.query_parameters + self.key_value_parameters + self.output_parameters
+        return sum(self.projections)
 
     @property
     def reshaped(self) -> tuple[int, int, int]:
-        """Weights of query, key and value, and output by which all layers exceed usual ones."""
+        """By how many weights the `projections` of all layers exceed those of usual ones."""
         wider = self.full_layers * self.heads * self.hidden * (self._full_head_dim - self.head_dim)
-        fewer = -self.shared_kv_layers * self.key_value_parameters
+        usual = self.projections[1]
+        fewer = -self.shared_kv_layers * usual
         if self.full_cached_width != self.cached_width or self.full_key_is_value:
             made = self.hidden * self.full_cached_width // (2 if self.full_key_is_value else 1)
-            fewer += self.kept_layers[0] * (made - self.key_value_parameters)
+            fewer += self.kept_layers[0] * (made - usual)
         return wider, fewer, wider
 
     @property
@@ -377,13 +367,9 @@ class ModelArchitecture:
         return self.ffn_matrices * self.hidden * width
 
     @property
-    def common_ffn_parameters(self) -> int:
-        """Weights of the FFNs that every token passes, all layers; without biases."""
-        return self.ffn_matrices * self.hidden * self.common_ffn
-
-    @property
     def small_parameters(self) -> int:
-        count = self.layer_norms * self.hidden * (2 if self.norm_bias else 1)
+        """Norms (the last one's too), biases, routers, and what is small in recurrent layers."""
+        norm = self.hidden * (2 if self.norm_bias else 1)
         attention = 2 * self.head_dim if self.qk_norm else 0
         queries = self.query_width * (2 if self.gated_attention else 1)
         attention += queries + 2 * self.kv_width if self.qkv_bias else 0
@@ -398,7 +384,7 @@ class ModelArchitecture:
         biases = (self.ffn_layers - sparse) * (inner * self.ffn + self.hidden)
         biases += sparse * self.experts * (inner * self.expert_ffn + self.hidden)
         return (
-            self.layers * count
+            (self.layers * self.layer_norms + 1) * norm
             + self.attention_layers * attention
             + (norms if self.qk_norm else 0)
             + self.recurrent_layers * self.recurrent_small
@@ -408,18 +394,15 @@ class ModelArchitecture:
         )
 
     @property
-    def final_norm_parameters(self) -> int:
-        """Weights (and biases) of the norm before the LM head."""
-        return self.hidden * (2 if self.norm_bias else 1)
-
-    @property
     def parameters(self) -> int:
         """All parameters; a tied embedding counts once."""
         experts = self.sparse_layers * self.experts * self.expert_parameters
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         layers = self.attention_layers * self.attention_parameters + self.small_parameters
-        layers += self.mixer_parameters + self.lookup_weights + self.common_ffn_parameters
-        return layers + experts + embeddings + self.final_norm_parameters
+        common_ffn = self.ffn_matrices * self.hidden * self.common_ffn
+        return (
+            layers + self.mixer_parameters + self.lookup_weights + common_ffn + experts + embeddings
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; optional ones only where they differ from the default."""

@@ -41,15 +41,6 @@ class Peaks:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LinkProtocol:
-    """All-reduces of `from_bytes` and more, by one protocol: `latency_s` plus `byte_s` a byte."""
-
-    from_bytes: float
-    latency_s: float
-    byte_s: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """A device in devices.yaml; `source` says where its figures are from.
 
@@ -113,31 +104,26 @@ def device_slug(name: str) -> str:
     return spec.slug if spec else slugify(name)
 
 
+# The columns of devices.yaml in other units than our fields.
+_RATES: Mapping[str, tuple[str, float]] = {
+    "bf16_tflops": ("peak_flops_per_s", 1e12), "fp16_tflops": ("peak_flops_per_s", 1e12),
+    "fp8_tflops": ("fp8_flops_per_s", 1e12), "fp4_tflops": ("fp4_flops_per_s", 1e12),
+    "int8_tops": ("int8_ops_per_s", 1e12), "memory_gb_per_s": ("peak_bytes_per_s", 1e9),
+    "memory_gib": ("memory_bytes", 2**30), "l2_mib": ("l2_bytes", 2**20), "tdp_w": ("tdp_w", 1.0),
+}  # fmt: skip
+
+
 @cache
 def load_devices() -> Mapping[str, DeviceSpec]:
     table = read_yaml(shipped_directory() / "devices.yaml")
     devices = {}
     for slug, row in table.items():
-        dtype: Literal["bfloat16", "float16"] = "bfloat16" if "bf16_tflops" in row else "float16"
-        dense = row["bf16_tflops" if dtype == "bfloat16" else "fp16_tflops"]
-        rates = {"fp8_flops_per_s": "fp8_tflops", "fp4_flops_per_s": "fp4_tflops"}
-        rates["int8_ops_per_s"] = "int8_tops"
-        devices[slug] = DeviceSpec(
-            slug=slug,
-            name=row["name"],
-            aliases=tuple(row.get("aliases", ())),
-            dtype=dtype,
-            peak_flops_per_s=dense * 1e12,
-            peak_bytes_per_s=row["memory_gb_per_s"] * 1e9,
-            memory_bytes=int(row["memory_gib"] * 2**30),
-            l2_bytes=int(row["l2_mib"] * 2**20),
-            sm_count=row["sm_count"],
-            tdp_w=float(row["tdp_w"]),
-            confidence=row["confidence"],
-            source=row["source"],
-            note=row.get("note", ""),
-            **{name: row[field] * 1e12 for name, field in rates.items() if field in row},
-        )
+        fields = {"dtype": "bfloat16" if "bf16_tflops" in row else "float16", "slug": slug, **row}
+        fields["aliases"] = tuple(fields.get("aliases", ()))
+        for name in _RATES.keys() & row.keys():
+            field, unit = _RATES[name]
+            fields[field] = fields.pop(name) * unit
+        devices[slug] = DeviceSpec(**fields)
     return devices
 
 
@@ -160,17 +146,16 @@ def device_by_name(name: str) -> DeviceSpec | None:
 # Libraries change the protocol of an all-reduce with the size of the message: one-shot exchanges of
 # small ones, two-shot ones, then NCCL's rings and trees. Within one the time is a line over the
 # bytes. communication.yaml has lines that were fitted to published measurements
-# (aiconfigurator-core, NVIDIA, Apache-2.0).
+# (aiconfigurator-core, NVIDIA, Apache-2.0): the least bytes, seconds, and seconds a byte of each.
+LinkProtocol = tuple[float, float, float]
+
+
 def all_reduce_s(protocols: Sequence[LinkProtocol], message_bytes: ArrayLike) -> Array:
     """Seconds of one all-reduce of messages [n]; `protocols` ascend from 0 bytes."""
     size = np.asarray(message_bytes, dtype=np.float64)
-    starts = np.array([protocol.from_bytes for protocol in protocols])
-    index = np.clip(np.searchsorted(starts, size, side="right") - 1, 0, None)
-    latency, slope = (
-        np.array([getattr(protocol, name) for protocol in protocols])[index]
-        for name in ("latency_s", "byte_s")
-    )
-    return np.asarray(latency + slope * size, dtype=np.float64)
+    from_bytes, latency_s, byte_s = np.array(protocols, dtype=np.float64).T
+    index = np.clip(np.searchsorted(from_bytes, size, side="right") - 1, 0, None)
+    return np.asarray(latency_s[index] + byte_s[index] * size, dtype=np.float64)
 
 
 @cache
@@ -179,10 +164,7 @@ def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:
     if devices <= 1:
         return ()
     table = read_yaml(shipped_directory() / "communication.yaml")
-    return tuple(
-        LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
-        for start, latency_s, byte_s in table.get(slug, {}).get(devices, ())
-    )
+    return tuple(map(tuple, table.get(slug, {}).get(devices, ())))
 
 
 def find_device(query: str) -> DeviceSpec:
@@ -242,11 +224,14 @@ def load_targets() -> Mapping[str, TargetEntry]:
     table = read_yaml(shipped_directory() / "targets.yaml")
     targets = {}
     for name, row in table.items():
-        fields = {**table.get(row.get("like"), {}), **row}
-        config, weights = _hf_config(fields), fields.get("weights", "bfloat16")
+        config = {**table.get(row.get("like"), {}), **row}
+        _, _, weights = (config.pop(label, None) for label in ("like", "parameters", "weights"))
+        if letters := config.get("layer_types"):
+            kinds = itertools.cycle(LAYERS[letter] for letter in letters)
+            config["layer_types"] = list(itertools.islice(kinds, config["num_hidden_layers"]))
         architecture = ModelArchitecture.from_hf_config(config, name=name)
         targets[name] = TargetEntry(
-            name=name, architecture=architecture, hf_config=config, weights=weights
+            name=name, architecture=architecture, hf_config=config, weights=weights or "bfloat16"
         )
     return targets
 
@@ -329,44 +314,3 @@ def find_target(name: str) -> TargetEntry:
         hint=f"Nearest: {', '.join(near)}; `rooftree targets` lists all; or name a model folder"
         " or its config.json",
     )
-
-
-def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    kind = fields["kind"]
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(fields["rope_theta"])}
-    if "rotary_fraction" in fields:
-        rope["partial_rotary_factor"] = fields["rotary_fraction"]
-    if "llama3" in fields:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": float(fields["llama3"]),
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    config: dict[str, Any] = {
-        "model_type": kind,
-        "num_hidden_layers": fields["layers"],
-        "hidden_size": fields["hidden"],
-        "num_attention_heads": fields["heads"],
-        "intermediate_size": fields["ffn"],
-        "vocab_size": fields["vocab"],
-        "tie_word_embeddings": fields["tied"],
-        "max_position_embeddings": fields["positions"],
-        "rope_parameters": rope,
-    }
-    if "types" in fields:
-        kinds = itertools.cycle(LAYERS[letter] for letter in fields["types"])
-        config["layer_types"] = list(itertools.islice(kinds, fields["layers"]))
-    if kind == "gpt_neox":
-        return config | {"use_parallel_residual": True, "attention_bias": True}
-    config["num_key_value_heads"] = fields["kv_heads"]
-    config["rms_norm_eps"] = fields.get("norm_epsilon", 1e-6)
-    if "kv_lora_rank" not in fields.get("config", {}):  # theirs follows from two other fields
-        config["head_dim"] = fields["head_dim"]
-    if kind == "qwen3_moe":
-        config["num_experts"] = fields["experts"]
-        config["num_experts_per_tok"] = fields["active_experts"]
-        config["moe_intermediate_size"] = fields["expert_ffn"]
-        config["norm_topk_prob"] = True
-    return config | dict(fields.get("config", {}))

@@ -17,15 +17,15 @@ from typing import Any
 
 from costmodel.errors import InputError, shown
 from costmodel.hf_kinds import (
-    KINDS,
     Fields,
-    ModelKind,
     count,
     expert_sizes,
     flag,
     gemma_extras,
+    kinds,
     latent_sizes,
-    recurrent_sizes,
+    parts_of_kind,
+    recurrent_layers,
     whole,
     windows,
     with_usual_names,
@@ -64,24 +64,21 @@ def architecture_fields(
         raise InputError(
             "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
         )
-    if label not in KINDS and not approximate:
+    kind = kinds().get(label)
+    if kind is None and not approximate:
         raise InputError(
             f"the model kind {shown(label)} is not supported",
-            hint=f"Kinds whose cost is known: {', '.join(KINDS)}",
+            hint=f"Kinds whose cost is known: {', '.join(kinds())}",
         )
-    # Of another kind norms and biases are not told apart.
-    kind, fields = KINDS.get(label, ModelKind(bias="", norms=0)), with_usual_names(fields, label)
+    fields = with_usual_names(fields, label)
     layers, hidden = whole(fields, "num_hidden_layers"), whole(fields, "hidden_size")
     heads = kv_heads = whole(fields, "num_attention_heads")
-    latent = bool(count(fields, "kv_lora_rank"))  # whose head_dim is in `latent_sizes`
     ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
-    ffn = ffn or (0 if label in KINDS else 4 * hidden)
     if flag(fields, "multi_query"):
         kv_heads = 1
-    elif label in KINDS and label != "gpt_neox" and not latent:
-        kv_heads = whole(fields, "num_key_value_heads")
-    elif not latent:
-        kv_heads = count(fields, "num_key_value_heads") or heads
+    elif not count(fields, "kv_lora_rank"):  # heads of latents are all alike
+        needed = kind is not None and label != "gpt_neox"
+        kv_heads = (whole if needed else count)(fields, "num_key_value_heads") or heads
     result: dict[str, Any] = {
         "name": name or str(fields.get("_name_or_path") or label),
         "layers": layers,
@@ -89,28 +86,19 @@ def architecture_fields(
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": count(fields, "head_dim") or hidden // heads,
-        "ffn": ffn or whole(fields, "intermediate_size"),
+        "ffn": ffn or (whole(fields, "intermediate_size") if kind else 4 * hidden),
         "vocab": whole(fields, "vocab_size"),
         "tied": flag(fields, "tie_word_embeddings"),
     }
-    named = isinstance(kind.qk_norm, str)
-    result["qk_norm"] = flag(fields, str(kind.qk_norm)) if named else kind.qk_norm
-    result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
-    result["qkv_bias"] = kind.bias == "qkv"
-    if kind.bias.startswith("config"):
-        result["qkv_bias"] = attention = flag(fields, "attention_bias")
-        result["output_bias"] = attention and kind.bias == "config"
-        result["ffn_bias"] = kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias"))
+    # Norms and biases of another kind are not told apart.
+    result |= {"layer_norms": 0} if kind is None else parts_of_kind(fields, kind)
     result |= windows(fields, layers, label, positions_of(fields))
-    if label == "gpt_neox":
-        result |= {"gated_ffn": False, "ffn_bias": True, "norm_bias": True}
-        result["parallel_residual"] = flag(fields, "use_parallel_residual")
-    if kind.recurrent:
-        result |= recurrent_sizes(fields, kind, label, layers)
-    mixture = expert_sizes(fields, kind, layers)
+    if "recurrent" in result:
+        result |= recurrent_layers(fields, label, layers)
+    mixture = expert_sizes(fields, layers)
     sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
     # Whether the usual names gave all of it.
-    if label in KINDS or (all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers):
+    if kind or (all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers):
         result |= mixture
     result |= latent_sizes(fields)
     if label in ("gemma3n_text", "gemma4_text"):

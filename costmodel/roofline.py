@@ -157,17 +157,20 @@ def cached_tokens(
 def _flops(architecture: ModelArchitecture, rows: Array, *, keys: Array, router: bool) -> FlopCount:
     a = architecture
     layers = a.attention_layers * 2 * rows
-    queries, keys_values, outputs = (2 * rows * weights for weights in a.reshaped)
+    queries, keys_values, outputs = (
+        layers * usual + 2 * rows * more
+        for usual, more in zip(a.projections, a.reshaped, strict=True)
+    )
     score_width, value_width = a.attention_widths
     indexed = a.index_parameters + a.index_values * a.index_heads * keys
     keys = _chosen(a, keys)
     ffn = 2 * rows * a.hidden * a.active_ffn
     return FlopCount(
-        q_projection=layers * a.query_parameters + queries,
-        kv_projection=layers * a.key_value_parameters + keys_values,
+        q_projection=queries,
+        kv_projection=keys_values,
         scores=layers * keys * score_width,
         values=layers * keys * value_width,
-        output_projection=layers * a.output_parameters + outputs,
+        output_projection=outputs,
         gate_up=ffn * (a.ffn_matrices - 1),
         down=ffn,
         lm_head=2 * rows * a.hidden * a.vocab,
@@ -252,9 +255,9 @@ def physical_bytes(
         embedding_and_lm_head_weights=head * a.hidden * (a.vocab + gathered)
         + size * a.lookup_weights / a.vocab * np.minimum(s * b, a.vocab),
         attention_weights=_mixer_bytes(a, s, weight),
-        ffn_weights=weight * a.common_ffn_parameters
+        ffn_weights=weight * (a.ffn_matrices * a.hidden * a.common_ffn)
         + weight * a.sparse_layers * a.expert_parameters * distinct_experts(a, s * b),
-        small_weights=np.ones_like(s) * size * (a.small_parameters + a.final_norm_parameters),
+        small_weights=np.ones_like(s) * size * a.small_parameters,
         kv_read=one * b * cached_tokens(a, c) * a.cached_width + size * b * c * a.index_values,
         kv_write=size * b * s * written,
         attention_io=np.zeros_like(s),

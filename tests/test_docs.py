@@ -152,10 +152,9 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def test_commands_in_messages_can_be_run():
-    """Errors, warnings and help name commands that exist, with options that these take."""
     found, unknown = 0, {}
     for path in below(*PACKAGES):
-        for text in texts(parsed(path)):
+        for text in texts(parsed(path)) if "`rooftree " in sources()[path] else ():
             for span in SPAN.findall(text):
                 if span.startswith("rooftree "):
                     found += 1

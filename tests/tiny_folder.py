@@ -35,7 +35,6 @@ def write_config(folder: Path, **changed: Any) -> Path:
 
 
 def change_config(folder: Path, **changed: Any) -> Path:
-    """The folder, whose config.json has these fields too."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     return folder
@@ -65,7 +64,6 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def write_all(folder: Path) -> Path:
-    """A whole target: config, weights and tokenizer."""
     return write_tokenizer(write_weights(folder))
 
 

@@ -22,8 +22,7 @@ from decoder.acceptance.sampling import (
     row_distributions,
 )
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.eager import NO_TOKEN, greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]

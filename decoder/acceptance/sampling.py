@@ -13,7 +13,7 @@ import torch
 from costmodel.errors import InputError, shown
 from costmodel.statistics import Array, Ints
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import NO_TOKEN
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37

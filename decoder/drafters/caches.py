@@ -15,10 +15,10 @@ import torch
 from costmodel.errors import InputError
 from decoder.device import to_device
 from decoder.drafters.blocks import Rope, Rotary, RowCache, Span
-from decoder.model.attention import RowBlock, Segment, attend, plan_segment, tail_mask
+from decoder.model.attention import RowBlock, Scoring, Segment, attend, plan_segment, tail_mask
 from decoder.model.kv_cache import CacheShape, KVCache
-from decoder.model.runtime.capture import BudgetedCapture, GraphedFunction, Tensors, bucket
-from decoder.model.runtime.fused import TablePlan
+from decoder.model.runtime.capture import Capture, GraphedFunction, Tensors, bucket
+from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.graphs import GraphShape
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.target import CAPACITY_STEP, Target
@@ -164,20 +164,19 @@ class PlacedRows(RowCache):
 
     @cached_property
     def _segment(self) -> Segment:
-        block, visible = self.block, None
-        if block.visible is not None and not (dense := block.visible.dense()).all():
-            visible = to_device(dense, self.cache.device)
+        block, visible = self.block, self.block.mask()
+        seen = None if visible is None or visible.all() else to_device(visible, self.cache.device)
         rows = slice(0, block.rows)
-        return plan_segment(self.cache, block.sequence, rows, visible, self._group)
+        return plan_segment(self.cache, block.sequence, rows, seen, self._group)
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self._segment.store(layer, key[None], value[None])
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         if seen is ALL_ROWS:
-            return self._segment.attend(layer, query[None], scale)[0]
+            return self._segment.attend(layer, query[None], Scoring(scale))[0]
         key, value = (part[:, :, seen.first : seen.end] for part in self._segment.read[layer])
-        return attend(query[None], key, value, seen.mask, scale)[0]
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
     def span(self, window: int | None, causal: bool) -> Span:
         """The span of rows that each see the last `window` tokens, themselves included.
@@ -201,7 +200,8 @@ class TableRows(RowCache):
     length = 0
 
     def __init__(self, tables: RowTables, data: torch.Tensor, group: int) -> None:
-        self._plan, self._tables, self._group = TablePlan(data, tables), tables, group
+        self._attention = TableAttention(data, tables)
+        self._tables, self._group = tables, group
         self.tokens, self.positions = tables.tokens, tables.positions
 
     @property
@@ -213,18 +213,16 @@ class TableRows(RowCache):
         return rotary(self.positions, dtype)
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        cache = self._plan.layer(layer)
-        cache.keys[cache.owners, :, cache.slots] = key.transpose(0, 1)
-        cache.values[cache.owners, :, cache.slots] = value.transpose(0, 1)
+        self._attention.store(layer, key, value)
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         if seen is ALL_ROWS:
-            return self._plan.attend_stored(layer, query.transpose(0, 1), scale).transpose(0, 1)
-        cache = self._plan.layer(layer)
-        owner = cache.owners[:1]
-        keys = cache.keys[owner, :, seen.slots].transpose(0, 1)[None]
-        values = cache.values[owner, :, seen.slots].transpose(0, 1)[None]
-        return attend(query[None], keys, values, seen.mask, scale)[0]
+            return self._attention.attend_stored(layer, query.transpose(0, 1), scale).transpose(
+                0, 1
+            )
+        place = self._tables.owners[:1], slice(None), seen.slots
+        key, value = (part[place].transpose(0, 1)[None] for part in self._attention.data[layer])
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
     def span(self, window: int | None, causal: bool) -> Span:
         if window is None:
@@ -237,7 +235,7 @@ class TableRows(RowCache):
         visible = (slots >= 0) & (slots < prefix + tables.tails[owner]) & (ahead.abs() < window)
         if causal:
             visible &= ahead <= 0
-        mask = tail_mask(visible, self._group, visible.shape[1], self._plan.data.dtype)
+        mask = tail_mask(visible, self._group, visible.shape[1], self._attention.data.dtype)
         return Span(0, 0, mask, slots.clamp_min(0))
 
 
@@ -257,7 +255,7 @@ class RowForwards:
     rows, with one warning a bucket. More than `CAPTURED_ROWS` rows run without padding.
     """
 
-    def __init__(self, name: str, body: Body, group: int, capture: BudgetedCapture | None) -> None:
+    def __init__(self, name: str, body: Body, group: int, capture: Capture | None) -> None:
         """
         name   of the forward, for the warning
         group  query heads of a KV head

@@ -39,7 +39,6 @@ A6000 = Roofline(architecture=LLAMA, peaks=find_device("rtx-a6000").peaks)
 
 
 def grid(rows, contexts) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and contexts of every pair of them."""
     return tuple(x.ravel() for x in np.meshgrid(rows, contexts))
 
 
@@ -81,7 +80,6 @@ def altered(profile: Profile, **sections) -> Profile:
 
 
 def make_profile() -> Profile:
-    """A whole measured profile."""
     points = cpu_points(0.01)
     three = {"mad_s": [1e-6] * 3, "n": [5] * 3}
     four = {"nodes": [1, 15, 63, 255], "mad_s": [2e-6, None, 3e-6, 1e-6], "n": [5, 1, 5, 5]}

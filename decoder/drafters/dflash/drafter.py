@@ -34,9 +34,9 @@ from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, s
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
-from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape
-from decoder.model.runtime.capture import BudgetedCapture, Tensors
+from decoder.model.runtime.capture import Capture, Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import Candidates, DraftTree, Lattice
 
@@ -292,7 +292,7 @@ class BlockForwards:
     a block's call stores the context that was taken in before it.
     """
 
-    def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture | None) -> None:
+    def __init__(self, drafter: DFlashDrafter, capture: Capture | None) -> None:
         self._drafter, self.capture, target = drafter, capture, drafter.target
         self._temperature, self._filled = torch.ones((), device=target.device), 1.0
         config = drafter.model.config
@@ -343,7 +343,7 @@ class BlockForwards:
         # The mask among the block itself is the same in all layers without a window.
         causal = any(causal for window, causal in kinds if window is None)
         mask = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
-        block = RowBlock(text.sequence, tokens, np.arange(rows), DenseVisible(mask))
+        block = RowBlock(text.sequence, tokens, np.arange(rows), mask)
         return self._block(text.cache, block)
 
     @torch.inference_mode()
@@ -357,7 +357,7 @@ class BlockForwards:
         """Hidden states and logits of an embedded block, in one call that stores the context."""
         assert self._compiled is not None
         rows, tiled = len(tokens), self._drafter.head.tiled
-        every = DenseVisible(np.ones((rows, rows), np.bool_))
+        every = np.ones((rows, rows), np.bool_)
         block = RowBlock(text.sequence, tokens, np.arange(rows), every)
         head = None if tiled is None else (tiled, *headed)
         hidden, _, logits = self._compiled.run(

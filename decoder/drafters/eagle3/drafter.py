@@ -31,9 +31,9 @@ from decoder.drafters.caches import (
 from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
-from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape
-from decoder.model.runtime.capture import BudgetedCapture, Tensors
+from decoder.model.runtime.capture import Capture, Tensors
 from decoder.model.runtime.linear import pack_layers
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -219,7 +219,7 @@ class LevelForwards:
     temperature change by round, are outside of what may be captured.
     """
 
-    def __init__(self, drafter: Eagle3Drafter, capture: BudgetedCapture | None) -> None:
+    def __init__(self, drafter: Eagle3Drafter, capture: Capture | None) -> None:
         self._model, self._rotary, self._embed = drafter.model, drafter.rotary, drafter.embed
         shape, target = drafter.model.config.shape, drafter.target
         self._dtype, self.capture, self.device = target.dtype, capture, target.device
@@ -275,8 +275,7 @@ class Eagle3Text(PlacedText):
         rows = len(hidden)
         self.cut(self.length)  # the rows of the last tree
         self.make_room(rows)
-        visible = DenseVisible(np.tri(rows, dtype=np.bool_))
-        block = RowBlock(self.sequence, next_tokens, np.arange(rows), visible)
+        block = RowBlock(self.sequence, next_tokens, np.arange(rows), None)
         output, logits = self._forwards.extend(self.cache, block, hidden)
         self.cache.lengths[self.sequence] += rows
         self._root = output.clone(), logits.clone()  # the next rows overwrite them
@@ -298,7 +297,7 @@ class Eagle3Text(PlacedText):
         themselves = np.eye(rows, dtype=np.bool_)
         visible = np.concatenate((self._ancestors[frontier.above], themselves), axis=1)
         offsets = np.full(rows, frontier.depth - 1)  # children of the root follow the context
-        block = RowBlock(self.sequence, frontier.tokens, offsets, DenseVisible(visible))
+        block = RowBlock(self.sequence, frontier.tokens, offsets, visible)
         above = to_device(frontier.above, self._forwards.device)
         hidden, logits = self._forwards.expand(self.cache, block, above)
         self._forwards.keep(hidden[:rows])

@@ -28,8 +28,7 @@ from lab.drafters.conditional import (
     pair_lattice,
     score_pairs,
 )
-from lab.drafters.dspark.config import PAIRED
-from lab.drafters.dspark.model import DSparkModel
+from lab.drafters.dspark.model import PAIRED, DSparkModel
 
 
 class DSparkDrafter(DFlashDrafter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decoder.drafters.blocks import DraftShape, RowCache, Span
-from decoder.model.attention import attend, tail_mask
+from decoder.model.attention import Scoring, attend, tail_mask
 
 FIRST_CAPACITY = 256  # rows of a new cache
 
@@ -45,7 +45,7 @@ class DraftCache(RowCache):
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         key, value = self.read(layer, seen.first, seen.end)
-        return attend(query[None], key, value, seen.mask, scale)[0]
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
 
 def span(

@@ -20,7 +20,7 @@ def cost(profile) -> CycleCost:
     return CycleCost.from_profile(profile, "ngram-1")
 
 
-def test_a_cycle_is_the_sum_of_its_parts(cost, profile):
+def test_a_cycle_is_the_sum_of_its_parts_and_the_plain_step_is_the_measured_one(cost, profile):
     nodes = np.array([1, 15, 40])
     verify_s = profile.verify_calibration().predict_s(nodes + 1, 544)
     assert cost.verify_s(nodes, 544) == pytest.approx(verify_s)
@@ -33,9 +33,6 @@ def test_a_cycle_is_the_sum_of_its_parts(cost, profile):
     assert cost.overhead_s(nodes) == pytest.approx(build + accept + commit)
     assert cost.cycle_s(nodes, 544) == pytest.approx(verify_s + 2e-4 + build + accept + commit)
     assert cost.cycle_s(7, 544).shape == ()
-
-
-def test_the_plain_step_is_the_measured_one(cost):
     assert cost.plain_s(64) == pytest.approx(0.049)
     assert cost.plain_s(544) == pytest.approx(0.0525)
     # beyond the last context its slope goes on, before the first it is level
@@ -86,19 +83,16 @@ def test_sampling_has_its_own_acceptance_cost(profile):
     assert estimator.cycle_s([3.0, 15.0], 100).tolist() == greedy.tolist()
 
 
-def test_a_bare_roofline_is_a_cost():
-    cost = CycleCost.from_roofline(ROOFLINE.with_count("physical"), (1, 8))
-    expected = ROOFLINE.seconds([1, 8], 100)
-    assert cost.verify_s([0, 4], 100) == pytest.approx(expected)
-    assert cost.cycle_s(0, 100) == pytest.approx(expected[0])
-
-
-def test_static_never_changes(cost):
+def test_static_never_changes_and_a_bare_roofline_is_a_cost(cost):
     estimator = OnlineEstimator(cost)
     for _ in range(10):
         estimator.observe(17, 304, 1.0)
     assert np.array_equal(estimator.cycle_s(np.arange(64), 304), cost.cycle_s(np.arange(64), 304))
     assert estimator.plain_s(304) == cost.plain_s(304)
+    cost = CycleCost.from_roofline(ROOFLINE.with_count("physical"), (1, 8))
+    expected = ROOFLINE.seconds([1, 8], 100)
+    assert cost.verify_s([0, 4], 100) == pytest.approx(expected)
+    assert cost.cycle_s(0, 100) == pytest.approx(expected[0])
 
 
 @pytest.mark.parametrize("mode", ["static", "ema+calib", "affine"])
@@ -114,7 +108,7 @@ def test_costs_are_those_at_the_middle_of_32_tokens(cost, mode):
     np.testing.assert_allclose(cost.cycle_s(nodes, 288), cost.cycle_s(nodes, 304), rtol=4e-3)
 
 
-def test_ema_by_hand(cost):
+def test_ema_over_the_roofline_and_over_the_calibration_by_hand(cost):
     estimator = OnlineEstimator(cost, "ema", alpha=0.25)
     bare = float(cost.roofline.seconds(17, 304))
     assert float(estimator.verify_s(16, 304)) == pytest.approx(bare)
@@ -125,9 +119,6 @@ def test_ema_by_hand(cost):
     assert float(estimator.verify_s(16, 304)) == pytest.approx(2.75 * bare)
     assert estimator.plain_s(304) == pytest.approx(2.75 * float(cost.roofline.seconds(1, 304)))
     assert estimator.observations == 2
-
-
-def test_ema_over_the_calibration_by_hand(cost):
     estimator = OnlineEstimator(cost, "ema+calib", alpha=0.25)
     calibrated = float(cost.verify_s(16, 304))
     estimator.observe(17, 304, 2 * calibrated)

@@ -1,6 +1,7 @@
 """How a decoder finds its cost model: a profile, a probe, or the bare roofline."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -79,22 +80,15 @@ class TestFound:
         source = find_cost(target, NgramDrafter(), ProfileChoice())
         assert source.cost.mode == mode
 
-    def test_a_profile_of_kernels_alone_gets_the_floor_of_the_host(
-        self, target, probed, monkeypatch
-    ):
-        asked = []
-
-        def timed(of, rows, context):
-            asked.append((of, rows, context))
-            return [900.0, 20.0, 30.0]
-
+    def test_kernels_alone_get_the_floor_of_the_host(self, target, probed, monkeypatch):
+        timed = Mock(return_value=[900.0, 20.0, 30.0])
         monkeypatch.setattr("decoder.profiling.startup.time_forward", timed)
         made = {"kind": "composed", "source": "operator tables"}
         runtime = {"kind": "kernels", "attention": "published"}
         kernels = altered(probed, runtime=runtime, provenance=made)
         ProfileStore().save(kernels)
         source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert asked == [(target, 1, 256)]
+        timed.assert_called_once_with(target, rows=1, context=256)
         assert source.cost.mode != "static"
         assert any("composed" in warning for warning in source.warnings)
         sizes = np.arange(64)
@@ -142,9 +136,7 @@ class TestDraftCosts:
         assert timed == ["ngram"]
 
     @pytest.mark.parametrize("where", ["named", "shipped"])
-    def test_a_file_of_others_is_not_changed(
-        self, target, probed, timed, tmp_path, monkeypatch, where
-    ):
+    def test_a_file_of_others_stays(self, target, probed, timed, tmp_path, monkeypatch, where):
         path = ProfileStore([tmp_path / where]).save(self.without(probed))
         before, folder = path.read_bytes(), tmp_path / "shipped"
         monkeypatch.setattr("costmodel.profile.store.shipped_directory", lambda: folder)
@@ -266,10 +258,10 @@ PATHS = sorted(shipped_directory().glob("*/*.yaml"))
 class Disguised:
     """A small target that says that it is another architecture in bfloat16."""
 
+    dtype = torch.bfloat16
+
     def __init__(self, target, architecture):
-        self._target = target
-        self.architecture = architecture
-        self.dtype = torch.bfloat16
+        self._target, self.architecture = target, architecture
 
     def __getattr__(self, name):
         return getattr(self._target, name)

@@ -72,20 +72,22 @@ def test_a_step_and_what_came_of_it():
     assert policy.steps[1] == (pytest.approx(0.03), False)
 
 
-def test_a_step_with_a_prefill_is_not_timed():
+def test_steps_with_a_prefill_are_not_timed_and_ended_sequences_forgotten():
     own = pilot(0.0, 0.5)
     own.scheduled(own.choose([sequence("a", 9)]), {"a": 1, "new": 300})
     own.ended({"a": [1], "new": [2]})
     assert own.policy.steps == []
     assert [name for name, *_ in own.policy.texts] == ["a", "new"]
-
-
-def test_a_step_without_rows_leaves_no_record():
     own = pilot(0.0, 1.0, 1.5)
     own.scheduled(own.choose([]), {})
     own.scheduled(own.choose([sequence("a", 9)]), {"a": 1})
     own.ended({"a": [1]})
     assert own.policy.steps == [(0.5, False)]
+    own = pilot()
+    own.forget({"a", "b"})
+    own.forget({"b"})
+    own.forget({"b"})
+    assert own.policy.forgotten == ["a"]
 
 
 def test_steps_that_are_scheduled_ahead():
@@ -101,14 +103,6 @@ def test_steps_that_are_scheduled_ahead():
     own.ended({"a": [4]})
     assert own.policy.counts == [("a", 3, 2), ("a", 3, 0)]
     assert np.array(own.policy.steps)[:, 0] == pytest.approx([0.10, 0.09])
-
-
-def test_ended_sequences_are_forgotten_once():
-    own = pilot()
-    own.forget({"a", "b"})
-    own.forget({"b"})
-    own.forget({"b"})
-    assert own.policy.forgotten == ["a"]
 
 
 def test_a_table_holds_the_nearest_lengths_beyond_its_ends_and_refuses_others():

@@ -59,22 +59,23 @@ def test_forwards_equal_their_published_sums(measured, folder, name, limit):
     assert np.mean(error) < limit
 
 
-def test_batches_on_one_shared_cache_are_left_out(measured):
+def test_batches_on_one_cache_are_left_out_and_another_degree_refused(measured, tmp_path):
     tables = load_folder(measured / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
     batches = {batch for batch, _ in tables.attention.generation[32, 8]}
     assert 1 in batches and not batches & {8, 64, 256}
     eight = tables.attention.seconds(1, [8192], 8, 32, 8)[0]
     assert eight > 8 * 8192 * 4096 / 768e9
+    folder = tmp_path / "rtx-a6000_llama-3.1-8b_tp2"
+    shutil.copytree(measured / "operators" / "rtx-a6000_llama-3.1-8b_tp1", folder)
+    with pytest.raises(InputError, match="tensor_parallel 2, not 1"):
+        ComposedForward(architecture=LLAMA, tables=load_folder(folder))
 
 
-def test_the_folder_name_says_what_was_measured(tmp_path):
+def test_the_folder_name_says_what_was_measured_and_bad_folders_are_refused(tmp_path):
     folder = tmp_path / "rtx-a6000_qwen3-8b_tp2"
     folder.mkdir()
     device, target, tensor_parallel = folder_subject(folder)
     assert (device.slug, target.name, tensor_parallel) == ("rtx-a6000", "Qwen/Qwen3-8B", 2)
-
-
-def test_bad_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="is not a folder"):
         load_folder(tmp_path / "nothing")
     nameless = tmp_path / "tables"
@@ -110,10 +111,3 @@ def test_damaged_cells(tmp_path, name, before, after, message):
     table.write_text(table.read_text().replace(before, after))
     with pytest.raises(InputError, match=message):
         load_folder(tmp_path / OPERATORS)
-
-
-def test_a_table_of_another_degree_is_refused(measured, tmp_path):
-    folder = tmp_path / "rtx-a6000_llama-3.1-8b_tp2"
-    shutil.copytree(measured / "operators" / "rtx-a6000_llama-3.1-8b_tp1", folder)
-    with pytest.raises(InputError, match="tensor_parallel 2, not 1"):
-        ComposedForward(architecture=LLAMA, tables=load_folder(folder))

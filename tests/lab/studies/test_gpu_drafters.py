@@ -11,9 +11,8 @@ from decoder.drafters.caches import TableRows
 from decoder.drafters.dflash.drafter import BlockForwards
 from decoder.drafters.eagle3.drafter import LevelForwards
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.eager import EagerRuntime
-from decoder.model.runtime.fused import triton_installed
+from decoder.model.runtime.fused import triton_version
 from decoder.model.structure import Structure
 from decoder.model.target import Target
 from lab.studies import gpu_timing
@@ -22,7 +21,7 @@ from tests.decoder.model.test_captured_step import DEVICE, EmptyTables, made, on
 
 
 @pytest.mark.skipif(
-    not triton_installed(), reason="triton is not installed (the dev extra brings it)"
+    not triton_version(), reason="triton is not installed (the dev extra brings it)"
 )
 @pytest.mark.parametrize("kind", ["dflash", "eagle3"])
 def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
@@ -42,9 +41,9 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
             model=step.model, name="", source="", weights="random", architecture=sizes
         )
         structure = Structure(layers=5, heads=32, kv_heads=8, head_dim=128)
-        target = Target(loaded, step, structure, *[EagerRuntime(step, structure)] * 2)
+        target = Target(loaded, step, structure, EagerRuntime(step, structure))
         drafter = getattr(gpu_timing, f"{kind}_drafter")(target)
-        tables, capture = EmptyTables(16), BudgetedCapture(None, 1)
+        tables, capture = EmptyTables(16), SimpleNamespace()
 
         def empty(*sizes, dtype=torch.bfloat16):
             return torch.empty(*sizes, dtype=dtype, device=DEVICE)

@@ -78,7 +78,7 @@ def test_a_profile_that_fits_is_found(home, kind, status):
     assert result["profile"].found.startswith(f"{kind}, {path}; usable: ")
 
 
-def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
+def test_a_useless_profile_and_a_gpu_that_torch_cannot_use_are_named(home, monkeypatch):
     nonsense = Grade(word="do not use", reasons=("a choice loses 9.9% at worst",))
     monkeypatch.setattr(checks, "grade", lambda profile: nonsense)
     ProfileStore().save(fitting("measured"))
@@ -86,9 +86,6 @@ def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
     assert check.status == "warn"
     assert check.found.endswith("; do not use: a choice loses 9.9% at worst")
     assert checks.next_step(list(found().values())).startswith("Run `rooftree calibrate --time-b")
-
-
-def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
     gpu = SimpleNamespace(read=lambda: {"gpu_name": "NVIDIA H200"})
     monkeypatch.setattr(checks.Gpu, "open", lambda index: gpu)
     device = found()["device"]
