@@ -18,8 +18,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import Drafter
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockModel, buckets_of, plain_copy, ranks_of
-from lab.papers.specblock.training.objective import UNKNOWN
-from lab.papers.specblock.training.rows import Passage, run_blocks
+from lab.papers.specblock.training.objective import UNKNOWN, Passage, run_blocks
 from lab.papers.specblock.updates.adaptation import AdaptiveDrafter, Redrafted, TargetResponse
 from lab.papers.specblock.updates.bandit import (
     Action,

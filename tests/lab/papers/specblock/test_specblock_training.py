@@ -13,14 +13,15 @@ from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.figures import lines, measure
 from lab.papers.specblock.model import SpecBlockConfig, SpecBlockModel, save_specblock
 from lab.papers.specblock.training.objective import (
+    Passage,
     Scored,
     SpecBlockSettings,
     draft_losses,
     rank_labels,
+    run_blocks,
     valid_prefix,
 )
 from lab.papers.specblock.training.recipe import RUN
-from lab.papers.specblock.training.rows import Passage, run_blocks
 from lab.training.corpus import Collecting
 from lab.training.loop import learning_rate, train
 from profiler.commands.options import NamedValue
