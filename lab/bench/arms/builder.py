@@ -23,8 +23,7 @@ from decoder.model.target import Target
 from decoder.profiling.startup import CostSource, ProfileChoice
 from decoder.text import end_tokens
 from lab.bench.arms.base import ArmRunner
-from lab.bench.arms.choice import ESTIMATORS
-from lab.bench.arms.drafter_names import describe_drafters, public_name
+from lab.bench.arms.choice import ESTIMATORS, describe_drafters, public_name
 from lab.bench.arms.given_text import GivenTextTarget, PlainTexts
 from lab.bench.arms.peers import PeerArm, share_weights, tie_weights
 from lab.bench.arms.tree_decoder import TreeArm
