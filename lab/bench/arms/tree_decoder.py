@@ -14,7 +14,7 @@ from decoder.engine import Generation, TreeDecoder
 from decoder.generation import DecodeRun
 from decoder.statistics import Round
 from decoder.text import TextRequest, end_tokens
-from lab.bench.arms.base import ArmDecoding, Details, Put
+from lab.bench.arms.base import ArmDecoding, ArmRunner, Details, Put
 from lab.bench.arms.given_text import PlainTexts
 from lab.bench.record import Arm, Rounds, Update
 from lab.papers.specblock.updates.adaptation import AdaptiveDrafter
@@ -22,7 +22,7 @@ from lab.papers.specblock.updates.adaptation import AdaptiveDrafter
 _DIGITS = 7
 
 
-class TreeArm:
+class TreeArm(ArmRunner):
     """An arm with its own `TreeDecoder`, which learns apart from other arms."""
 
     def __init__(

@@ -102,10 +102,8 @@ def _runners(
     ]
 
 
-class EngineArm:
+class EngineArm(ArmRunner):
     """One way of decoding of one engine, in a process of its own."""
-
-    largest_tree = 1
 
     def __init__(
         self, arm: Arm, engine: InstalledEngine, options: dict[str, Any], say: Say
