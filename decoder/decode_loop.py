@@ -18,7 +18,7 @@ from decoder.acceptance.rules import AcceptanceRule, RuleName, accept_together
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.isolation import IsolatedDrafter, IsolatedSession
-from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import NO_TOKEN
 from decoder.model.target import Step, Target
 from decoder.policies.base import Limits, Policy, TreeRequest
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward

@@ -36,7 +36,7 @@ from decoder.drafters.isolation import IsolatedDrafter
 from decoder.generation import DecodeRun, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.model.making import Quantization, make_target, quantised, runtime_kind
-from decoder.model.runtime.base import RuntimeChoice
+from decoder.model.runtime.eager import RuntimeChoice
 from decoder.model.target import Target
 from decoder.policies.base import DEFAULT_MAX_NODES, GRAPHS_MAX_NODES, Fit, Policy
 from decoder.policies.bastion import parse_policy

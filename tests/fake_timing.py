@@ -39,7 +39,6 @@ class FakeTimer:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without a call."""
         self._now_s += seconds
 
 

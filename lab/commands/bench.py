@@ -173,7 +173,8 @@ def _check_policies(policies: tuple[str, ...]) -> None:
 
 
 def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
-    from lab.bench.arms.builder import DecodingOptions
+    from dataclasses import fields
+
     from lab.bench.arms.choice import DEFAULT_POLICIES, ArmNames
     from lab.bench.engines.requested import requested_engines
     from lab.bench.record import PEER, STUDIES
@@ -192,21 +193,10 @@ def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
         studies=[one for one in policies if one in STUDIES],
         peers=[one for one in peers if one != "none"] if peers else None,
     )
-    decoder = DecodingOptions(
-        temperature=values["temperature"],
-        ignore_eos=values["ignore_eos"],
-        same_text=values["same_text"],
-        by_round=values["by_round"],
-    )
-    same = ("target", "files", "seed", "template", "new_tokens", "repeats", "device", "dtype",
-            "quantization", "output")  # fmt: skip
-    return BenchOptions(
-        arms=arms if run is None else run.arms,
-        decoder=decoder,
-        protocol=run,
-        engines=requested_engines(values["engines"], values["engine_options"]),
-        **{name: values[name] for name in same},
-    )
+    values |= {"arms": arms if run is None else run.arms, "protocol": run}
+    values |= {"engines": requested_engines(values["engines"], values["engine_options"])}
+    names = {one.name for one in fields(BenchOptions)} & values.keys()
+    return BenchOptions(**{name: values[name] for name in names})
 
 
 def _by_protocol(ctx: click.Context, values: dict[str, Any]) -> ProtocolRun | None:

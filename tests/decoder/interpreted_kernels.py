@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from costmodel.errors import InputError
 from decoder.model.runtime import kernels
 from decoder.model.runtime.kernels import Launch, add_rms_norm, swiglu, table_attention
-from decoder.model.runtime.tables import LayerCache
+from decoder.model.runtime.tables import RowTables
 from decoder.model.target import Step
 from tests.decoder.models import PROMPT, random_model, random_tree, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases, one_sequence
@@ -121,12 +121,12 @@ def test_rotate_and_store(heads, kv_heads, width, normed):
         query_norm.weight.normal_(generator=generator)
         key_norm.weight.normal_(generator=generator)
     keys, values = torch.zeros(2, 2, kv_heads, 30, width)
+    tables = RowTables(rows, 2, 1, torch.device("cpu"))
     owners, slots = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([3, 4, 20, 22, 9])
+    tables.owners, tables.slots = owners, slots
     norms = (query_norm.weight, key_norm.weight, 1e-5) if normed else None
     with torch.no_grad():
-        output = kernels.rotate_and_store(
-            qkv, (cos, sin), norms, LayerCache(keys, values, owners, slots)
-        )
+        output = kernels.rotate_and_store(qkv, (cos, sin), norms, keys, values, tables)
         query, key, value = qkv.view(1, rows, -1, width).split([heads, kv_heads, kv_heads], dim=2)
         if normed:
             query, key = query_norm(query), key_norm(key)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime.tables import RowTables, needed_words
 
@@ -35,9 +35,7 @@ class TableCase:
         order = self.random.permutation(len(rows))
         self.visible = [self._visible(rows[s], self.cache.pending[s]) for s in range(len(rows))]
         nothing = [np.zeros(count, np.int64) for count in rows]
-        self.blocks = [
-            RowBlock(int(s), nothing[s], nothing[s], DenseVisible(self.visible[s])) for s in order
-        ]
+        self.blocks = [RowBlock(int(s), nothing[s], nothing[s], self.visible[s]) for s in order]
         total = sum(rows) + case["padding"]
         words = needed_words(self.cache, self.blocks)
         self.tables = RowTables(total, sequences, words, self.device)

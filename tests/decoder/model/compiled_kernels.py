@@ -28,10 +28,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, compile
 
-from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime import kernels
-from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
+from decoder.model.runtime.tables import RowTables, needed_words
 from lab.bench.environment import environment
 
 # Bytes of shared memory that one program may use (CUDA C++ Programming Guide, technical
@@ -114,11 +114,10 @@ def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     shape = CacheShape(layers=1, kv_heads=layer.kv_heads, head_dim=layer.width)
     cache = KVCache(shape, capacity=1024, sequences=1, dtype=dtype, device=device)
     numbers = np.arange(rows, dtype=np.int64)  # a chain: each row is the child of the one before
-    block = RowBlock(0, numbers, numbers, TreeVisible(numbers[:-1]) if rows > 1 else None)
+    block = RowBlock(0, numbers, numbers, None)
     tables = RowTables(rows, 1, needed_words(cache, [block]), device)
     tables.fill(cache, [block])
     keys, values = cache.data[0]
-    slots = LayerCache(keys, values, tables.owners, tables.slots)
 
     def empty(*sizes: int) -> torch.Tensor:
         return torch.empty(*sizes, dtype=dtype)
@@ -127,10 +126,10 @@ def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     norms = (norm, norm, 1e-6) if layer.normed else None
     with recorded() as launched:
         hidden = empty(rows, layer.hidden)
-        kernels.rms_norm(hidden, empty(layer.hidden), 1e-6)
+        kernels.add_rms_norm(hidden, None, empty(layer.hidden), 1e-6)
         kernels.add_rms_norm(hidden, hidden, empty(layer.hidden), 1e-6)
         qkv = empty(rows, (layer.heads + 2 * layer.kv_heads) * layer.width)
-        query = kernels.rotate_and_store(qkv, (angles, angles), norms, slots)
+        query = kernels.rotate_and_store(qkv, (angles, angles), norms, keys, values, tables)
         kernels.table_attention(query, keys, values, tables, layer.width**-0.5)
         kernels.swiglu(empty(rows, 2 * layer.ffn))
     return launched

@@ -14,17 +14,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.nodes import judge_rows
 from decoder.acceptance.sampling import Sampling, SeededChoices, one_of_each, row_distributions
-from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
-from decoder.model.runtime.fused import TablePlan, fuse, triton_installed
+from decoder.model.runtime.fused import TableAttention, fuse, triton_version
 from decoder.model.structure import read_structure
-from decoder.tree.draft_tree import EMPTY
+from decoder.tree.draft_tree import EMPTY, visibility
 from tests.decoder.model.pretended_device import pretended_device
 from tests.decoder.models import random_tree
 
 pytestmark = pytest.mark.skipif(
-    not triton_installed(), reason="triton is not installed (the dev extra brings it)"
+    not triton_version(), reason="triton is not installed (the dev extra brings it)"
 )
 
 DEVICE = "cuda:0"
@@ -109,7 +109,7 @@ def run(step, rows):
     logits = torch.empty(rows, step.vocab, dtype=torch.bfloat16, device=DEVICE)
     chosen = torch.empty(rows, dtype=torch.int64, device=DEVICE)
     with Launches() as seen:
-        hidden, features = step.run(tables.tokens, tables.positions, TablePlan(cache, tables))
+        hidden, features = step.run(tables.tokens, tables.positions, TableAttention(cache, tables))
         step.logits_into(hidden, logits)
         chosen.copy_(greedy_tokens(logits))
     return seen.names, features
@@ -181,7 +181,7 @@ def test_a_hybrids_forward_stays_on_the_device(name, monkeypatch):
         runtime = EagerRuntime(step, structure)
         for rows in (1, 64):
             tree = random_tree(rows, 0) if rows > 1 else EMPTY
-            visible = TreeVisible(tree.parents) if rows > 1 else None
+            visible = visibility(tree.parents) if rows > 1 else None
             block = RowBlock(0, tree.row_tokens(5), tree.row_depths(), visible)
             logits = runtime.forward(cache, [block]).logits
             assert logits.shape == (rows, model.config.vocab_size) and logits.is_cuda

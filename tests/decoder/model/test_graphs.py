@@ -29,11 +29,11 @@ from tests.decoder.replay import ReplayCapture
 PEAKS = PeaksSection(source="measured", flops_per_s=1e11, bytes_per_s=1e10)
 
 
-def graph_target(model, budget_bytes=1 << 40, **capture) -> tuple[Target, ReplayCapture]:
+def graph_target(model, **capture) -> tuple[Target, ReplayCapture]:
     """A target whose forwards are captured by `ReplayCapture`."""
     target = models.target_of(model)
     stand_in = ReplayCapture(**capture)
-    target.runtime = GraphRuntime(target._step, target._eager, stand_in, budget_bytes)
+    target.runtime = GraphRuntime(target._step, target._eager, stand_in)
     return target, stand_in
 
 
@@ -70,11 +70,11 @@ def test_padding_changes_no_token(family, policy):
     decoder = TreeDecoder(target, policy=policy, drafter=NgramDrafter())
     assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
     assert target.runtime.warnings == ()
-    recorded = capture.recorded
+    recorded = capture.recordings
     assert capture.replayed > 1
     assert recorded == len(target.runtime._captured[target.cache])  # one a bucket
     assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
-    assert capture.recorded == recorded  # which serves all further rounds
+    assert capture.recordings == recorded  # which serves all further rounds
 
 
 @given(
@@ -114,7 +114,7 @@ def test_running_out_of_memory_at_each_size_is_said_once(caplog, captured):
         for _ in range(2):
             assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == truth
     said = [record for record in caplog.records if "running it eagerly" in record.message]
-    assert capture.recorded == captured
+    assert capture.recordings == captured
     assert len(said) == len(target.runtime.warnings) == 5 - captured
     assert all("out of memory" in warning for warning in target.runtime.warnings)
 

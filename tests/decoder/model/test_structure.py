@@ -12,6 +12,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from costmodel.errors import InputError
 from decoder.model import selfcheck
+from decoder.model.attention import Scoring
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.structure import Structure
@@ -86,7 +87,7 @@ def test_sinks_and_soft_caps_that_are_missed_are_noticed(kind, monkeypatch):
             torch.nn.init.normal_(weights)
     for layer in model.model.layers:
         layer.self_attn.attn_logit_softcapping = 0.5  # of Gemma 2
-    monkeypatch.setattr("decoder.model.attention.Extras", lambda *_: None)
+    monkeypatch.setattr("decoder.model.attention.Scoring", lambda scale, *_: Scoring(scale))
     with pytest.raises(InputError, match="logits of a tree differ"):
         make_target(borrow_model(model), owned=False)
 

@@ -16,7 +16,7 @@ from decoder.tree.draft_tree import Lattice, best_first, chain
 from lab.drafters.dflash2.drafter import DFlash2Drafter
 from lab.drafters.domino.drafter import DominoDrafter
 from lab.drafters.dspark import drafter as dspark
-from lab.drafters.dspark.config import DSparkConfig
+from lab.drafters.dspark.model import DSparkConfig
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import PROMPT, VOCAB, conditional_folder, draft_target, rounds
 from tests.decoder.drafters.test_dflash import reference_states

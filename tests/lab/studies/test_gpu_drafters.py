@@ -9,9 +9,8 @@ from costmodel.architecture import ModelArchitecture
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import TableRows
 from decoder.drafters.dflash.drafter import BlockForwards
-from decoder.drafters.eagle3.drafter import LevelForwards
+from decoder.drafters.eagle3 import LevelForwards
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.eager import EagerRuntime
 from decoder.model.structure import Structure
 from decoder.model.target import Target
@@ -41,14 +40,14 @@ def test_what_a_drafter_captures_asks_the_host_for_nothing(kind, monkeypatch):
         named = {"name": "", "source": "", "weights": "random"}
         loaded = LoadedModel(model=step.model, architecture=sizes, **named)
         structure = Structure(layers=5, heads=32, kv_heads=8, head_dim=128)
-        target = Target(loaded, step, structure, *[EagerRuntime(step, structure)] * 2)
+        target = Target(loaded, step, structure, EagerRuntime(step, structure))
         drafter = getattr(gpu_timing, f"{kind}_drafter")(target)
 
         def empty(*sizes, dtype=torch.bfloat16):
             return torch.empty(*sizes, dtype=dtype, device=DEVICE)
 
         forwards, cached, layers = FORWARDS[kind]
-        captured = forwards(drafter, BudgetedCapture(None, 1))
+        captured = forwards(drafter, SimpleNamespace())
         rows = TableRows(EmptyTables(16), empty(cached, 2, 1, 8, 2048, 128), 4)
         if kind == "dflash":
             assert captured._stored(rows, empty(16, len(drafter.feature_layers) * 4096)) == ()

@@ -56,7 +56,7 @@ class Replay(WallTimer):
         return work
 
 
-@pytest.mark.parametrize("start_s", [0.0, 90.0, 180.0])
+@pytest.mark.parametrize("start_s", [0.0, 180.0])
 def test_choices_cost_little_at_the_truth_of_the_machine(tmp_path, start_s):
     """The runs stored beside these samples, of 47 s, lost 2.8 to 4.8 % in the mean, 22 at worst."""
     profile = Profile.from_yaml(FOLDER / "quiet_long.yaml")

@@ -40,7 +40,7 @@ def generate(tmp_path, monkeypatch, tiny_target, run):
 
 
 class TestOutput:
-    def test_text_and_json_agree_and_busy_processes_are_named_first(self, generate, monkeypatch):
+    def test_text_and_json_agree_and_options_reach_the_decoder(self, generate, monkeypatch):
         record = generate.record("--prompt", PROMPT, "--policy", "fixed:6")
         assert sorted(record) == ["id", "schema_version", "stats", "text", "token_ids"]
         assert record["id"] == "prompt-0"
@@ -50,27 +50,6 @@ class TestOutput:
         assert lines == ["policy fixed:6 needs no profile"]
         monkeypatch.setattr("profiler.measure.machine.disturbances", lambda: ["miner is busy"])
         assert generate("--prompt", "ab", "--policy", "plain")[2][0] == "warning: miner is busy"
-
-    def test_several_prompts_are_headed_by_their_names(self, generate):
-        file = generate.folder / "prompts.jsonl"
-        file.write_text('{"id": "first", "prompt": "one"}\n\n{"prompt": "two"}\n')
-        arguments = ("--prompts", str(file), "--policy", "plain")
-        exit_code, out, _ = generate(*arguments, tokens=1)
-        assert exit_code == 0
-        heads = [line for line in out.splitlines() if line.startswith("[")]
-        assert heads == ["[first]", "[line-3]"]
-        exit_code, out, _ = generate(*arguments, "--json", "--prompt", "zero")
-        names = [json.loads(line)["id"] for line in out.splitlines()]
-        assert names == ["prompt-0", "first", "line-3"]
-
-    def test_ends_are_ignored_if_wanted(self, generate):
-        file = generate.target / "generation_config.json"
-        file.write_text(json.dumps({"eos_token_id": list(range(260))}))
-        for more, tokens in ((), 1), (("--ignore-eos",), 12):
-            record = generate.record("--prompt", PROMPT, "--policy", "fixed:6", *more)
-            assert len(record["token_ids"]) == tokens
-
-    def test_seeds_top_k_and_stops_reach_the_decoder(self, generate):
         warm = ("--prompt", PROMPT, "--policy", "fixed:5", "--temperature", "2")
         drawn = (generate.record(*warm, "--seed", seed, tokens=30) for seed in "112")
         one, again, other = (record["token_ids"] for record in drawn)
@@ -82,6 +61,23 @@ class TestOutput:
         end = greedy["text"][4:6]
         stopped = generate.record(*options, "--stop", "never", "--stop", end)
         assert stopped["text"] == greedy["text"][: greedy["text"].index(end)]
+
+    def test_several_prompts_are_headed_by_names_and_ends_may_be_ignored(self, generate):
+        file = generate.folder / "prompts.jsonl"
+        file.write_text('{"id": "first", "prompt": "one"}\n\n{"prompt": "two"}\n')
+        arguments = ("--prompts", str(file), "--policy", "plain")
+        exit_code, out, _ = generate(*arguments, tokens=1)
+        assert exit_code == 0
+        heads = [line for line in out.splitlines() if line.startswith("[")]
+        assert heads == ["[first]", "[line-3]"]
+        exit_code, out, _ = generate(*arguments, "--json", "--prompt", "zero")
+        names = [json.loads(line)["id"] for line in out.splitlines()]
+        assert names == ["prompt-0", "first", "line-3"]
+        file = generate.target / "generation_config.json"
+        file.write_text(json.dumps({"eos_token_id": list(range(260))}))
+        for more, tokens in ((), 1), (("--ignore-eos",), 12):
+            record = generate.record("--prompt", PROMPT, "--policy", "fixed:6", *more)
+            assert len(record["token_ids"]) == tokens
 
 
 class TestChat:

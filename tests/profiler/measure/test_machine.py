@@ -33,7 +33,7 @@ def test_another_rooftree_is_named_with_its_command(tmp_path):
     assert "31% of the processor time" in stolen
 
 
-def test_collect_tells_the_versions_and_this_machine():
+def test_collect_tells_the_versions_and_this_machine_or_why_not():
     import numpy
     import torch
 
@@ -44,8 +44,6 @@ def test_collect_tells_the_versions_and_this_machine():
     assert found.fields["memory_bytes"] == 1024 * total_kib
     assert 0 < found.fields["memory_free_bytes"] <= found.fields["memory_bytes"]
 
-
-def test_a_failing_collector_leaves_a_reason_in_place_of_its_fields():
     def broken():
         raise PermissionError("not allowed")
 

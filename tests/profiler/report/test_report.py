@@ -24,7 +24,7 @@ def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
 
 
 class TestVerdict:
-    def test_it_says_what_a_choice_costs(self):
+    def test_it_says_what_a_choice_costs_and_what_to_do(self):
         before, trust = verdict(checked()).split(" Choosing")
         assert before == (
             "At context 256 this device is bound by memory at all 16 rows (physical roofline). At "
@@ -37,8 +37,6 @@ class TestVerdict:
             "off by 1.5% in the median and 5.0% at worst; the measurements themselves are "
             "uncertain by 0.4%. Grade: usable: measured at 4 points, 12 will do."
         )
-
-    def test_a_large_regret_says_what_to_do(self):
         text = verdict(checked(worst=0.09))
         assert "at most 9.0%, over" in text
         assert text.endswith("Grade: do not use: a choice loses 9.0% at worst, more than 8.0%.")

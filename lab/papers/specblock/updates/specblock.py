@@ -20,12 +20,7 @@ from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockModel, buckets_of, plain_copy, ranks_of
 from lab.papers.specblock.training.objective import UNKNOWN
 from lab.papers.specblock.training.rows import Passage, run_blocks
-from lab.papers.specblock.updates.adaptation import (
-    AdaptiveDrafter,
-    Redrafted,
-    TargetResponse,
-    UpdateSettings,
-)
+from lab.papers.specblock.updates.adaptation import AdaptiveDrafter, Redrafted, TargetResponse
 from lab.papers.specblock.updates.bandit import (
     Action,
     AlwaysUpdate,
@@ -36,7 +31,7 @@ from lab.papers.specblock.updates.bandit import (
 
 
 class SpecBlockKind:
-    """`lab.papers.specblock.updates.adaptation.Adaptable` for SpecBlock drafters."""
+    """What an update of a SpecBlock drafter trains, and drafts again."""
 
     def __init__(self, drafter: SpecBlockDrafter) -> None:
         self._drafter = drafter
@@ -87,15 +82,6 @@ class SpecBlockKind:
         return Passage(tokens, features.to(target.device).float(), embeddings)
 
 
-def adaptive_specblock(
-    drafter: SpecBlockDrafter, updater: Updater, settings: UpdateSettings | None = None
-) -> AdaptiveDrafter:
-    """A SpecBlock drafter that is updated between texts, with plain weights of its own."""
-    with torch.inference_mode(False):
-        drafter.model = plain_copy(drafter.model)
-    return AdaptiveDrafter(drafter, drafter.model, SpecBlockKind(drafter), updater, settings)
-
-
 ADAPT = re.compile(r"(.+)@adapt=(.*)")  # a drafter that is updated between texts, and how
 
 # The SpecBlock paper's bandit and baseline (A.4), and the two ablations of its table 2.
@@ -131,10 +117,14 @@ def updatable(drafter: Drafter, name: str) -> SpecBlockDrafter:
 
 
 def updated(drafter: SpecBlockDrafter, how: str, random: np.random.Generator) -> AdaptiveDrafter:
-    """A copy of the drafter that is updated between texts; the original does not change.
+    """A copy of the drafter, with plain weights, that is updated between texts.
+
+    The original does not change.
 
     how     a name of `UPDATERS`
     random  for the bandit's exploration
     """
     copied = SpecBlockDrafter(drafter.target, drafter.model, drafter.growth)
-    return adaptive_specblock(copied, UPDATERS[how](random))
+    with torch.inference_mode(False):
+        copied.model = plain_copy(copied.model)
+    return AdaptiveDrafter(copied, copied.model, SpecBlockKind(copied), UPDATERS[how](random))

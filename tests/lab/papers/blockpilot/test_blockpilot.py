@@ -12,10 +12,17 @@ from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 from lab.papers.blockpilot import drafter as pilot
-from lab.papers.blockpilot import recipe, sweeps
+from lab.papers.blockpilot import recipe
 from lab.papers.blockpilot.drafter import PilotConfig
-from lab.papers.blockpilot.recipe import PilotTraining, distinct, train_predictor
-from lab.papers.blockpilot.sweeps import BlockSizeSample, Sweep, Sweeper, best_candidates
+from lab.papers.blockpilot.recipe import (
+    BlockSizeSample,
+    PilotTraining,
+    Sweep,
+    Sweeper,
+    best_candidates,
+    distinct,
+    train_predictor,
+)
 from lab.training.corpus import TrainingText
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import PROMPT, VOCAB, dflash_folder, draft_target, sessions_of
@@ -202,7 +209,7 @@ class TestSweep:
 
     def test_rounds_at_temperature_1_are_those_of_the_walk_rule(self, tmp_path, monkeypatch):
         """A seed gives one text under every walked tree, so each block size must decode it."""
-        monkeypatch.setattr(sweeps, "MOST_ROWS", 12)  # the blocks of a text in several parts
+        monkeypatch.setattr(recipe, "MOST_ROWS", 12)  # the blocks of a text in several parts
         target = draft_target(dtype=torch.float64)
         with torch.no_grad():
             target.model.lm_head.weight[:3] *= 8  # likelier tokens, which drafts can meet
