@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import tempfile
+from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,18 +49,7 @@ ALIGNMENT = 16  # bytes or elements for which Triton makes a kernel of its own
 OPTIONS = ("num_warps", "num_stages")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """The shapes of one attention layer."""
-
-    heads: int
-    kv_heads: int
-    width: int
-    hidden: int
-    ffn: int
-    normed: bool
-
-
+Layer = namedtuple("Layer", "heads kv_heads width hidden ffn normed")
 LAYERS = {
     "qwen3-8b": Layer(heads=32, kv_heads=8, width=128, hidden=4096, ffn=12288, normed=True),
     "llama-3.2-1b": Layer(heads=32, kv_heads=8, width=64, hidden=2048, ffn=8192, normed=False),
@@ -68,7 +58,7 @@ LAYERS = {
 ROWS = (1, 4, 8, 16, 64)  # of a forward: every block size of the launch plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Launched:
     """One launch: the kernel, its arguments by name, and the compiler's options."""
 
@@ -79,20 +69,17 @@ class Launched:
     @property
     def source(self) -> ASTSource:
         """What Triton compiles for these arguments, specialised as its launcher does."""
-        kept = {self.kernel.params[i].name for i in range(len(self.kernel.params))
-                if self.kernel.params[i].do_not_specialize}  # fmt: skip
+        kept = {one.name for one in self.kernel.params if one.do_not_specialize}
         signature, fixed, hints = {}, {}, {}
         for index, parameter in enumerate(self.kernel.params):
             name, value = parameter.name, self.arguments[parameter.name]
-            if parameter.is_constexpr or (type(value) is int and value == 1 and name not in kept):
+            whole = type(value) is int and name not in kept
+            if parameter.is_constexpr or (whole and value == 1):
                 signature[name], fixed[(index,)] = "constexpr", value
                 continue
             kind = "fp32" if isinstance(value, float) else "i32"
             signature[name] = POINTERS[value.dtype] if isinstance(value, torch.Tensor) else kind
-            divisible = isinstance(value, torch.Tensor) or (
-                type(value) is int and name not in kept and value % ALIGNMENT == 0
-            )
-            if divisible:
+            if isinstance(value, torch.Tensor) or (whole and value % ALIGNMENT == 0):
                 hints[(index,)] = [["tt.divisibility", ALIGNMENT]]
         return ASTSource(self.kernel, signature, fixed, hints)
 
@@ -107,9 +94,7 @@ class _Recorder:
         def launch(*values: Any, **named: Any) -> None:
             options = {name: named.pop(name) for name in OPTIONS if name in named}
             arguments = dict(zip(self._kernel.arg_names, values, strict=False)) | named
-            self._launched.append(
-                Launched(kernel=self._kernel, arguments=arguments, options=options)
-            )
+            self._launched.append(Launched(self._kernel, arguments, options))
 
         return launch
 
@@ -154,16 +139,13 @@ def assemble(launched: Launched, capability: int) -> dict[str, int]:
     """Compile one launch: registers, spilled bytes and shared memory of a program."""
     target = GPUTarget("cuda", capability, 32)
     compiled = compile(launched.source, target=target, options=launched.options)
-    return resources(compiled.asm["ptx"], capability) | {
-        "shared_bytes": int(compiled.metadata.shared)
-    }
+    shared = {"shared_bytes": int(compiled.metadata.shared)}
+    return resources(compiled.asm["ptx"], capability) | shared
 
 
 def resources(ptx: str, capability: int) -> dict[str, int]:
     """Registers a thread and spilled bytes, from the report of the assembler that Triton uses."""
     target = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)
-    if target is None:
-        raise ValueError("the compiled text names no target")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
@@ -176,8 +158,6 @@ def resources(ptx: str, capability: int) -> dict[str, int]:
         ).stderr  # fmt: skip
     registers = re.search(r"Used (\d+) registers", report)
     spilled = re.findall(r"(\d+) bytes spill stores", report)
-    if registers is None or not spilled:
-        raise ValueError(f"the assembler reported no registers: {report}")
     return {"registers": int(registers.group(1)), "spilled_bytes": sum(map(int, spilled))}
 
 

@@ -32,9 +32,8 @@ def test_bits_say_what_visibility_says(rows, seed):
     tree = random_tree(rows, seed)
     words = -(-rows // 32) + 1
     bits = pack_bits(visibility(tree.parents), words)
-    unpacked = np.array(
-        [[bool(bits[i, j // 32] >> (j % 32) & 1) for j in range(words * 32)] for i in range(rows)]
-    )
+    places = np.arange(words * 32)
+    unpacked = (bits[:, places // 32] >> (places % 32) & 1).astype(bool)
     assert (unpacked[:, :rows] == visibility(tree.parents)).all()
     assert not unpacked[:, rows:].any()
 
@@ -106,20 +105,16 @@ def full_masked_attention(query, key, value, visible):
     return output
 
 
-shapes = st.fixed_dictionaries(
-    {
-        "rows": st.integers(1, 40), "context": st.integers(0, 200), "kv_heads": st.integers(1, 3),
-        "group": st.integers(1, 4), "width": st.sampled_from([8, 64, 80]),
-        "padding": st.integers(0, 9),
-    }
+shapes = st.tuples(
+    st.integers(1, 40), st.integers(0, 200), st.integers(0, 9),  # rows, context, padding
+    st.integers(1, 3), st.integers(1, 4), st.sampled_from([8, 64, 80]),  # KV heads, group, width
 )  # fmt: skip
 
 
 @given(shape=shapes, seed=st.integers(0, 2**31))
 @settings(max_examples=60)
 def test_split_equals_full(shape, seed):
-    rows, context, padding = shape["rows"], shape["context"], shape["padding"]
-    kv_heads, group, width = shape["kv_heads"], shape["group"], shape["width"]
+    rows, context, padding, kv_heads, group, width = shape
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(2, kv_heads * group, rows, width, generator=generator)
     key = torch.randn(2, kv_heads, context + rows, width, generator=generator)
