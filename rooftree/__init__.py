@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from decoder.tree.draft_tree import best_first as best_first
     from decoder.tree.growth import Growth as Growth
     from decoder.tree.growth import TopPaths as TopPaths
-    from decoder.tree.pairs import PairLattice as PairLattice
     from profiler.calibrate.run import CalibrationListener as CalibrationListener
     from profiler.calibrate.run import CalibrationResult as CalibrationResult
     from profiler.calibrate.run import calibrate as calibrate
@@ -72,7 +71,6 @@ _NAMES_BY_MODULE = {
     "decoder.statistics": "Round",
     "decoder.tree.draft_tree": "EMPTY CandidateTree Candidates DraftTree Lattice best_first",
     "decoder.tree.growth": "Growth TopPaths",
-    "decoder.tree.pairs": "PairLattice",
     "profiler.calibrate.run": "CalibrationListener CalibrationResult calibrate",
     "profiler.calibrate.source": "CalibrationSettings",
 }

@@ -71,11 +71,7 @@ QUIET = {"busy_processes": [], "steal_share": 0.0}  # no other work on the machi
 
 
 def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """A data directory and locks of one's own, and a machine that is known at once.
-
-    Returns the data directory; peaks are made up, other processes are not looked for, and a start
-    probes the fewest points.
-    """
+    """A data directory (returned), locks of one's own, and a quiet machine of made-up peaks."""
     patch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
     patch.setenv("ROOFTREE_HOME", str(folder / "home"))
     (folder / "locks").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,9 +85,8 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
 def fake_clock(
     patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int = -1, spread: float = 0.1
 ) -> None:
-    """Calibrations by a clock of about 1 ms a call: the same number of samples each time.
+    """Calibrations by a clock of 1 ms a call, or longer by up to a share `spread`.
 
-    spread  share by which a call may take longer
     The sample after `interrupt_after` raises KeyboardInterrupt.
     """
 
@@ -111,11 +106,7 @@ def fake_clock(
 
 
 def listing(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder with its content.
-
-    But for lock files, which stay behind, and notes of structures that were found exact, which
-    depend on the tests that ran before in the process.
-    """
+    """Every file below the folder with its content, but locks and notes of exact structures."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

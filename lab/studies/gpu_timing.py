@@ -21,8 +21,7 @@ from decoder.drafters.base import Drafter
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
-from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model
+from decoder.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Model
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.target import Target

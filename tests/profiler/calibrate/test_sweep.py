@@ -115,7 +115,7 @@ class TestSweep:
             assert samples.seconds == (true_s(task),) * 5
         assert swept.spent_s == pytest.approx(5 * sum(true_s(task) for task in TASKS))
         # The machine becomes twice as slow while it is measured; all points alike
-        run = Run(tmp_path / "drifting", samples=20)
+        run = Run(tmp_path / "drift", samples=20)
         total = 20 * len(TASKS)
         taken = itertools.count()
         run.timer = FakeTimer(lambda work: true_s(work.task) * (1 + next(taken) / total))
@@ -163,7 +163,7 @@ class TestLimit:
         for task in TASKS:
             assert asked[0][task] == (FIRST_SAMPLES if task.kind in CHOSEN else 5)
             assert counts[task] - asked[0][task] == (8 if task in DOUBTFUL else 0)
-        run = Run(tmp_path, limit_s=0.6, again=lambda swept: DOUBTFUL)
+        run = Run(tmp_path / "limit", limit_s=0.6, again=lambda swept: DOUBTFUL)
         swept = run()
         assert all(swept.samples[task].n > 20 for task in DOUBTFUL)
         assert 0.6 <= swept.spent_s < 0.6 + max(true_s(task) for task in TASKS)
@@ -252,7 +252,7 @@ def test_further_points_are_asked_for_and_those_that_do_not_fit_skipped(tmp_path
     assert asked[1][extra] == SAMPLES_A_ROUND
     # None left: the rule says of each when its samples suffice.
     assert {samples.n for samples in swept.samples.values()} == {20}
-    run = Run(tmp_path / "full")
+    run = Run(tmp_path / "large")
     large, failing = PLAN.grid()[-1], HELD_OUT[-1]
     run.workload.too_large[large] = "32 tokens x batch 1; memory is left for 7"
     run.workload.failing.add(failing)

@@ -37,15 +37,13 @@ def row(name: str, same: bool, *arms: tuple[int, float, int]) -> dict[str, Any]:
     return {"name": name, "prompt": "", "text": "", "same_tokens": same, "arms": demo._rates(own)}
 
 
-ROWS = [  # of plain, chain, fixed and bastion
-    row("slow", True, (10, 2.0, 10), (10, 1.0, 5), (10, 4.0, 4), (10, 1.0, 4)),
-    row("fast", False, (30, 3.0, 30), (30, 4.0, 10), (30, 1.0, 6), (30, 1.5, 6)),
-]
-
-
 def test_pooled_rates_are_tokens_over_seconds():
     # Plain: 40 tokens in 5 s = 8 a second, not the mean of 5 and 10.
-    pooled = demo._pooled(ROWS)
+    rows = [  # of plain, chain, fixed and bastion
+        row("slow", True, (10, 2.0, 10), (10, 1.0, 5), (10, 4.0, 4), (10, 1.0, 4)),
+        row("fast", False, (30, 3.0, 30), (30, 4.0, 10), (30, 1.0, 6), (30, 1.5, 6)),
+    ]
+    pooled = demo._pooled(rows)
     assert pooled["same_tokens"] is False
     assert pooled["arms"]["plain"] == counts(40, 5.0, 40) | {
         "tokens_per_s": 8.0, "speedup": 1.0, "tokens_per_verification": 1.0,

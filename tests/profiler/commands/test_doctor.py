@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,10 +26,6 @@ HERE = DeviceFingerprint(
 )
 
 
-def without_gpu(index: int) -> None:
-    raise DeviceError("there is no GPU")
-
-
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A quiet test CPU with an empty data directory."""
@@ -36,7 +33,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "select_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(checks, "fingerprint", lambda device: HERE)
     monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
-    monkeypatch.setattr(checks.Gpu, "open", without_gpu)
+    no_gpu = Mock(side_effect=DeviceError("there is no GPU"))
+    monkeypatch.setattr(checks.Gpu, "open", no_gpu)
     monkeypatch.setattr("profiler.measure.machine.observe", lambda: QUIET)
     monkeypatch.setattr(checks, "warnings", lambda metadata: ())
     return tmp_path

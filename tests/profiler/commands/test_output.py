@@ -25,8 +25,6 @@ from tests.tiny_folder import isolate
 ROOT = Path(__file__).parents[3]
 TIMES = ROOT / "tests/integrations/data/times.csv"
 SHIPPED = str(shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml")
-
-
 ARMS = [PLAIN_ARM, *(policy_arm(policy, "ngram") for policy in ("bastion", "fixed:7"))]
 RESULT = make_result(ARMS, per_set=2, repeats=1)
 
