@@ -20,7 +20,7 @@ def support(name: str | None, as_json: bool) -> None:
     Your own profiles count too. With the NAME of a device or a target, every row also has
     its error bar, or the reason why there are no times.
     """
-    from costmodel.catalog import TargetEntry, find_device, find_target, nearest_names
+    from costmodel.catalog import find_device, find_target, nearest_names
     from costmodel.compose.support import supported
     from costmodel.errors import InputError
     from profiler.report.catalog import print_matrix, print_support
@@ -29,10 +29,10 @@ def support(name: str | None, as_json: bool) -> None:
     if name is not None:
         names = {label: label for row in rows for label in (row.device, row.target)}
         wanted = {name}
-        for find in (find_target, find_device):
-            with contextlib.suppress(InputError):
-                found = find(name)
-                wanted.add(found.name if isinstance(found, TargetEntry) else found.slug)
+        with contextlib.suppress(InputError):
+            wanted.add(find_target(name).name)
+        with contextlib.suppress(InputError):
+            wanted.add(find_device(name).slug)
         if not wanted & names.keys():
             near = nearest_names(name.lower(), {label.lower(): label for label in names})
             raise InputError(

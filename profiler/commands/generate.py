@@ -203,7 +203,7 @@ def demo_model(run: bool, as_json: bool) -> None:
     comparison = None
     if run:
         note_at_once("loading the demo model")
-        from profiler.demo import compare
+        from profiler.demo import compare, print_comparison
         from profiler.measure.machine import disturbances
 
         for warning in disturbances():
@@ -211,9 +211,7 @@ def demo_model(run: bool, as_json: bool) -> None:
         comparison = compare(folder, say=note)
     if as_json:
         print_json({"folder": str(folder), "comparison": comparison})
-    elif comparison is None:
-        click.echo(folder)
-    else:
-        from profiler.demo import print_comparison
-
+    elif run:
         print_comparison(comparison)
+    else:
+        click.echo(folder)
