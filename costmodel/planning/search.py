@@ -17,8 +17,7 @@ from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
 from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_remarks
 from costmodel.planning.servers import Group, Server, choose, nearest, size
-from costmodel.planning.simulation.engine import import_simpy
-from costmodel.planning.simulation.percentiles import SimulatedChoice, simulate_option
+from costmodel.planning.simulation.percentiles import simulate_option
 from costmodel.planning.sources import forward_for, is_file
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
@@ -41,7 +40,6 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
             hint=f"Plan for at most {target.positions} tokens together",
         )
     if request.simulation is not None:
-        import_simpy()
         request.simulation.check_window(target.architecture.name, target.positions)
     slugs, unknown = [], []
     for gpu in request.gpus:
@@ -191,23 +189,15 @@ class _Search:
         request = self.request
         if request.simulation is None:
             return
-        first_of_gpu = {option.gpu: option for option in reversed(options) if option.sizing}
-        for option in options:
-            if option is not first_of_gpu.get(option.gpu) or option.sizing is None:
-                continue
+        best_of_gpu: dict[str, PlanOption] = {}
+        for option in (option for option in options if option.sizing):
+            best_of_gpu.setdefault(option.gpu, option)
+        for option in best_of_gpu.values():
             place = option.gpu, option.tensor_parallel
             forward = forward_for(request, self.target, place, self.store)
-            choice = SimulatedChoice(
-                gpu=option.gpu,
-                server=make_server(request, forward, self.acceptance),
-                points=option.points,
-                gpus=round(option.sizing.gpus.value),
-                error=option.error or 0.0,
-                slower=option.slower or 0.0,
-                positions=self.target.positions,
-            )
+            server = make_server(request, forward, self.acceptance)
             try:
-                yield simulate_option(request, request.simulation, choice)
+                yield simulate_option(request, option, server, self.target.positions)
             except InputError as failure:
                 yield SimulatedOption(
                     gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)

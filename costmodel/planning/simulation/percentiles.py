@@ -18,7 +18,7 @@ import numpy as np
 from costmodel.errors import InputError
 from costmodel.planning.accuracy import INTERVAL
 from costmodel.planning.request import PERCENTS, Goals, PlanRequest
-from costmodel.planning.result import Fleet, SimulatedOption, TimeSpread
+from costmodel.planning.result import Fleet, PlanOption, SimulatedOption, TimeSpread
 from costmodel.planning.servers import Interval, OperatingPoint, Server
 from costmodel.planning.simulation.engine import SimulatedServer, SimulationResult, simulate
 from costmodel.planning.simulation.steps import speculation_of, step_grid
@@ -71,51 +71,53 @@ class Latencies:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedChoice:
-    """An option to simulate: server, best points, number of GPUs, expected errors of times."""
-
-    gpu: str
-    server: Server
-    points: Sequence[OperatingPoint]
-    gpus: int
-    error: float
-    slower: float = 0.0
-    positions: int | None = None
-
-
 def simulate_option(
-    request: PlanRequest, settings: SimulationSettings, choice: SimulatedChoice
+    request: PlanRequest, option: PlanOption, server: Server, positions: int | None = None
 ) -> SimulatedOption:
-    """Percentiles of an option, and the smallest fleet that holds the goals.
+    """Percentiles of a sized option, and the smallest fleet that holds the goals.
 
-    Raises InputError where simpy is not installed or a request never fits.
+    positions  of the target's window, where answers are cut
+    Raises InputError for a request that never fits, and where nothing is to be simulated.
     """
-    forward = choice.server.forward
-    devices = forward.tensor_parallel * forward.ranks
-    serve = _serving(request, settings, choice)
+    settings, sizing, points = request.simulation, option.sizing, option.points
+    if settings is None or sizing is None:
+        raise InputError("there is nothing to simulate")
+    devices = server.forward.tensor_parallel * server.forward.ranks
+    error, edge_share = option.error or 0.0, 0.0 if request.replays else EDGE_SHARE
+    slower = max(error, option.slower or 0.0)
+    factors = 1.0, math.exp(-INTERVAL * error), math.exp(INTERVAL * slower)
+
+    def traces(servers: int) -> list[Trace]:
+        return server_traces(settings, request.traffic, request.rate, servers, positions)
+
+    longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in traces(1))
+    run = _runner(server, request.traffic, points, request.most_running, longest)
+
+    @cache
+    def serve(servers: int, factor: float) -> Latencies:
+        results = [
+            run(trace, (settings.seed, number), factor)
+            for number, trace in enumerate(traces(servers))
+        ]
+        gathered = gather(results, edge_share)
+        return dataclasses.replace(gathered, running=gathered.running / server.forward.ranks)
 
     def fleet(servers: int) -> Fleet:
-        slower = max(choice.error, choice.slower)
-        factors = 1.0, math.exp(-INTERVAL * choice.error), math.exp(INTERVAL * slower)
         ends = [serve(servers, factor) for factor in factors]
         return _fleet(servers * devices, ends, request.goals)
 
-    def holds(servers: int) -> bool:
-        return not serve(servers, 1.0).missed(request.goals)
-
-    first = choice.gpus // devices
+    first = round(sizing.gpus.value) // devices
     planned, most = fleet(first), first * (1 if request.servers else MOST_TIMES)
     if settings.trace is not None:  # every server needs a request
         most = max(first, min(most, settings.count))
     enough: Fleet | None = planned
     if planned.missed:
-        servers = smallest(holds, first, most)
+        servers = smallest(lambda n: not serve(n, 1.0).missed(request.goals), first, most)
         enough = None if servers is None else fleet(servers)
-    price = request.prices.get(choice.gpu)
+    price = request.prices.get(option.gpu)
     return SimulatedOption(
-        gpu=choice.gpu,
-        tensor_parallel=forward.tensor_parallel,
+        gpu=option.gpu,
+        tensor_parallel=server.forward.tensor_parallel,
         planned=planned,
         enough=enough,
         tried_gpus=(most if enough is None else enough.gpus // devices) * devices,
@@ -127,35 +129,47 @@ def simulate_option(
 def replay(server: Server, requests: Trace, most_running: int, seed: int = 0) -> SimulationResult:
     """The very requests of a trace, served by one server with at most `most_running` at once.
 
-    Raises InputError where simpy is not installed or a request never fits.
+    Raises InputError where a request never fits.
     """
     points = server.points(requests.means, most_running)
     if not points:
         raise InputError("not one of the requests fits into the server's cache")
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
-    speculation = speculation_of(points, server.acceptance)
-    limits = _limits(server, requests.means, points, most_running)
-    grid = step_grid(server, points, longest)
-    return simulate(requests, limits, grid, speculation, np.random.default_rng(seed))
+    return _runner(server, requests.means, points, most_running, longest)(requests, seed)
 
 
-def _limits(
-    server: Server, traffic: Traffic, points: Sequence[OperatingPoint], most_running: int
-) -> SimulatedServer:
-    """Limits of a server: its cache, and the sequences of its points.
+def _runner(
+    server: Server,
+    traffic: Traffic,
+    points: Sequence[OperatingPoint],
+    most_running: int,
+    longest: int,
+) -> Callable[..., SimulationResult]:
+    """A function (requests, seed, factor on all times) that serves requests by these points.
 
-    Where the points end because the mean request would fill the cache, the cache alone decides, of
-    an engine that evicts and while verifications leave half of a step.
+    As many are served at once as the points have. Where these end because the mean request would
+    fill the cache, the cache alone decides, of an engine that evicts and while verifications leave
+    half of a step.
     """
-    most, memory = points[-1].running, server.rules.memory
+    most, rules = points[-1].running, server.rules
     rows = most_running * (points[-1].nodes + 1)
-    if not memory.whole_answer and most >= server.most_running(traffic):
-        most = most_running if rows <= server.rules.step_tokens / 2 else most
-    return SimulatedServer(
-        rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=most,
+    if not rules.memory.whole_answer and most >= server.most_running(traffic):
+        most = most_running if rows <= rules.step_tokens / 2 else most
+    limits = SimulatedServer(
+        rules=rules, cache_tokens=server.cache_tokens(), max_sequences=most,
         held_tokens=server.held_tokens, ranks=server.forward.ranks,
         front_s=server.overheads.front_s,
     )  # fmt: skip
+    speculation = speculation_of(points, server.acceptance)
+    grid = step_grid(server, points, longest)
+
+    def run(requests: Trace, seed: int | tuple[int, int], factor: float = 1.0) -> SimulationResult:
+        generator = np.random.default_rng(seed)
+        return simulate(
+            requests, limits, lambda *load: factor * grid(*load), speculation, generator
+        )
+
+    return run
 
 
 def smallest(holds: Callable[[int], bool], below: int, most: int) -> int | None:
@@ -175,37 +189,6 @@ def smallest(holds: Callable[[int], bool], below: int, most: int) -> int | None:
         else:
             below = middle
     return high
-
-
-def _serving(
-    request: PlanRequest, settings: SimulationSettings, choice: SimulatedChoice
-) -> Callable[[int, float], Latencies]:
-    """A function (servers, factor on all times) -> latencies that runs each case once."""
-    planned, points = choice.server, choice.points
-    speculation = speculation_of(points, planned.acceptance)
-    server = _limits(planned, request.traffic, points, request.most_running)
-
-    def traces(servers: int) -> list[Trace]:
-        return server_traces(settings, request.traffic, request.rate, servers, choice.positions)
-
-    longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in traces(1))
-    grid = step_grid(planned, points, longest)
-
-    edge_share = 0.0 if request.replays else EDGE_SHARE
-
-    @cache
-    def serve(servers: int, factor: float) -> Latencies:
-        def step_s(batch: int, prompt_tokens: int, context: float, prompt_context: float) -> float:
-            return factor * grid(batch, prompt_tokens, context, prompt_context)
-
-        results = []
-        for number, trace in enumerate(traces(servers)):
-            generator = np.random.default_rng((settings.seed, number))
-            results.append(simulate(trace, server, step_s, speculation, generator))
-        gathered = gather(results, edge_share)
-        return dataclasses.replace(gathered, running=gathered.running / server.ranks)
-
-    return serve
 
 
 def server_traces(
