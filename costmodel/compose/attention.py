@@ -45,25 +45,24 @@ _OUTLIER = 2.0  # times that of half the heads at twice the batch
 class TileForm:
     """Tiling of an attention kernel.
 
-    `tile_rows`: rows of a tile; `splits_keys`: all multiprocessors share the keys of all tiles;
-    `packs_groups`: the query heads of one key-value head share tiles.
+    `tile_rows`: rows of a tile; `splits_keys`: the query heads of one key-value head share tiles,
+    and all multiprocessors share the keys of all tiles.
     """
 
     tile_rows: int
     splits_keys: bool = False
-    packs_groups: bool = False
 
-    def tiles(self, rows: ArrayLike, heads: int, kv_heads: int, batch: int = 1) -> Array:
-        """Number of tiles of one attention call, for each of `rows`."""
-        s = np.asarray(rows, dtype=np.float64)
-        packed, groups = (s * (heads / kv_heads), kv_heads) if self.packs_groups else (s, heads)
-        return np.asarray(batch * groups * np.ceil(packed / self.tile_rows), dtype=np.float64)
+    def tiles(
+        self, rows: ArrayLike, heads: int, kv_heads: int, batch: int = 1, *, step: int = 0
+    ) -> Array:
+        """Number of tiles of one attention call, for each of `rows`.
 
-    def filled_tiles(self, rows: int, heads: int, kv_heads: int, batch: int) -> float:
-        """Number of full tiles that take as long as those of a call, filled by fragments."""
-        fragment = min(FRAGMENT_ROWS, self.tile_rows)
-        packed, groups = (rows * heads / kv_heads, kv_heads) if self.packs_groups else (rows, heads)
-        return batch * groups * float(np.ceil(packed / fragment)) * fragment / self.tile_rows
+        step  rows that are computed at a time [default: a whole tile]
+        """
+        s, step = np.asarray(rows, dtype=np.float64), step or self.tile_rows
+        packed, groups = (s * (heads / kv_heads), kv_heads) if self.splits_keys else (s, heads)
+        count = batch * groups * np.ceil(packed / step) * step / self.tile_rows
+        return np.asarray(count, dtype=np.float64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +83,7 @@ class Attention:
 
     def splitting_keys(self) -> Attention:
         """The same attention in the form that a verification of few rows runs."""
-        form = dataclasses.replace(self.form, splits_keys=True, packs_groups=True)
+        form = dataclasses.replace(self.form, splits_keys=True)
         return dataclasses.replace(self, form=form)
 
     def seconds(
@@ -111,7 +110,8 @@ class Attention:
     def per_key_s(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
         """Seconds that each cached token adds for more than one row."""
         if self.form.splits_keys:
-            filled = self.form.filled_tiles(rows, heads, kv_heads, batch)
+            fragment = min(FRAGMENT_ROWS, self.form.tile_rows)
+            filled = float(self.form.tiles(rows, heads, kv_heads, batch, step=fragment))
             return self.busy_key_s * filled / self.sm_count
         tiles = float(self.form.tiles(rows, heads, kv_heads, batch))
         return max(self.key_s, self.busy_key_s * float(np.ceil(tiles / self.sm_count)))

@@ -59,8 +59,8 @@ Shapes = dict[tuple[int, int], Curve]
 KERNELS = {
     "vllm_flash_attn": TileForm(tile_rows=64),
     "vllm_flash_attn_fa2": TileForm(tile_rows=64),
-    "vllm_flash_attn_fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
-    "fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
+    "vllm_flash_attn_fa3": TileForm(tile_rows=128, splits_keys=True),
+    "fa3": TileForm(tile_rows=128, splits_keys=True),
     "vllm_flashinfer_trtllmprefill": TileForm(tile_rows=256),
 }
 _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")

@@ -40,7 +40,7 @@ def test_one_row_is_the_generation_table_and_many_walk_over_the_cache_in_waves()
 
 
 def test_all_processors_share_the_keys_where_the_kernel_splits():
-    made = attention(TileForm(tile_rows=128, splits_keys=True, packs_groups=True))
+    made = attention(TileForm(tile_rows=128, splits_keys=True))
     # 8 key-value heads x ceil(64 x 4 / 128) = 16 tiles among 100 processors.
     assert made.per_key_s(64, 1, 32, 8) == pytest.approx(0.16 * KEY_S)
     # 2 rows x 4 heads of a group fill one fragment of 64 rows, half a tile.

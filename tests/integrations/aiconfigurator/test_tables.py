@@ -425,7 +425,7 @@ def test_half_of_what_split_keys_save_is_doubted(package, splits):
     """Of any kernel for prompts: that verifications split their keys was measured of none."""
     tables = load_published(H100)
     unsplit = TileForm(tile_rows=128)
-    form = dataclasses.replace(unsplit, splits_keys=splits, packs_groups=splits)
+    form = dataclasses.replace(unsplit, splits_keys=splits)
     kernels = [dataclasses.replace(tables.attention, form=each) for each in (unsplit, form)]
     both = [dataclasses.replace(tables, attention=kernel) for kernel in kernels]
     walking, forward = (forward_of(one) for one in both)
