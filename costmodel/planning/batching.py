@@ -34,6 +34,7 @@ from functools import cache
 import numpy as np
 
 from costmodel.io import read_yaml, shipped_directory
+from costmodel.planning.acceptance import Shape
 from costmodel.planning.engines import EngineRules, planned_version
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.traffic import Traffic
@@ -56,10 +57,10 @@ _LEAST_S = 1e-6
 class TokenWork:
     """Work of one token of an answer: kernel seconds by kind, and the counts overheads scale with.
 
-    `running`: requests that run at once; `waiting`: requests of a closed loop that do not fit;
-    `prompt_steps`: steps with a prompt, per token; `host_s`: work of the host beside the engine's
-    own; `logits_s`: one read of the logits; `planned`: share of PLANNED_SEQUENCES whose attention
-    the host plans. Under speculation everything is per cycle, which commits several tokens.
+    `running`: requests that run at once; `prompt_steps`: steps with a prompt, per token; `host_s`:
+    work of the host beside the engine's own; `logits_s`: one read of the logits; `planned`: share
+    of PLANNED_SEQUENCES whose attention the host plans. Under speculation everything is per cycle,
+    which commits several tokens.
     """
 
     products_s: float
@@ -70,7 +71,6 @@ class TokenWork:
     layers: int
     devices: int
     running: float
-    waiting: float
     host_s: float = 0.0
     logits_s: float = 0.0
     planned: float = 0.0
@@ -85,6 +85,7 @@ class Cycle:
     and committing all trees. The default is a plain step: one row verified, one token committed.
     """
 
+    shape: Shape = "plain"
     nodes: int = 0
     committed: float = 1.0
     drafted_share: float = 1.0
@@ -92,11 +93,6 @@ class Cycle:
     draft_layers: int = 0
     draft_host_s: float = 0.0
     tree_host_s: float = 0.0
-
-    @property
-    def host_s(self) -> float:
-        """Seconds on the host beside the engine's own."""
-        return self.draft_host_s + self.tree_host_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,28 +158,34 @@ def cycle_work(
     verify = verification_s(forward, shape, cycle.nodes + 1, cycle.drafted_share)
     arriving = cycle.committed * prompt_share(rules, running, traffic.output_tokens)
     share = slowest_count(arriving * chunks, ranks) / chunks
+    # Prompts that come at random share steps where the engine mixes them.
+    mixed_steps = -math.expm1(-arriving * chunks * ranks)
+    steps = mixed_steps if rules.mixes_prompts else share * chunks
+    return step_work(forward, running, verify, cycle, (share * prompt_s, steps))
+
+
+def step_work(
+    forward: TargetForward,
+    running: float,
+    verify: ForwardSeconds,
+    cycle: Cycle,
+    prompts: tuple[float, float],
+) -> TokenWork:
+    """Work of a step: verification, drafts of the cycle, and prompts (seconds, steps with one)."""
+    kernels = verify + cycle.draft
     return TokenWork(
-        products_s=verify.products + cycle.draft.products,
-        attention_s=verify.attention + cycle.draft.attention,
-        all_reduce_s=verify.all_reduce + cycle.draft.all_reduce,
-        prompts_s=share * prompt_s,
-        # Prompts that come at random share steps where the engine mixes them.
-        prompt_steps=-math.expm1(-arriving * chunks * ranks)
-        if rules.mixes_prompts
-        else share * chunks,
+        products_s=kernels.products,
+        attention_s=kernels.attention,
+        all_reduce_s=kernels.all_reduce,
+        prompts_s=prompts[0],
+        prompt_steps=prompts[1],
         layers=forward.architecture.layers + cycle.draft_layers,
         devices=forward.tensor_parallel,
         running=running,
-        waiting=0.0,
-        host_s=cycle.host_s,
-        logits_s=forward.logits_s(running),
-        planned=planned_share(forward, running),
+        host_s=cycle.draft_host_s + cycle.tree_host_s,
+        logits_s=forward.logits_s(max(running, 1)),
+        planned=min(running / PLANNED_SEQUENCES, 1.0) if forward.plans_on_host else 0.0,
     )
-
-
-def planned_share(forward: TargetForward, running: float) -> float:
-    """Share of PLANNED_SEQUENCES whose attention the host plans; 0 where kernels plan for it."""
-    return min(running / PLANNED_SEQUENCES, 1.0) if forward.plans_on_host else 0.0
 
 
 def verification_s(
@@ -197,11 +199,7 @@ def verification_s(
     if rows == 1 or drafted_share == 1.0:
         return full
     plain = forward.decode(*shape, 1)
-    return ForwardSeconds(
-        products=plain.products + drafted_share * (full.products - plain.products),
-        attention=plain.attention + drafted_share * (full.attention - plain.attention),
-        all_reduce=plain.all_reduce + drafted_share * (full.all_reduce - plain.all_reduce),
-    )
+    return plain + (full + plain.scaled(-1.0)).scaled(drafted_share)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,10 +62,14 @@ class ForwardSeconds:
         return self.products + self.attention + self.all_reduce
 
     def scaled(self, factor: float) -> ForwardSeconds:
+        parts = dataclasses.asdict(self)
+        return ForwardSeconds(**{name: factor * seconds for name, seconds in parts.items()})
+
+    def __add__(self, other: ForwardSeconds) -> ForwardSeconds:
         return ForwardSeconds(
-            products=factor * self.products,
-            attention=factor * self.attention,
-            all_reduce=factor * self.all_reduce,
+            products=self.products + other.products,
+            attention=self.attention + other.attention,
+            all_reduce=self.all_reduce + other.all_reduce,
         )
 
 

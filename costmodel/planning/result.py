@@ -12,7 +12,7 @@ from costmodel.planning.drafting import DraftCost
 from costmodel.planning.engines import VERSIONS, planned_version
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import PlanRequest
-from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint, Sizing
+from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint, Sizing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class PlanOption:
     error: float | None = None
     slower: float | None = None
     points: tuple[OperatingPoint, ...] = ()
-    choices: tuple[BatchChoice, ...] = ()
-    with_trees: tuple[BatchChoice, ...] = ()
+    choices: tuple[DraftComparison, ...] = ()
+    with_trees: tuple[DraftComparison, ...] = ()
     sizing: Sizing | None = None
     problem: str = ""
     nearest: str = ""
@@ -58,7 +58,7 @@ class ShapeRange:
     last: int
 
 
-def shape_ranges(choices: Sequence[BatchChoice]) -> list[ShapeRange]:
+def shape_ranges(choices: Sequence[DraftComparison]) -> list[ShapeRange]:
     """Where plain steps, chains and trees cross over; only planned numbers of requests are known.
 
     Each range ends at the largest planned number at which its shape is still the best.
@@ -349,7 +349,7 @@ def _option_record(option: PlanOption, queues: bool) -> dict[str, Any]:
     }
 
 
-def _pays_record(choices: Sequence[BatchChoice]) -> dict[str, Any] | None:
+def _pays_record(choices: Sequence[DraftComparison]) -> dict[str, Any] | None:
     """Speed-ups over plain decoding by requests at once, and where the shapes cross over."""
     if not choices:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance, Shape
@@ -76,7 +77,7 @@ class OperatingPoint:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BatchChoice:
+class DraftComparison:
     """The plain step, best chain and best tree at one number of requests; `best` is that to run.
 
     `chain` and `tree` are None where policy, engine or step size allow none. `chains_s`: time per
@@ -139,7 +140,7 @@ class Server:
         """The best point at each number of requests that fits, the largest included."""
         return [choice.best for choice in self.choices(traffic, most)]
 
-    def choices(self, traffic: Traffic, most: int | None = None) -> list[BatchChoice]:
+    def choices(self, traffic: Traffic, most: int | None = None) -> list[DraftComparison]:
         """The choice at each number of requests that fits, the largest included.
 
         A tree is never larger than that of fewer requests at once unless it saves over 2 %.
@@ -151,59 +152,55 @@ class Server:
         tried = [b for b in CONCURRENCIES if b <= limit]
         if limit and limit < CONCURRENCIES[-1] and limit not in tried:
             tried.append(limit)
-        choices: list[BatchChoice] = []
+        choices: list[DraftComparison] = []
         for running in tried:
-            choices.append(self._choice(traffic, running, choices[-1] if choices else None))
+            choices.append(self._compare(traffic, running, choices[-1] if choices else None))
         return choices
 
     def best(self, traffic: Traffic, running: int) -> OperatingPoint:
         """The smallest tree whose time per token is within 1 % of the shortest."""
-        return self._choice(traffic, running, None).best
+        return self._compare(traffic, running, None).best
 
-    def _choice(self, traffic: Traffic, running: int, fewer: BatchChoice | None) -> BatchChoice:
-        """The choice at one number of requests, after that at `fewer`."""
+    def _compare(
+        self, traffic: Traffic, running: int, fewer: DraftComparison | None
+    ) -> DraftComparison:
+        """The comparison at one number of requests, after that at `fewer`."""
 
-        def size_of(shape: Shape, cycle: Cycle) -> _Size:
+        def timed(cycle: Cycle) -> _TimedCycle:
             work = cycle_work(self.forward, self.rules, traffic, running, cycle)
-            return _Size(self._seconds(work) / cycle.committed, shape, cycle)
+            return _TimedCycle(self._seconds(work) / cycle.committed, cycle)
 
-        sizes = [size_of(shape, cycle) for shape, cycle in self._cycles(traffic, running)]
-        plain = size_of("plain", Cycle())
-        best = _smallest(sizes, fewer.best if fewer else None)
+        cycles = [timed(cycle) for cycle in self._cycles(traffic, running)]
+        plain = timed(Cycle())
+        best = _smallest(cycles, fewer.best if fewer else None)
         point = self._point(traffic, running, best)
 
         def beside(shape: Shape) -> OperatingPoint | None:
-            of = [size for size in sizes if size.shape == shape]
-            if best.shape == shape or not of:
+            of = [one for one in cycles if one.cycle.shape == shape]
+            if best.cycle.shape == shape or not of:
                 return point if of else None
             return self._point(traffic, running, _smallest(of, getattr(fewer, shape, None)))
 
-        return BatchChoice(
+        chains = [one for one in (*cycles, plain) if one.cycle.shape != "tree"]
+        return DraftComparison(
             running=running,
             best=point,
             plain=self._point(traffic, running, plain),
             chain=beside("chain"),
             tree=beside("tree"),
-            chains_s={
-                size.cycle.nodes: size.tpot_s for size in (*sizes, plain) if size.shape != "tree"
-            },
+            chains_s={one.cycle.nodes: one.tpot_s for one in chains},
         )
 
     @property
     def most_rows(self) -> int:
         return int(_STEP_SHARE * self.rules.step_tokens)
 
-    def _cycles(self, traffic: Traffic, running: int) -> Iterator[tuple[Shape, Cycle]]:
+    def _cycles(self, traffic: Traffic, running: int) -> Iterator[Cycle]:
         context = traffic.prompt_tokens + traffic.output_tokens / 2
-        drafter = self.drafter
-        fixed = self.policy.nodes is not None
+        fixed, most = self.policy.nodes is not None, self.forward.most_tree_rows
         for shape, nodes in self._tree_sizes():
-            if nodes == 0 or self.acceptance is None or drafter is None:
-                yield shape, Cycle()
+            if nodes and not fixed and running * (nodes + 1) > self.most_rows:
                 continue
-            if not fixed and running * (nodes + 1) > self.most_rows:
-                continue
-            most = self.forward.most_tree_rows
             if shape == "tree" and most and nodes >= most:
                 if fixed:
                     raise InputError(
@@ -211,18 +208,23 @@ class Server:
                         f" layers hold trees of up to {most} rows, {most - 1} nodes"
                     )
                 continue
-            yield (
-                shape,
-                Cycle(
-                    nodes=nodes,
-                    committed=self.acceptance.committed(shape, nodes),
-                    drafted_share=self.acceptance.drafted_share,
-                    draft=drafter.draft_s(self.forward, running, context, nodes),
-                    draft_layers=drafter.layers,
-                    draft_host_s=running * drafter.host_s,
-                    tree_host_s=running * self.tree_s(shape, nodes),
-                ),
-            )
+            yield self.cycle(shape, nodes, running, context)
+
+    def cycle(self, shape: Shape, nodes: int, running: int, context: float) -> Cycle:
+        """A round of requests with drafts of a shape and size, and so many cached tokens each."""
+        acceptance, drafter = self.acceptance, self.drafter
+        if not nodes or acceptance is None or drafter is None:
+            return Cycle()
+        return Cycle(
+            shape=shape,
+            nodes=nodes,
+            committed=acceptance.committed(shape, nodes),
+            drafted_share=acceptance.drafted_share,
+            draft=drafter.draft_s(self.forward, running, context, nodes),
+            draft_layers=drafter.layers,
+            draft_host_s=running * drafter.host_s,
+            tree_host_s=running * self.tree_s(shape, nodes),
+        )
 
     def _tree_sizes(self) -> Iterator[tuple[Shape, int]]:
         """Shapes and node counts that policy and engine allow, the plain step first."""
@@ -249,8 +251,8 @@ class Server:
     def _seconds(self, work: TokenWork) -> float:
         return self.overheads.time_per_token_s(work, overlaps_host=self.rules.overlaps_host)
 
-    def _point(self, traffic: Traffic, running: int, size: _Size) -> OperatingPoint:
-        tpot_s, shape, cycle = size.tpot_s, size.shape, size.cycle
+    def _point(self, traffic: Traffic, running: int, timed: _TimedCycle) -> OperatingPoint:
+        tpot_s, cycle = timed
         prefill_s = self._prefill_s(traffic, running, cycle)
         residence_s = prefill_s + (traffic.output_tokens - 1) * tpot_s
         requests_per_s = running / residence_s
@@ -268,7 +270,7 @@ class Server:
         rows_per_s = running * rows / cycle_s
         return OperatingPoint(
             running=running,
-            shape=shape if cycle.nodes else "plain",
+            shape=cycle.shape,
             nodes=cycle.nodes,
             committed=cycle.committed,
             cycle_s=cycle_s,
@@ -293,35 +295,31 @@ class Server:
         return chunks * self._seconds(chunk)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Size:
-    """One candidate: a cycle of a shape, and its time per token."""
-
+class _TimedCycle(NamedTuple):
     tpot_s: float
-    shape: Shape
     cycle: Cycle
 
 
-def _smallest(sizes: Sequence[_Size], before: OperatingPoint | None) -> _Size:
-    """The smallest size within 1 % of the best.
+def _smallest(cycles: Sequence[_TimedCycle], before: OperatingPoint | None) -> _TimedCycle:
+    """The smallest draft within 1 % of the best.
 
     More nodes than `before`, the choice of fewer requests, or a return from chains to trees must
     save over 2 %.
     """
 
-    def near(of: Sequence[_Size]) -> _Size:
-        shortest_s = min(size.tpot_s for size in of)
-        close = [size for size in of if size.tpot_s <= shortest_s * (1 + _NO_DIFFERENCE)]
-        return min(close, key=lambda size: (size.cycle.nodes, size.tpot_s))
+    def near(of: Sequence[_TimedCycle]) -> _TimedCycle:
+        shortest_s = min(one.tpot_s for one in of)
+        close = [one for one in of if one.tpot_s <= shortest_s * (1 + _NO_DIFFERENCE)]
+        return min(close, key=lambda one: (one.cycle.nodes, one.tpot_s))
 
-    chosen = near(sizes)
+    chosen = near(cycles)
     if before is None:
         return chosen
     limit_s = chosen.tpot_s * (1 + _WORTH_GROWING)
-    not_larger = [size for size in sizes if size.cycle.nodes <= before.nodes]
-    no_return = [size for size in not_larger if _RANKS[size.shape] <= _RANKS[before.shape]]
+    not_larger = [one for one in cycles if one.cycle.nodes <= before.nodes]
+    no_return = [one for one in not_larger if _RANKS[one.cycle.shape] <= _RANKS[before.shape]]
     for preferred in (no_return, not_larger):
-        if preferred and min(size.tpot_s for size in preferred) <= limit_s:
+        if preferred and min(one.tpot_s for one in preferred) <= limit_s:
             return near(preferred)
     return chosen
 

@@ -116,8 +116,7 @@ def steady_work(forward: TargetForward, rules: EngineRules, load: ServerLoad) ->
     )  # fmt: skip
     tokens_held = rules.memory.tokens_held(load.prompt_tokens, load.output_tokens)
     running = min(load.concurrency, largest_concurrency(tokens, tokens_held))
-    work = cycle_work(forward, rules, traffic, running, Cycle())
-    return dataclasses.replace(work, waiting=load.concurrency - running)
+    return cycle_work(forward, rules, traffic, running, Cycle())
 
 
 def write_overheads(fitted: Mapping[str, Mapping[str, float]]) -> None:

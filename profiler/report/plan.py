@@ -11,7 +11,7 @@ import click
 from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
 from costmodel.planning.result import Fleet, Plan, PlanOption, TimeSpread, shape_ranges
-from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
+from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint
 from profiler.report import drawing
 from profiler.report.console import note, paragraph, print_json, print_table
 
@@ -249,7 +249,7 @@ def print_server(option: PlanOption) -> None:
     print_table(columns, rows, title=f"{option.gpu}, one server; speed-ups over plain (nodes)")
 
 
-def _faster(choice: BatchChoice | None, shape: str) -> str | None:
+def _faster(choice: DraftComparison | None, shape: str) -> str | None:
     point: OperatingPoint | None = getattr(choice, shape, None)
     if choice is None or point is None:
         return None
@@ -396,7 +396,7 @@ def published_line(plan: Plan) -> str:
     )
 
 
-def _ranges(choices: Sequence[BatchChoice]) -> str:
+def _ranges(choices: Sequence[DraftComparison]) -> str:
     """`trees to 24, chains to 96, plain beyond`, by requests at once."""
     names = {"plain": "plain", "chain": "chains", "tree": "trees"}
     ranges = shape_ranges(choices)

@@ -31,7 +31,7 @@ def servers(scale: dict[str, float]):
         for seconds in np.linspace(1e-3, 10e-3, 20):
             kernel = TokenWork(
                 products_s=seconds, attention_s=0.0, all_reduce_s=0.0, prompts_s=0.0,
-                prompt_steps=0.0, layers=1, devices=1, running=1, waiting=0,
+                prompt_steps=0.0, layers=1, devices=1, running=1,
             )  # fmt: skip
             server = MeasuredServer(
                 engine="vllm", overlaps_host=False, work=kernel, seconds=factor * seconds
@@ -81,7 +81,7 @@ RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "capacity_a
 def work(**changes) -> TokenWork:
     fields = {
         "products_s": 4e-3, "attention_s": 1e-3, "all_reduce_s": 0.5e-3, "prompts_s": 2e-3,
-        "prompt_steps": 0.1, "layers": 32, "devices": 4, "running": 64, "waiting": 0,
+        "prompt_steps": 0.1, "layers": 32, "devices": 4, "running": 64,
     }  # fmt: skip
     return TokenWork(**(fields | changes))
 
