@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.attention import Attention, LatentTable
+from costmodel.compose.attention import LatentTable
 from costmodel.compose.tables import ExpertTable, OperatorTables
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
@@ -121,7 +121,6 @@ class ComposedForward:
 
     @property
     def _heads(self) -> tuple[int, int]:
-        """Query heads and key-value heads of one device, which several may have alike."""
         a, tp = self.architecture, self.tensor_parallel
         return a.heads // tp, max(a.kv_heads // tp, 1)
 
@@ -142,15 +141,24 @@ class ComposedForward:
         return np.maximum(total, ROUNDING * bound)
 
     def prefill_s(self, tokens: ArrayLike) -> Array:
-        """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only."""
+        """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only.
+
+        Under a sliding window of w the pairs of row and key are 2 tokens / w - 1 times those of w
+        tokens.
+        """
         counts = np.atleast_1d(np.asarray(tokens, dtype=np.float64))
-        a = self.architecture
+        a, table = self.architecture, self.tables.attention
         if a.latent_rank:
             attention = a.attention_layers * self._latent_prompts_s(counts)
         else:
-            attention = np.array(
-                [prompt_attention_s(self.tables.attention, a, int(s), self._heads) for s in counts]
-            )
+            attention = np.array([table.on_nothing(int(s), 1, *self._heads) for s in counts])
+            every = a.attention_layers * attention
+            if (window := a.sliding_window) is not None:
+                windowed = table.on_nothing(window, 1, *self._heads) * (2 * counts / window - 1)
+                full = a.full_layers * a.full_score_ratio * attention
+                full = full + (a.layers - a.full_layers) * np.minimum(windowed, attention)
+                every = np.where(counts <= window, every, full)
+            attention = every
         last = self.lm_head_s(np.ones(1))
         total: Array = self.linear_s(counts) + self.recurrent_s(counts) + attention + last
         return total
@@ -268,49 +276,39 @@ class ComposedForward:
         layers = a.layers * layer + mixers * attention_s + a.ffn_layers * ffn_s
         layers = layers + 2 * a.other_weights / tables.read_bytes_per_s
         layers = layers + a.attention_layers * self._projections_s(rows)
-        layers = layers + a.recurrent_layers * self._recurrent_projections_s(rows)
+        if a.recurrent:
+            names = "state input", "state gates", "state output"
+            normed_s = small.seconds("norm", rows, a.state_inner // self.tensor_parallel)
+            layers = layers + a.recurrent_layers * (self._products_s(rows, names) + normed_s)
         total: Array = layers + self._ffn_s(rows) + ends
         return total
 
     def products(self) -> list[tuple[str, int, int]]:
         """(name, n, k) of a layer's matrix products and of the LM head, on one device."""
-        a, tp = self.architecture, self.tensor_parallel
-        if a.latent_rank:
-            return [*self._latent_products(), *self._other_products()]
+        a, tp, heads = self.architecture, self.tensor_parallel, self._heads[0]
         value, key = a.query_width // tp, a.head_dim * self._heads[1]
         query = value * (2 if a.gated_attention else 1)
-        if self.tables.fused:
+        if a.latent_rank:  # keys are absorbed
+            shapes = [("key and value", a.cached_width, a.hidden)]
+            if a.query_rank:
+                shapes = [("query, key and value", a.cached_width + a.query_rank, a.hidden)]
+            shapes += [
+                ("query", heads * a.head_dim, a.query_rank or a.hidden),
+                ("key", a.latent_rank, heads * (a.head_dim - a.rope_dim)),
+                ("value", heads * a.value_dim, a.latent_rank),
+            ]
+            value = heads * a.value_dim
+        elif self.tables.fused:
             shapes = [("query, key and value", query + 2 * key, a.hidden)]
         else:
             shapes = [("query", query, a.hidden), ("key", key, a.hidden), ("value", key, a.hidden)]
-        return [*shapes, ("output", a.hidden, value), *self._other_products()]
-
-    def _latent_products(self) -> list[tuple[str, int, int]]:
-        """(name, n, k) of a layer's latent attention, which multiplies with keys absorbed."""
-        a, heads = self.architecture, self.architecture.heads // self.tensor_parallel
-        query = heads * a.head_dim
-        shapes = [("key and value", a.cached_width, a.hidden)]
-        if a.query_rank:
-            shapes = [("query, key and value", a.cached_width + a.query_rank, a.hidden)]
-        return [
-            *shapes,
-            ("query", query, a.query_rank or a.hidden),
-            ("key", a.latent_rank, heads * (a.head_dim - a.rope_dim)),
-            ("value", heads * a.value_dim, a.latent_rank),
-            ("output", a.hidden, heads * a.value_dim),
-        ]
-
-    def _other_products(self) -> list[tuple[str, int, int]]:
-        """(name, n, k) of what is not attention: of states, FFNs and the LM head."""
-        a, tp = self.architecture, self.tensor_parallel
-        shapes = []
+        shapes.append(("output", a.hidden, value))
         if a.recurrent:
-            inner = a.state_inner // tp
             gates = a.state_heads * (2 if a.recurrent == "gated_delta" else 1) // tp
             made = (a.recurrent_matrices // a.hidden - a.state_inner) // tp
             shapes.append(("state input", made - gates, a.hidden))
             shapes += [("state gates", gates, a.hidden)] if gates else []
-            shapes.append(("state output", a.hidden, inner))
+            shapes.append(("state output", a.hidden, a.state_inner // tp))
         if a.experts:
             shapes.append(("router", a.experts + a.shared_gate, a.hidden))
         if a.shared_ffn:
@@ -320,7 +318,6 @@ class ComposedForward:
         return [*shapes, ("LM head", a.vocab // tp, a.hidden)]
 
     def _dense_products(self, width: int) -> list[tuple[str, int, int]]:
-        """(name, n, k) of the products of an FFN that every token passes."""
         a, split = self.architecture, width // self.tensor_parallel
         if self.tables.fused or not a.gated_ffn:
             first = [("gate and up", (a.ffn_matrices - 1) * split, a.hidden)]
@@ -345,14 +342,6 @@ class ComposedForward:
         if a.gated_attention:
             total = total + small.seconds("activation", rows, a.query_width // tp)
         return total + small.seconds("rotary", rows, heads_width)
-
-    def _recurrent_projections_s(self, rows: Array) -> Array:
-        a = self.architecture
-        if not a.recurrent:
-            return np.zeros_like(rows)
-        products_s = self._products_s(rows, ("state input", "state gates", "state output"))
-        inner = a.state_inner // self.tensor_parallel
-        return products_s + self.tables.small.seconds("norm", rows, inner)
 
     def _ffn_s(self, rows: Array) -> Array:
         a = self.architecture
@@ -448,21 +437,3 @@ def unread_parts(architecture: ModelArchitecture) -> list[str]:
         "other matrices": a.other_weights,
     }
     return [name for name, size in parts.items() if size]
-
-
-def prompt_attention_s(
-    attention: Attention, architecture: ModelArchitecture, tokens: int, heads: tuple[int, int]
-) -> float:
-    """Seconds of all layers' attention in a prompt of `tokens`; `heads` are those of one device.
-
-    Under a sliding window of w the pairs of row and key are 2 tokens / w - 1 times those of w
-    tokens.
-    """
-    a = architecture
-    full = attention.on_nothing(tokens, 1, *heads)
-    if a.sliding_window is None or tokens <= a.sliding_window:
-        return a.attention_layers * full
-    windowed = attention.on_nothing(a.sliding_window, 1, *heads)
-    windowed *= 2 * tokens / a.sliding_window - 1
-    wide = a.full_layers * a.full_score_ratio * full
-    return wide + (a.layers - a.full_layers) * min(windowed, full)

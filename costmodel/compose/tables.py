@@ -52,7 +52,6 @@ class BytesAtBandwidth:
     element_bytes: float = 2
 
     def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Launch plus bytes over bandwidth [rows]."""
         moved = MOVED[kind] * self.element_bytes * rows * width
         speedup = np.where(moved <= self.device.l2_bytes / 2, _CACHE_SPEEDUP, 1.0)
         seconds: Array = self.launch_s + moved / (self.device.peak_bytes_per_s * speedup)
@@ -83,7 +82,6 @@ class ExpertTable:
     skewed: ExpertTable | None = None
 
     def measured_at(self, tokens: Array) -> Array:
-        """Seconds [tokens] between the measured ones, and as the outermost beyond them."""
         return np.asarray(np.interp(tokens, self.tokens, self.seconds_measured), dtype=np.float64)
 
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:

@@ -243,7 +243,6 @@ def _equal_rates(source: str, device: str) -> bool:
 
 @cache
 def transfer_errors() -> TransferErrors:
-    """The shipped study."""
     table = read_yaml(shipped_directory() / "transfers.yaml")
     return TransferErrors(
         pairs={

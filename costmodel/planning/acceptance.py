@@ -85,7 +85,6 @@ class Acceptance:
         return float(curve[nodes])
 
     def relative_error(self, committed: float) -> float:
-        """Expected relative error of a committed length."""
         return self.spread * (committed - 1.0) / committed
 
 
@@ -234,7 +233,6 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
 
 
 def _measured(data: Mapping[str, Any], form: str) -> AcceptanceSource:
-    """What the file says that its rounds were of; rates by depth and rounds are of chains."""
     said: dict[str, str] = {"policy": "fixed" if form == "committed" else "chain"}
     for field in dataclasses.fields(AcceptanceSource):
         value = data.get(field.name)
@@ -295,7 +293,6 @@ _FORMS: dict[str, Callable[[Mapping[str, Any], str], Acceptance]] = {
 
 
 def _spread(rounds: Any) -> float:
-    """Relative error of a mean over `rounds`; accepted lengths vary by about their mean."""
     if rounds is None:
         return RATE_SPREAD
     return max(LEAST_SPREAD, float(max(int(rounds), 1) ** -0.5))
@@ -312,7 +309,6 @@ def _acceptance(process: AcceptanceProcess, spread: float) -> Acceptance:
 
 
 def chain_curve(process: AcceptanceProcess) -> Array:
-    """A(N) of chains of 0 .. gamma nodes."""
     return np.concatenate([[1.0], 1.0 + np.cumsum(np.cumprod(process.rank1))])
 
 

@@ -260,7 +260,6 @@ def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: fl
 
 
 def work_columns(work: Sequence[TokenWork]) -> dict[str, Array]:
-    """The fields of TokenWork as arrays [rows]."""
     fields = [field.name for field in dataclasses.fields(TokenWork)]
     return {name: np.array([float(getattr(row, name)) for row in work]) for name in fields}
 

@@ -353,5 +353,4 @@ def _bench_command(target: str, drafter: str) -> str:
 
 
 def _last(name: str | None) -> str | None:
-    """The last part of a target's name, in lower case."""
     return None if name is None else name.rstrip("/").lower().rpartition("/")[2]

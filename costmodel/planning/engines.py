@@ -24,7 +24,6 @@ class ValueBytes:
 def weight_bytes(
     architecture: ModelArchitecture, value: ValueBytes, tensor_parallel: int = 1
 ) -> float:
-    """Bytes of the weights on one of `tensor_parallel` devices."""
     a = architecture
     embeddings = a.vocab * a.hidden * (1 if a.tied else 2)
     rest = a.parameters - embeddings

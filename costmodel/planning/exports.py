@@ -47,7 +47,6 @@ class Export:
 
     @property
     def target(self) -> str:
-        """The target's name as engines take it."""
         return served_name(self.request.target)
 
     @property
@@ -63,7 +62,6 @@ class Export:
 
     @property
     def at_load(self) -> OperatingPoint:
-        """The operating point at the planned load."""
         return self.best.sizing.at_load if self.best.sizing else self.best.points[0]
 
     @property
@@ -103,7 +101,6 @@ class Export:
         return kind
 
     def server(self) -> Server:
-        """The best option's server, of which tables of costs are made."""
         request, forward = self.request, self.forward
         if forward is None:
             target = resolve_target(request.target, hub=True)
@@ -131,7 +128,6 @@ class SettingsWriter:
 
 
 def settings_writer(name: str) -> SettingsWriter:
-    """The form of settings of a name. Raises InputError."""
     writer: SettingsWriter = load_plugin(SETTINGS, name)
     return writer
 
@@ -225,7 +221,6 @@ def checkpoint_of(drafter: str, target: str) -> str:
 
 
 def written_file(name: str, *lines: str) -> list[str]:
-    """Shell lines that write a file."""
     return [f"cat > {name} <<'END'", *lines, "END"]
 
 
@@ -291,8 +286,3 @@ def joined(
     for start, after in zip(starts, [*starts[1:], None], strict=True):
         end = last if after is None else firsts[after] - 1
         yield (firsts[start], end), values[start]
-
-
-def doubling(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
-    return sorted({most, *(2**power for power in range(most.bit_length()))})

@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Calibration
-from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name, protocols_of
+from costmodel.catalog import all_reduce_s, device_by_name, protocols_of
 from costmodel.compose.operators import CHUNK_ROWS
 from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
@@ -136,8 +136,15 @@ class TargetForward:
         )
         # The engine walks over all keys with several rows, which times not measured in it lack.
         apart = engine == "vllm" and runtime.kind != "vllm" and not runtime.cache_bytes
-        chip = _chip(self._device)[1] if self._device is not None else ""
-        self.unsplit = apart and chip in _UNSPLIT_CHIPS
+        chips, slug = transfer_errors().chips, "" if spec is None else spec.slug
+        self._generation, self._chip = chips.get(slug, ("", ""))
+        self.unsplit = apart and self._chip in _UNSPLIT_CHIPS
+        # Whether the engine's attention is planned on the host in every step.
+        self.plans_on_host = self._chip in _HOST_PLANNED_CHIPS
+        # Of messages that go over PCIe the all-reduces are published for the best case.
+        shared = self.tensor_parallel * ranks > 1
+        self.shares_pcie = shared and self._chip in _PCIE_CHIPS
+        self.power_error = _HOST_POWER_ERROR if self.plans_on_host else _POWER_ERROR
         self._protocols = protocols_of(profile.device.slug, runtime.tensor_parallel)
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
@@ -155,22 +162,6 @@ class TargetForward:
         """
         composed = self.profile.runtime.kind == "kernels" and self.architecture.recurrent
         return CHUNK_ROWS if composed else None
-
-    @cached_property
-    def plans_on_host(self) -> bool:
-        """Whether the engine's attention is planned on the host in every step."""
-        return self._device is not None and _chip(self._device)[1] in _HOST_PLANNED_CHIPS
-
-    @property
-    def power_error(self) -> float:
-        """Expected relative error of `power_share`."""
-        return _HOST_POWER_ERROR if self.plans_on_host else _POWER_ERROR
-
-    @property
-    def shares_pcie(self) -> bool:
-        """Whether messages go over PCIe, whose all-reduces are published for the best case."""
-        chip = "" if self._device is None else _chip(self._device)[1]
-        return self.tensor_parallel * self.ranks > 1 and chip in _PCIE_CHIPS
 
     def logits_s(self, rows: float) -> float:
         """Seconds to read the logits of so many rows once; 0 on a device that is not known."""
@@ -202,8 +193,8 @@ class TargetForward:
     def _step(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         padded = min((b for b in self.profile.runtime.buckets if b >= rows > 1), default=rows)
         whole = self._decode(batch, context, padded)
-        if self.unsplit and rows > 1 and self._device is not None:
-            walk_s = self._walk_s(self._device, batch, context, rows)
+        if self.unsplit and rows > 1:
+            walk_s = self._walk_s(batch, context, rows)
             whole = dataclasses.replace(whole, attention=max(whole.attention, walk_s))
         if not self._protocols:
             return whole
@@ -244,7 +235,11 @@ class TargetForward:
             products += max(plain_least - self._verify_once_s(batch, least), 0.0)
         products = max(products, plain_least or 0.0)
         one = self._cached_s(rows, context)
-        attention = one * max(1.0, batch * self._busy_share(rows))
+        busy = 1.0  # share of the processors that one sequence's attention keeps busy, if known
+        if self._device is not None:
+            tiles = self.architecture.heads / self.tensor_parallel * np.ceil(rows / _TILE_ROWS)
+            busy = float(min(tiles / self._device.sm_count, 1.0))
+        attention = one * max(1.0, batch * busy)
         if plain is not None and plain_least is not None:
             base, one_row = max(plain - plain_least, 0.0), self._cached_s(1, context)
             ratio = max(one / one_row, 1.0) if one_row > 0 else 1.0
@@ -279,21 +274,15 @@ class TargetForward:
         return float(extend_linear(batches, steps, batch))
 
     def _cached_s(self, rows: int, context: float) -> float:
-        """Seconds that cached tokens add to a verification at batch 1."""
         added = self._verify_once_s(rows, context) - self._verify_once_s(rows, self._least_context)
         return max(added, 0.0)
 
-    def _busy_share(self, rows: int) -> float:
-        """Share of the processors that one sequence's attention keeps busy; 1 if not known."""
-        if self._device is None:
-            return 1.0
-        tiles = self.architecture.heads / self.tensor_parallel * np.ceil(rows / _TILE_ROWS)
-        return float(min(tiles / self._device.sm_count, 1.0))
-
-    def _walk_s(self, device: DeviceSpec, batch: float, context: float, rows: int) -> float:
+    def _walk_s(self, batch: float, context: float, rows: int) -> float:
         """Seconds of all layers' walks over cached tokens whose keys are not split."""
-        a = self.architecture
-        share = _UNSPLIT_SHARE_AMPERE if "Ampere" in _chip(device)[0] else _UNSPLIT_SHARE
+        a, device = self.architecture, self._device
+        if device is None:
+            return 0.0
+        share = _UNSPLIT_SHARE_AMPERE if "Ampere" in self._generation else _UNSPLIT_SHARE
         processor_flops_per_s = device.peak_flops_per_s / device.sm_count
         tile_key_flops = 4 * _UNSPLIT_ROWS * a.head_dim  # scores and values, product and sum
         tiles = batch * a.heads / self.tensor_parallel * np.ceil(rows / _UNSPLIT_ROWS)
@@ -340,11 +329,6 @@ def _weight_bytes(profile: Profile) -> float:
             hint="Write the bytes of one weight into it, as weight_bytes under runtime",
         )
     return held
-
-
-def _chip(device: DeviceSpec) -> tuple[str, str]:
-    """Generation and chip of a device; empty where they are not known."""
-    return transfer_errors().chips.get(device.slug, ("", ""))
 
 
 def _split(fixed: float, total: float) -> ForwardSeconds:

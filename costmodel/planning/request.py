@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from costmodel.catalog import TargetEntry, find_device, load_devices
 from costmodel.errors import InputError
@@ -17,6 +17,7 @@ from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 PERCENTS = (50, 90, 95, 99)
 DEGREES = (1, 2, 4, 8, 16)
 MOST_GROUPS = 128  # of data-parallel devices
+CURRENCY = "USD"  # of prices
 # Value of --simulate without a number: REQUESTS requests, or the whole trace.
 DEFAULT_REQUESTS = -1
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
@@ -28,15 +29,14 @@ _HINT = "Use --slo tpot=30ms,ttft=1s for means, ttft.p95=1s for a percentile"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PercentileGoal:
-    """A limit on a percentile: `percent` % of the requests see at most `seconds`."""
+    """A limit on tpot or ttft: `percent` % of the requests see at most `seconds`."""
 
-    metric: Literal["tpot", "ttft"]
+    metric: str
     percent: int
     seconds: float
 
     @property
     def name(self) -> str:
-        """The name as it is typed, such as `ttft.p95`."""
         return f"{self.metric}.p{self.percent}"
 
 
@@ -56,25 +56,19 @@ class Goals:
         """Goals from text such as `tpot=30ms,ttft=1s,ttft.p95=2s`. Raises InputError."""
         means: dict[str, float] = {}
         percentiles: list[PercentileGoal] = []
-        seen: set[str] = set()
         for part in split_commas(text):
             name, _, value = part.partition("=")
             name = name.strip().lower()
             metric, dot, percent = name.partition(".")
             if metric not in ("tpot", "ttft") or (dot and not re.fullmatch(r"p\d+", percent)):
                 raise InputError(f"no goal is called '{name}'", hint=_HINT)
-            if name in seen:
+            if f"{name}_s" in means or name in [goal.name for goal in percentiles]:
                 raise InputError(f"the goal {name} is given twice")
-            seen.add(name)
             if value.strip().replace(".", "", 1).isdecimal():  # 30 is hardly ever 30 s a token
                 raise InputError(f"the goal {part} has no unit", hint=f"Write {part}ms or {part}s")
             seconds = parse_seconds(value)
             if dot:
-                goal = PercentileGoal(
-                    metric="tpot" if metric == "tpot" else "ttft",
-                    percent=int(percent[1:]),
-                    seconds=seconds,
-                )
+                goal = PercentileGoal(metric=metric, percent=int(percent[1:]), seconds=seconds)
                 percentiles.append(goal)
             else:
                 means[f"{metric}_s"] = seconds
@@ -155,7 +149,7 @@ class PlanRequest:
     """The input of `plan`.
 
     `gpus` are device slugs or paths of profiles. `rate` is in requests a second. `prices` are
-    per GPU and hour in `currency`, keyed by the names in `gpus`. `utilisation` is the share of a
+    per GPU and hour in CURRENCY, keyed by the names in `gpus`. `utilisation` is the share of a
     server's throughput that it is loaded to where `servers`, their number, is None.
     `engine_version`, such as 0.19, may be empty. `step_tokens` are the most of a step (None: the
     engine's default), `prefix_hits` the share of prompt tokens found in the cache. `data_parallel`
@@ -173,7 +167,6 @@ class PlanRequest:
     acceptance: str | None = None
     temperature: int = 0
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    currency: str = "USD"
     degrees: tuple[int, ...] = (1,)
     data_parallel: int = 1
     expert_parallel: bool = False
@@ -225,10 +218,6 @@ class PlanRequest:
             raise InputError("say which GPUs", hint="Give --gpus, such as --gpus h100-sxm,l40s")
         if len(set(self.gpus)) < len(self.gpus):
             raise InputError("a GPU is named twice in --gpus")
-        if not re.fullmatch(r"\S{1,8}", self.currency) or not self.currency.isprintable():
-            raise InputError(
-                f"{self.currency!r} is no currency", hint="Write a code or sign, such as EUR"
-            )
         for name, price in self.prices.items():
             if name not in self.gpus:
                 raise InputError(
@@ -378,7 +367,6 @@ def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
     """
 
     def slug(gpu: str) -> str:
-        """The slug of a known device's name; any other text as it is."""
         try:
             return find_device(gpu).slug
         except InputError:
@@ -437,7 +425,6 @@ def seconds_text(seconds: float) -> str:
 
 
 def split_commas(text: str) -> list[str]:
-    """The parts between commas, stripped; empty ones are dropped."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

@@ -11,7 +11,7 @@ from costmodel.planning.accuracy import DRAFTING_ERROR, server_error
 from costmodel.planning.drafting import DraftCost
 from costmodel.planning.engines import VERSIONS, planned_version
 from costmodel.planning.forwards import Origin
-from costmodel.planning.request import PlanRequest
+from costmodel.planning.request import CURRENCY, PlanRequest
 from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint, Sizing
 
 
@@ -45,7 +45,6 @@ class PlanOption:
     nearest: str = ""
 
     def describe_problem(self) -> str:
-        """The problem and the nearest that works, in one line."""
         return f"{self.gpu} tp {self.tensor_parallel}: {self.problem}; nearest: {self.nearest}"
 
 
@@ -153,18 +152,16 @@ class Plan:
         best = self.best.sizing if self.best else None
         if best is None:
             return ()
-
-        def overlaps(other: Sizing | None) -> bool:
-            if other is None or best is None:
-                return False
-            first, second = best.gpus, other.gpus
-            if best.cost_per_hour is not None:
-                if other.cost_per_hour is None:  # nothing to compare
-                    return False
-                first, second = best.cost_per_hour, other.cost_per_hour
-            return first.high is None or second.low <= first.high
-
-        return tuple(option for option in self.options[1:] if overlaps(option.sizing))
+        quantity = "gpus" if best.cost_per_hour is None else "cost_per_hour"
+        first: Interval = getattr(best, quantity)
+        others: list[tuple[PlanOption, Interval | None]] = [
+            (option, getattr(option.sizing, quantity, None)) for option in self.options[1:]
+        ]
+        return tuple(
+            option
+            for option, other in others
+            if other is not None and (first.high is None or other.low <= first.high)
+        )
 
     def queues(self, option: PlanOption) -> bool:
         """Whether the queue grows, or requests wait longer than the plan's time to the first token.
@@ -207,7 +204,7 @@ class Plan:
                 "servers": request.servers,
                 "most_running": request.most_running,
                 "prices_per_hour": dict(request.prices),
-                "currency": request.currency,
+                "currency": CURRENCY,
             },
             "simulation": simulation
             and {

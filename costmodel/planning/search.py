@@ -16,7 +16,7 @@ from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
 from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_remarks
-from costmodel.planning.servers import Group, Server, choose, nearest, size
+from costmodel.planning.servers import Server, choose, nearest, size
 from costmodel.planning.simulation.percentiles import simulate_option
 from costmodel.planning.sources import forward_for, is_file
 from costmodel.profile.profile import Profile
@@ -149,7 +149,6 @@ class _Search:
     store: ProfileStore
 
     def option(self, gpu: str, degree: int) -> PlanOption:
-        """One GPU and degree, with its sizing or the problem."""
         request, acceptance = self.request, self.acceptance
         option = PlanOption(gpu=gpu, device=gpu, tensor_parallel=degree)
         try:
@@ -269,18 +268,12 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
         running=at_most.running,
     )
     slower = slower_error(forward, server.rules, error)
-    group = Group(
-        gpu=option.gpu,
-        devices=option.tensor_parallel * request.data_parallel,
-        power_w=forward.device.power_limit_w,
-        power_error=forward.power_error,
-        ranks=request.data_parallel,
-    )
-    sizing = size(request, group, option.points, error, slower)
+    sizing = size(request, option.gpu, forward, option.points, error, slower)
     doubts = option.doubts
     if sizing is not None and server.drafter is not None:
         alone = dataclasses.replace(server, drafter=None, acceptance=None)
-        plain = size(request, group, alone.points(request.traffic, request.most_running), error)
+        points = alone.points(request.traffic, request.most_running)
+        plain = size(request, option.gpu, forward, points, error)
         if plain is not None and plain.gpus.value < sizing.gpus.value:
             doubts += (
                 f"{option.gpu}: {plain.gpus.value:.0f} GPUs are enough without a drafter, whose"

@@ -164,7 +164,6 @@ class Server:
     def _compare(
         self, traffic: Traffic, running: int, fewer: DraftComparison | None
     ) -> DraftComparison:
-        """The comparison at one number of requests, after that at `fewer`."""
 
         def timed(cycle: Cycle) -> _TimedCycle:
             work = cycle_work(self.forward, self.rules, traffic, running, cycle)
@@ -332,6 +331,10 @@ class Interval:
     low: float
     high: float | None
 
+    def scaled(self, factor: float) -> Interval:
+        high = None if self.high is None else factor * self.high
+        return Interval(value=factor * self.value, low=factor * self.low, high=high)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
@@ -355,72 +358,65 @@ class Sizing:
     load: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The devices of one server: number, name in the price list, power limit and its error.
-
-    `ranks` data-parallel groups of them have the point's requests each.
-    """
-
-    gpu: str
-    devices: int
-    power_w: float | None
-    power_error: float = 0.0
-    ranks: int = 1
-
-
 def size(
     request: PlanRequest,
-    group: Group,
+    gpu: str,
+    forward: TargetForward,
     points: Sequence[OperatingPoint],
     error: float,
     slower: float = 0.0,
 ) -> Sizing | None:
     """The sizing for the request's rate; None where no point holds the goals.
 
-    `error` is the expected relative error of all times, `slower` a larger one of times that are
-    longer than planned. For the intervals the choice is repeated with all times shorter and longer.
-    A given number of servers is taken as it is.
+    A server has `forward`'s devices for each of its data-parallel groups, and each group has the
+    point's requests. `error` is the expected relative error of all times, `slower` a larger one of
+    times that are longer than planned. For the intervals the choice is repeated with all times
+    shorter and longer. A given number of servers is taken as it is.
     """
     at_most = choose(points, request.goals)
     if at_most is None:
         return None
+    ranks, power_w = request.data_parallel, forward.device.power_limit_w
+    devices = forward.tensor_parallel * ranks
     ends = 1 / math.exp(INTERVAL * error), math.exp(INTERVAL * max(error, slower))
 
     def gpus_for(point: OperatingPoint, factor: float) -> int:
         if request.servers is not None:
-            return request.servers * group.devices
-        per_server = group.ranks * point.requests_per_s / factor
-        return replicas_for(request.rate, per_server, request.utilisation) * group.devices
+            return request.servers * devices
+        per_server = ranks * point.requests_per_s / factor
+        return replicas_for(request.rate, per_server, request.utilisation) * devices
 
     count = gpus_for(at_most, 1.0)
     quick, slow = (choose(points, request.goals, factor) for factor in ends)
     low = count if quick is None else min(gpus_for(quick, ends[0]), count)
     high = None if slow is None else max(gpus_for(slow, ends[1]), count)
     gpus = Interval(value=count, low=low, high=high)
-    groups = count / group.devices * group.ranks
+    groups = count / devices * ranks
     load = request.rate / (at_most.requests_per_s * groups)
     each = request.rate / groups
     at_load = next((point for point in points if point.requests_per_s >= each), at_most)
-    price = request.prices.get(group.gpu)
-    per_hour = None if price is None else _scaled(gpus, price)
+    price = request.prices.get(gpu)
+    per_hour = None if price is None else gpus.scaled(price)
     tokens_per_s = request.rate / max(load, 1.0) * request.traffic.output_tokens
     watts = None
-    if group.power_w is not None:
-        most_w, wide = group.power_w * count, math.exp(INTERVAL * group.power_error)
+    if power_w is not None:
+        most_w, wide = power_w * count, math.exp(INTERVAL * forward.power_error)
         mean_w = most_w * at_load.power_share
         watts = Interval(value=mean_w, low=mean_w / wide, high=min(mean_w * wide, most_w))
-    per_token = _TOKENS / (3600 * tokens_per_s)
+
+    def around(value: float) -> Interval:
+        return Interval(value=value, low=value * ends[0], high=value * ends[1])
+
     return Sizing(
         at_most=at_most,
         at_load=at_load,
         gpus=gpus,
-        tpot_s=_around(at_load.tpot_s, ends),
-        ttft_s=_around(at_load.ttft_s, ends),
+        tpot_s=around(at_load.tpot_s),
+        ttft_s=around(at_load.ttft_s),
         cost_per_hour=per_hour,
-        cost_per_million=None if per_hour is None else _scaled(per_hour, per_token),
+        cost_per_million=per_hour and per_hour.scaled(_TOKENS / (3600 * tokens_per_s)),
         watts=watts,
-        joules_per_token=None if watts is None else _scaled(watts, 1 / tokens_per_s),
+        joules_per_token=watts and watts.scaled(1 / tokens_per_s),
         load=load,
     )
 
@@ -451,12 +447,3 @@ def excess(point: OperatingPoint, goals: Goals, factor: float = 1.0) -> float:
 def replicas_for(rate: float, requests_per_s: float, utilisation: float) -> int:
     """Servers for a rate, each loaded to `utilisation` of its throughput; at least 1."""
     return max(1, math.ceil(rate / (utilisation * requests_per_s) - 1e-9))
-
-
-def _around(value: float, ends: tuple[float, float]) -> Interval:
-    return Interval(value=value, low=value * ends[0], high=value * ends[1])
-
-
-def _scaled(interval: Interval, factor: float) -> Interval:
-    high = None if interval.high is None else factor * interval.high
-    return Interval(value=factor * interval.value, low=factor * interval.low, high=high)

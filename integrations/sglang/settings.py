@@ -23,7 +23,6 @@ from costmodel.acceptance import BLOCK_GAMMA
 from costmodel.planning.exports import (
     Export,
     SettingsWriter,
-    doubling,
     one_option_a_line,
     step_s,
     written_file,
@@ -112,6 +111,11 @@ class StepTable:
 
     values: dict[str, Any]
     worst_error: float = 0.0
+
+
+def doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
 def steps_table(server: Server, traffic: Traffic, *, most_running: int, drafted: int) -> StepTable:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from costmodel.errors import InputError
-from costmodel.planning.request import seconds_text
+from costmodel.planning.request import CURRENCY, seconds_text
 from costmodel.planning.result import Fleet, Plan, PlanOption, TimeSpread, shape_ranges
 from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint
 from profiler.report import drawing
@@ -38,7 +38,7 @@ def as_table(
 ) -> Table:
     """The columns of the rows that are `shown` (None: all) and are not empty."""
     names = [name for name in shown or (rows[0] if rows else ()) if any(r[name] for r in rows)]
-    units = [f"{plan.request.currency} " * name.startswith("per ") for name in names]
+    units = [f"{CURRENCY} " * name.startswith("per ") for name in names]
     columns = [unit + name for unit, name in zip(units, names, strict=True)]
     return columns, [[row[name] for name in names] for row in rows]
 
@@ -134,7 +134,7 @@ def plot_plan(plan: Plan, path: Path) -> Path:
         axes.axvline(request.goals.tpot_s * 1e3, color=drawing.GRAY, linestyle="--", label="goal")
     drawing.log_axes(axes, "xy")
     axes.set_xlabel("ms a token (numbers: requests at once; stars: this plan)", fontsize=9)
-    currency = request.currency if prices else "GPU hours"
+    currency = CURRENCY if prices else "GPU hours"
     axes.set_ylabel(f"{currency} per 1M output tokens", fontsize=9)
     axes.legend(fontsize=8)
     drawing.set_title(figure, heading(plan))
@@ -221,7 +221,7 @@ def best_line(plan: Plan) -> str:
         f"{at.tpot_s * 1e3:.1f} ms a token",
     ]
     if sizing.cost_per_hour is not None:
-        parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
+        parts.append(f"{sizing.cost_per_hour.value:.2f} {CURRENCY} an hour")
     close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
     more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
     inside = f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else ""

@@ -100,13 +100,7 @@ class Speculation:
     rows: tuple[int, ...]
     committed: tuple[tuple[float, ...], ...]
 
-    @property
-    def plain(self) -> bool:
-        """Whether every step commits exactly one token."""
-        return all(len(shares) == 1 for shares in self.committed)
-
     def level(self, batch: int) -> int:
-        """Index of the entry for a batch."""
         return min(bisect.bisect_left(self.up_to, batch), len(self.up_to) - 1)
 
 
