@@ -38,7 +38,6 @@ AttentionTable = Mapping[tuple[int, int], Mapping[tuple[int, int], float]]
 
 # Rows that a kernel for few rows computes at a time.
 FRAGMENT_ROWS = 64
-_OUTLIER = 2.0  # times that of half the heads at twice the batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,49 +151,6 @@ class LatentTable:
         return interpolate(self.context[heads], tokens, 1)
 
 
-def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """{(batch, tokens): seconds} in which none exceeds that of more tokens or sequences.
-
-    Where a table falls, the longer time is the noise: a kernel is delayed, never hurried.
-    """
-    risen: dict[tuple[int, int], float] = {}
-    of_batch: dict[int, float] = {}
-    of_tokens: dict[int, float] = {}
-    for (batch, tokens), measured_s in sorted(table.items(), reverse=True):
-        seconds = min(measured_s, of_batch.get(batch, np.inf), of_tokens.get(tokens, np.inf))
-        risen[batch, tokens] = of_batch[batch] = of_tokens[tokens] = seconds
-    return risen
-
-
-def measure_keys(
-    context: AttentionTable, form: TileForm, sm_count: int, head_dim: int
-) -> tuple[float, float]:
-    """(key_s, busy_key_s) of a device, from attention with an empty cache.
-
-    key_s is the median over prompts of at least 1024 tokens whose tiles all run at once; busy_key_s
-    comes from the largest measured case. Raises InputError where the table is too small for either.
-    """
-    alone: list[float] = []
-    largest, busy = 0.0, 0.0
-    for (heads, kv_heads), table in context.items():
-        start = min((s for (b, n), s in table.items() if b == 1 and n <= 64), default=0.0)
-        for (batch, rows), seconds in table.items():
-            if batch != 1 or rows < 1024 or seconds <= start:
-                continue
-            tiles = float(form.tiles(rows, heads, kv_heads))
-            if tiles <= sm_count:
-                splits = max(1.0, np.floor(sm_count / tiles)) if form.splits_keys else 1.0
-                alone.append((seconds - start) * splits / rows)
-            work = heads * rows * (rows + form.tile_rows) / 2 / form.tile_rows
-            if work > largest:
-                largest, busy = work, (seconds - start) * sm_count / work
-    if not alone or not busy:
-        raise InputError(
-            f"the context attention table (head size {head_dim}) has no long prompt of few heads"
-        )
-    return float(np.median(alone)), float(busy)
-
-
 def _pick(
     tables: AttentionTable, heads: int, kv_heads: int, label: str
 ) -> tuple[Mapping[tuple[int, int], float], int]:
@@ -216,19 +172,6 @@ def _pick(
             hint="Measure the target with `rooftree calibrate`",
         )
     return tables[min(larger, key=lambda pair: (pair[0] * pair[1], pair))], 1
-
-
-def checked(tables: AttentionTable) -> AttentionTable:
-    """The tables without times over twice those of half the heads at twice the batch."""
-    sound: dict[tuple[int, int], Mapping[tuple[int, int], float]] = {}
-    for (heads, kv_heads), table in sorted(tables.items()):
-        half = sound.get((heads // 2, kv_heads // 2), {}) if heads % 2 == kv_heads % 2 == 0 else {}
-        beside = {(b, n): half.get((2 * b, n), s) for (b, n), s in table.items()}
-        sound[heads, kv_heads] = {
-            place: beside[place] if s > _OUTLIER * beside[place] else s
-            for place, s in table.items()
-        }
-    return sound
 
 
 def interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:

@@ -97,6 +97,10 @@ class ComposeOptions:
     operators: Path | None = None
     source: str = ""
 
+    @property
+    def shares_experts(self) -> bool:
+        return self.data_parallel > 1 or self.expert_parallel
+
 
 def compose(options: ComposeOptions) -> Profile:
     """The profile composed from published tables, or from those in the folder `operators`.

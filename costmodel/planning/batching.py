@@ -226,8 +226,7 @@ class Overheads:
     def time_per_token_s(self, work: TokenWork, *, overlaps_host: bool) -> float:
         """Seconds between two tokens of one answer in steady state."""
         values = np.array([getattr(self, name) for name in COEFFICIENTS])
-        seconds = seconds_per_token(work_columns([work]), values, np.array([overlaps_host]))
-        return float(seconds[0])
+        return float(seconds_per_token(work_columns([work]), values, np.array([overlaps_host]))[0])
 
 
 def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: float) -> CycleParts:

@@ -11,6 +11,7 @@ from costmodel.catalog import Peaks, device_by_name
 from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
 from costmodel.hf_config import is_hub_id
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.profile.schema import DrafterSection, EngineDrafterSection
@@ -50,33 +51,12 @@ class DraftSize:
         return self.rank * target.vocab
 
 
-_LAYER = "1 layer, one forward a token"
-SIZES = {
-    "dflash": DraftSize(
-        text="DFlash by its size: 5 layers of the target's width and its LM head over blocks of 16"
-    ),
-    "dspark": DraftSize(
-        text="DSpark by its size: DFlash's, and a product of rank 256 over the vocabulary a token",
-        rank=256,
-    ),
-    "eagle3": DraftSize(
-        text=f"EAGLE-3 by its size: {_LAYER}, and an LM head over 32,000 tokens",
-        layers=1, features=3, each_token=True, vocab=32_000, wide=True,
-    ),
-    "mtp": DraftSize(
-        text=f"MTP by its size: {_LAYER}, experts included, and the target's LM head",
-        layers=1, features=2, each_token=True, experts=True,
-    ),
-}  # fmt: skip
+_TABLE = read_yaml(shipped_directory() / "drafters.yaml")
+SIZES = {kind: DraftSize(**sizes) for kind, sizes in _TABLE["sizes"].items()}
+CHECKPOINTS: dict[str, str] = _TABLE["checkpoints"]
 NAMES = ("dflash", "ngram", "dspark", "eagle3", "mtp")
 _OF_OTHERS = ("dspark", "eagle3", "mtp")
 BLOCK_KINDS = ("dflash2", "dflash", "dspark", "domino", "jetspec")  # the longer name first
-# Published DFlash drafters (z-lab on the Hugging Face hub) by the last part of the target's name.
-CHECKPOINTS = {
-    "qwen3-4b": "z-lab/Qwen3-4B-DFlash-b16",
-    "qwen3-8b": "z-lab/Qwen3-8B-DFlash-b16",
-    "llama-3.1-8b-instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
-}
 # Host seconds of one n-gram look-up where none was timed: 0.55 % of the cycles of chain+ngram in
 # lab/studies/results/bench.json.
 NGRAM_S = 1.8e-4
@@ -263,14 +243,15 @@ def find_drafter(
 
 
 def _timed(section: DrafterSection | EngineDrafterSection, key: str | None = None) -> DraftCost:
-    """The drafter of a section; `key` is the hash of its architecture, of one outside engines."""
-    how, block = "measured in the engine", "gram" not in section.name.lower()
-    if isinstance(section, DrafterSection):
-        how = "timed by a decoder at its start" if section.kind == "quick" else "measured"
-    made = DraftCost(name=section.name, label=f"{section.name}, {how}", block=block)
-    if isinstance(section, DrafterSection):
-        return dataclasses.replace(made, timed=section, architecture_hash=key)
-    return dataclasses.replace(made, in_engine=section)
+    block = "gram" not in section.name.lower()
+    if isinstance(section, EngineDrafterSection):
+        label = f"{section.name}, measured in the engine"
+        return DraftCost(name=section.name, label=label, block=block, in_engine=section)
+    how = "timed by a decoder at its start" if section.kind == "quick" else "measured"
+    return DraftCost(
+        name=section.name, label=f"{section.name}, {how}", block=block, timed=section,
+        architecture_hash=key,
+    )  # fmt: skip
 
 
 def drafter_kind(name: str) -> str:

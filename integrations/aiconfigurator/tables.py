@@ -9,21 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.catalog import DeviceSpec
-from costmodel.compose.attention import (
-    Attention,
-    AttentionTable,
-    LatentTable,
-    TileForm,
-    checked,
-    measure_keys,
-    rising,
-)
+from costmodel.compose.attention import Attention, AttentionTable, LatentTable, TileForm
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.tables import (
     BytesAtBandwidth,
@@ -78,6 +71,7 @@ _CHOOSING = {
     "nvidia/GLM-5.2-NVFP4": (512, 64, 256, 256, 64, 2048),
 }
 _LEAP = 4.0
+_OUTLIER = 2.0  # times that of half the heads at twice the batch
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
 _HOST_TIMED = 3.0  # times another engine's smallest product
@@ -282,6 +276,62 @@ def attention_table(
         heads, kv_heads, batch, length = shape
         tables.setdefault((heads, kv_heads), {})[batch, length] = shortest_s
     return checked({pair: rising(cell) for pair, cell in tables.items()}), kernel
+
+
+def measure_keys(
+    context: AttentionTable, form: TileForm, sm_count: int, head_dim: int
+) -> tuple[float, float]:
+    """(key_s, busy_key_s) of a device, from attention with an empty cache.
+
+    key_s is the median over prompts of at least 1024 tokens whose tiles all run at once; busy_key_s
+    comes from the largest measured case. Raises InputError where the table is too small for either.
+    """
+    alone: list[float] = []
+    largest, busy = 0.0, 0.0
+    for (heads, kv_heads), table in context.items():
+        start = min((s for (b, n), s in table.items() if b == 1 and n <= 64), default=0.0)
+        for (batch, rows), seconds in table.items():
+            if batch != 1 or rows < 1024 or seconds <= start:
+                continue
+            tiles = float(form.tiles(rows, heads, kv_heads))
+            if tiles <= sm_count:
+                splits = max(1.0, np.floor(sm_count / tiles)) if form.splits_keys else 1.0
+                alone.append((seconds - start) * splits / rows)
+            work = heads * rows * (rows + form.tile_rows) / 2 / form.tile_rows
+            if work > largest:
+                largest, busy = work, (seconds - start) * sm_count / work
+    if not alone or not busy:
+        raise InputError(
+            f"the context attention table (head size {head_dim}) has no long prompt of few heads"
+        )
+    return float(np.median(alone)), float(busy)
+
+
+def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """{(batch, tokens): seconds} in which none exceeds that of more tokens or sequences.
+
+    Where a table falls, the longer time is the noise: a kernel is delayed, never hurried.
+    """
+    risen: dict[tuple[int, int], float] = {}
+    of_batch: dict[int, float] = {}
+    of_tokens: dict[int, float] = {}
+    for (batch, tokens), measured_s in sorted(table.items(), reverse=True):
+        seconds = min(measured_s, of_batch.get(batch, np.inf), of_tokens.get(tokens, np.inf))
+        risen[batch, tokens] = of_batch[batch] = of_tokens[tokens] = seconds
+    return risen
+
+
+def checked(tables: AttentionTable) -> AttentionTable:
+    """The tables without times over twice those of half the heads at twice the batch."""
+    sound: dict[tuple[int, int], Mapping[tuple[int, int], float]] = {}
+    for (heads, kv_heads), table in sorted(tables.items()):
+        half = sound.get((heads // 2, kv_heads // 2), {}) if heads % 2 == kv_heads % 2 == 0 else {}
+        beside = {(b, n): half.get((2 * b, n), s) for (b, n), s in table.items()}
+        sound[heads, kv_heads] = {
+            place: beside[place] if s > _OUTLIER * beside[place] else s
+            for place, s in table.items()
+        }
+    return sound
 
 
 def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> NDArray[np.bool_]:

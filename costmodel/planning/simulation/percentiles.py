@@ -24,7 +24,6 @@ from costmodel.planning.simulation.engine import SimulatedServer, SimulationResu
 from costmodel.planning.simulation.steps import speculation_of, step_grid
 from costmodel.planning.traffic import (
     MOST_TOKENS,
-    LognormalLength,
     SimulationSettings,
     Trace,
     Traffic,
@@ -204,12 +203,10 @@ def server_traces(
     if settings.trace is not None:
         return _deal(settings.trace, settings.count, rate, servers)
     most = positions or MOST_TOKENS
-    prompt, output = (
-        LognormalLength(mean_tokens=mean, variation=settings.variation, most_tokens=most - 1)
-        for mean in (traffic.prompt_tokens, traffic.output_tokens)
-    )
-    generator = np.random.default_rng(settings.seed)
-    drawn = poisson_trace(1.0, settings.count, prompt, output, generator)
+    drawn = poisson_trace(
+        1.0, settings.count, traffic, np.random.default_rng(settings.seed),
+        variation=settings.variation, most_tokens=most - 1,
+    )  # fmt: skip
     return [
         dataclasses.replace(
             drawn,

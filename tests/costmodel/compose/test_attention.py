@@ -5,14 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from costmodel.compose.attention import (
-    Attention,
-    TileForm,
-    checked,
-    measure_keys,
-    rising,
-)  # fmt: skip
+from costmodel.compose.attention import Attention, TileForm
 from costmodel.errors import InputError
+from integrations.aiconfigurator.tables import checked, measure_keys, rising
 from integrations.llmservingsim.tables import fit_tile_rows
 from tests.costmodel.conftest import measured_forwards
 

@@ -12,12 +12,12 @@ from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import EngineRules, MemoryRule
 from costmodel.planning.simulation.engine import SimulatedServer, simulate
 from costmodel.planning.simulation.steps import Speculation, StepGrid
-from costmodel.planning.traffic import LognormalLength, Trace, poisson_trace
+from costmodel.planning.traffic import Trace, Traffic, poisson_trace
 from lab.studies.fit_overheads import ServerLoad, steady_work
 from tests.costmodel.planning import queueing
 from tests.costmodel.planning.conftest import LineSteps, commits, plain_steps
 
-ONE = LognormalLength(mean_tokens=1)
+ONES = Traffic(prompt_tokens=1, output_tokens=1)
 WHOLE = MemoryRule(fraction=1.0, reserve_bytes=0.0, whole_answer=True)
 
 
@@ -43,7 +43,7 @@ def constant(batch: int, prompt_tokens: int, context: float, prompt_context: flo
 
 
 def poisson_ones(rate: float, count: int, seed: int) -> Trace:
-    return poisson_trace(rate, count, ONE, ONE, np.random.default_rng(seed))
+    return poisson_trace(rate, count, ONES, np.random.default_rng(seed))
 
 
 def test_two_requests_by_hand() -> None:
@@ -201,8 +201,9 @@ def test_one_token_at_a_time_is_a_queue_with_one_server() -> None:
 
 
 def test_prompts_of_many_lengths_are_the_queue_of_pollaczek_and_khinchine() -> None:
-    prompts = LognormalLength(mean_tokens=500, variation=1.2)
-    requests = poisson_trace(0.6, 100_000, prompts, ONE, np.random.default_rng(5))
+    means = Traffic(prompt_tokens=500, output_tokens=1)
+    drawn = poisson_trace(0.6, 100_000, means, np.random.default_rng(5), variation=1.2)
+    requests = dataclasses.replace(drawn, output_tokens=np.ones_like(drawn.output_tokens))
     srv = server(sequences=1, step_tokens=10**8)
     found = simulate(requests, srv, lambda b, p, *means: p / 500)
     seconds = requests.prompt_tokens / 500
@@ -216,7 +217,7 @@ def test_many_short_steps_are_a_queue_with_many_servers() -> None:
     """M/M/c: answers of geometric length, each sequence a server that takes a token a step."""
     generator = np.random.default_rng(7)
     output = generator.geometric(1 / 40, 60_000)
-    requests = poisson_trace(3.2, len(output), ONE, ONE, generator)
+    requests = poisson_trace(3.2, len(output), ONES, generator)
     requests = dataclasses.replace(requests, output_tokens=output)
     found = simulate(requests, server(sequences=4), lambda b, p, *means: 0.025)
     # A sequence is free again at a step's end and the next starts at one: half a step is added.
