@@ -118,7 +118,6 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
         name=name,
         memory_bytes=properties.total_memory,
         mig=name.split("MIG", 1)[1].strip() if "MIG" in name else None,
-        driver=facts.driver,
         cuda=torch.version.cuda,
-        power_limit_w=facts.power_limit_w,
+        **facts,
     )

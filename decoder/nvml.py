@@ -18,7 +18,6 @@ import psutil
 import torch
 
 from costmodel.errors import DeviceError
-from costmodel.profile.profile import SoftKey
 
 # Reasons for lower clocks that make a sample worthless. The power cap is not among them: it is
 # the steady state of a GPU under full load and stays in what is measured.
@@ -141,8 +140,8 @@ class Gpu:
 
 
 @cache
-def driver_facts(cuda_index: int) -> SoftKey:
-    """Driver version and power limit of a CUDA device, read once a process.
+def driver_facts(cuda_index: int) -> dict[str, Any]:
+    """`driver` version and `power_limit_w` of a CUDA device, read once a process.
 
     Empty where there is no NVML: a decoder runs without it.
     """
@@ -150,7 +149,7 @@ def driver_facts(cuda_index: int) -> SoftKey:
         fields = Gpu.open(cuda_index).read("driver", "gpu_power_limit_w")
     except DeviceError:
         fields = {}
-    return SoftKey(driver=fields.get("driver"), power_limit_w=fields.get("gpu_power_limit_w"))
+    return {"driver": fields.get("driver"), "power_limit_w": fields.get("gpu_power_limit_w")}
 
 
 def open_handle(cuda_index: int) -> tuple[Any, Any]:

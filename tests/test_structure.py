@@ -102,6 +102,14 @@ def test_the_lab_stays_smaller_than_the_core():
     assert lines_of(*studies) <= STUDIES_LINES
 
 
+def test_only_tests_of_the_lab_import_a_study():
+    others = [path for path in below("tests") if not path.is_relative_to("tests/lab")]
+    study = "lab.studies"
+    assert [
+        at for at in others if any(".".join(one).startswith(study) for one in imports(at))
+    ] == []
+
+
 def test_tests_and_pages_have_a_budget_too():
     assert lines_of(*below("tests")) <= TEST_LINES
     pages = sorted((ROOT / "docs").rglob("*.md"))

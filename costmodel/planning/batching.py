@@ -9,7 +9,7 @@ them on average. (With unequal lengths it would wait for all of them.)
 Data-parallel ranks that share experts meet in every layer, so that each step takes as long as the
 slowest one's: a prompt of any rank delays all of them.
 
-Overheads were fitted on measured servers (`lab/studies/fit_overheads.py`);
+Overheads were fitted on measured servers (`lab/studies/capacity_accuracy.py`);
 calibrations/engines.yaml holds them.
 
     device = products + attention + all-reduces + prompts, each x a factor near 1,

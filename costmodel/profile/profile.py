@@ -24,15 +24,18 @@ from costmodel.roofline import Roofline
 
 # Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).
 MEMORY_TOLERANCE = 0.08
+SOFT_KEYS = ("driver", "torch", "transformers", "cuda", "power_limit_w")
 _TOLERANCES = {"memory_bytes": MEMORY_TOLERANCE, "power_limit_w": 0.01}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileKey:
-    """Hard keys: a profile whose key differs is never used silently.
+    """The keys of a profile. One that differs in a hard key is never used silently.
 
     `threads` and `instruction_set` are those of a CPU, else None. `quantization` is None for
-    weights that are not quantised. The last five are those of a serving engine, else None.
+    weights that are not quantised. From `engine_version` on the keys are those of a serving engine,
+    else None. The last five, SOFT_KEYS, are soft: a difference gives a warning and online
+    correction, and None is unknown.
     """
 
     device_name: str
@@ -51,43 +54,6 @@ class ProfileKey:
     graphs: str | None = None
     executor: str | None = None
     max_num_seqs: int | None = None
-
-    @classmethod
-    def of(
-        cls, device: DeviceFingerprint, architecture_hash: str, runtime: schema.RuntimeSection
-    ) -> ProfileKey:
-        """The key of a target with these sizes in a runtime on a device."""
-        on_cpu, engine = device.kind == "cpu", runtime.engine
-        served: dict[str, Any] = {}
-        if engine is not None:
-            served = {"engine_version": engine.version, "max_num_seqs": engine.max_num_seqs}
-            served |= {
-                name: getattr(engine, name) for name in ("compilation", "graphs", "executor")
-            }
-        return cls(
-            device_name=device.name,
-            memory_bytes=device.memory_bytes,
-            mig=device.mig,
-            threads=device.threads if on_cpu else None,
-            instruction_set=device.instruction_set if on_cpu else None,
-            architecture_hash=architecture_hash,
-            dtype=runtime.dtype,
-            quantization=runtime.quantization,
-            runtime=runtime.kind,
-            attention=runtime.attention,
-            tensor_parallel=runtime.tensor_parallel,
-            **served,
-        )
-
-    def differences(self, other: ProfileKey) -> list[str]:
-        """Names of the fields that differ; memory agrees within 8 %, a device by any known name."""
-        return _different(self, other)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SoftKey:
-    """Soft keys: a difference gives a warning and online correction. None: unknown."""
-
     driver: str | None = None
     torch: str | None = None
     transformers: str | None = None
@@ -95,36 +61,43 @@ class SoftKey:
     power_limit_w: float | None = None
 
     @classmethod
-    def of(cls, device: DeviceFingerprint, runtime: schema.RuntimeSection) -> SoftKey:
-        """The key of a device and a runtime's versions."""
-        return cls(
-            driver=device.driver,
-            torch=runtime.torch,
-            transformers=runtime.transformers,
-            cuda=device.cuda,
-            power_limit_w=device.power_limit_w,
-        )
+    def of(
+        cls, device: DeviceFingerprint, architecture_hash: str, runtime: schema.RuntimeSection
+    ) -> ProfileKey:
+        """The key of a target with these sizes in a runtime on a device."""
+        engine = dict(runtime.engine or ())
+        values: dict[str, Any] = {**dict(device), **dict(runtime), **engine}
+        if device.kind != "cpu":
+            values |= {"threads": None, "instruction_set": None}
+        values |= {
+            "device_name": device.name,
+            "architecture_hash": architecture_hash,
+            "runtime": runtime.kind,
+            "engine_version": engine.get("version"),
+        }
+        keys: Any = {field.name: values.get(field.name) for field in dataclasses.fields(cls)}
+        return cls(**keys)
 
-    def differences(self, other: SoftKey) -> list[str]:
-        """Names of the fields that both know and that differ; power agrees within 1 %."""
-        return [
-            name
-            for name in _different(self, other)
-            if getattr(self, name) is not None and getattr(other, name) is not None
-        ]
+    def differences(self, other: ProfileKey) -> list[str]:
+        """Names of the keys that differ, the hard ones first.
 
+        Memory agrees within 8 %, power within 1 %, a device by any known name, and a soft key
+        with one that is unknown.
+        """
 
-def _different(one: ProfileKey | SoftKey, other: ProfileKey | SoftKey) -> list[str]:
-    def agree(name: str, mine: Any, theirs: Any) -> bool:
-        if mine == theirs or mine is None or theirs is None:
-            return bool(mine == theirs)
-        if name in _TOLERANCES:
-            return bool(abs(mine - theirs) <= _TOLERANCES[name] * max(mine, theirs))
-        spec = device_by_name(mine) if name == "device_name" else None
-        return spec is not None and spec is device_by_name(theirs)
+        def agree(name: str, one: Any, another: Any) -> bool:
+            if one == another or one is None or another is None:
+                return bool(one == another) or name in SOFT_KEYS
+            if name in _TOLERANCES:
+                return bool(abs(one - another) <= _TOLERANCES[name] * max(one, another))
+            spec = device_by_name(one) if name == "device_name" else None
+            return spec is not None and spec is device_by_name(another)
 
-    names = (field.name for field in dataclasses.fields(one))
-    return [name for name in names if not agree(name, getattr(one, name), getattr(other, name))]
+        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
+        return [name for name in mine if not agree(name, mine[name], theirs[name])]
+
+    def hard_differences(self, other: ProfileKey) -> list[str]:
+        return [name for name in self.differences(other) if name not in SOFT_KEYS]
 
 
 SCHEMA_VERSION = 2
@@ -214,14 +187,6 @@ class Profile(Section):
     @property
     def key(self) -> ProfileKey:
         return ProfileKey.of(self.device, self.target.architecture_hash, self.runtime)
-
-    @property
-    def soft_key(self) -> SoftKey:
-        return SoftKey.of(self.device, self.runtime)
-
-    def differences(self, key: ProfileKey, soft: SoftKey) -> list[str]:
-        """Names of the hard and soft keys that differ; without any, times are comparable."""
-        return self.key.differences(key) + self.soft_key.differences(soft)
 
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
         return self.runtime.roofline(self.target.architecture, self.peaks).with_count(count)

@@ -19,7 +19,7 @@ from costmodel.catalog import device_slug, slugify
 from costmodel.errors import ProfileError
 from costmodel.io import expanded, folder_lock, read_bytes, shipped_directory
 from costmodel.profile.grade import objection
-from costmodel.profile.profile import Profile, ProfileKey, SoftKey
+from costmodel.profile.profile import SOFT_KEYS, Profile, ProfileKey
 from costmodel.profile.schema import UNCAPTURED, DrafterSection
 
 ASIDE = "aside"  # folder of profiles that no lookup reads
@@ -77,7 +77,7 @@ class ProfileStore:
         paths = [path for folder in self.directories for path in _device_files(folder, device_name)]
         return tuple(stored for stored in map(_read, paths) if stored.profile is None)
 
-    def find(self, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
+    def find(self, key: ProfileKey) -> LookupResult:
         """The profile for `key` with the best provenance, of the first folder that has one.
 
         Only files of this device that contain the architecture's hash are parsed. Raises
@@ -96,7 +96,7 @@ class ProfileStore:
                     fitting.append((path, stored.profile))
             if fitting:
                 path, profile = min(fitting, key=lambda fit: (fit[1].provenance.rank, str(fit[0])))
-                return _result(path, profile, key, soft or SoftKey(), tuple(unusable))
+                return _result(path, profile, key, tuple(unusable))
         wanted = (
             f"no profile for architecture {key.architecture_hash} on {key.device_name}"
             f" ({key.quantization or key.dtype}, {key.runtime}, {key.attention},"
@@ -136,7 +136,7 @@ class ProfileStore:
         return None
 
     @staticmethod
-    def open(path: Path, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
+    def open(path: Path, key: ProfileKey) -> LookupResult:
         """The profile in a file that the user names, under the same rules as `find`.
 
         Raises ProfileError where it cannot be read, or that names each hard key that differs.
@@ -148,7 +148,7 @@ class ProfileStore:
                 f"this profile is not for this device, target and runtime: {mismatch}",
                 hint="Leave --profile out, or measure one with `rooftree calibrate`",
             )
-        return _result(path, profile, key, soft or SoftKey(), ())
+        return _result(path, profile, key, ())
 
     def put(
         self, profile: Profile, output: Path | None = None, *, replace: bool = False
@@ -202,7 +202,7 @@ class ProfileStore:
             stored, rank = _read(path).profile, profile.provenance.rank
             if stored is None:
                 return rank == 0
-            return not stored.key.differences(profile.key) and rank <= stored.provenance.rank
+            return not stored.key.hard_differences(profile.key) and rank <= stored.provenance.rank
 
         place = self._place(profile)
         with folder_lock(place.parent):
@@ -250,7 +250,7 @@ class ProfileStore:
             raise ProfileError("the profile is not of exactly this device, runtime and versions")
         with folder_lock(lookup.path.parent):
             stored = Profile.from_yaml(lookup.path)
-            if stored.differences(lookup.profile.key, lookup.profile.soft_key):
+            if stored.key.differences(lookup.profile.key):
                 raise ProfileError(f"another profile has taken the place of {lookup.path}")
             if architecture_hash not in stored.drafters:
                 stored.with_drafter(architecture_hash, drafter).to_yaml(lookup.path)
@@ -304,18 +304,20 @@ def _mentions(path: Path, architecture_hash: str) -> bool:
 
 def _hard_differences(profile: Profile, key: ProfileKey) -> Sequence[str]:
     """Hard keys that differ; a borrowed profile fits any runtime and attention but eager."""
-    different = profile.key.differences(key)
+    different = profile.key.hard_differences(key)
     borrowed = profile.provenance.borrowed and profile.runtime.kind not in UNCAPTURED
     return [name for name in different if not (borrowed and name in ("runtime", "attention"))]
 
 
 def _result(
-    path: Path, profile: Profile, key: ProfileKey, soft: SoftKey, unusable: tuple[str, ...]
+    path: Path, profile: Profile, key: ProfileKey, unusable: tuple[str, ...]
 ) -> LookupResult:
+    different = profile.key.differences(key)
     warnings = [
-        f"{name} is {_text(soft, name)} here, but was {_text(profile.soft_key, name)} when"
+        f"{name} is {_text(key, name)} here, but was {_text(profile.key, name)} when"
         f" {path.name} was made; times are corrected while decoding"
-        for name in profile.soft_key.differences(soft)
+        for name in different
+        if name in SOFT_KEYS
     ]
     borrowed = profile.provenance.borrowed
     if borrowed:
@@ -329,7 +331,7 @@ def _result(
         warnings=(*warnings, *unusable),
         online_correction=bool(warnings),
         needs_floor_probe=borrowed and key.runtime in UNCAPTURED,
-        same=not profile.differences(key, soft),
+        same=not different,
     )
 
 
@@ -344,7 +346,7 @@ def _mismatch(stored: StoredProfile, key: ProfileKey) -> str:
     return f"{stored.path.name} ({'; '.join(reasons)})"
 
 
-def _text(key: ProfileKey | SoftKey, name: str) -> str:
+def _text(key: ProfileKey, name: str) -> str:
     value = getattr(key, name)
     if name == "memory_bytes":
         return f"{value / 2**30:.1f} GiB"

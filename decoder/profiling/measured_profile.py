@@ -19,7 +19,7 @@ from costmodel.calibration.selection import select_calibration
 from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name
 from costmodel.io import now_utc, tool_version
 from costmodel.profile import schema
-from costmodel.profile.profile import Profile, ProfileKey, SoftKey
+from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.roofline import Roofline
 from decoder.device import dtype_name, fingerprint, synchronise
 from decoder.model.runtime.linear import TiledLinear, packing_refused
@@ -30,15 +30,10 @@ ATTENTION = "split"
 
 
 def profile_key(target: Target) -> ProfileKey:
-    """The hard keys that a profile must share with this decoder."""
+    """The keys that a profile must share with this decoder, hard ones and soft ones."""
     return ProfileKey.of(
         fingerprint(target.device), target.architecture.hash, runtime_section(target)
     )
-
-
-def soft_key(target: Target) -> SoftKey:
-    """The soft keys: a profile that differs in them is used with a warning and corrected online."""
-    return SoftKey.of(fingerprint(target.device), runtime_section(target))
 
 
 def runtime_section(target: Target) -> schema.RuntimeSection:

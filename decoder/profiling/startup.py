@@ -25,7 +25,7 @@ from decoder.extensions import DRAFTERS, is_installed
 from decoder.model.making import runtime_kind
 from decoder.model.target import Target
 from decoder.policies.base import Fit
-from decoder.profiling.measured_profile import find_peaks, profile_key, soft_key, subject_of
+from decoder.profiling.measured_profile import find_peaks, profile_key, subject_of
 from decoder.profiling.probe import quick_profile, time_drafter, time_forward
 
 FLOOR_CONTEXT = 256  # cached tokens of the plain step that gives the host's floor
@@ -107,12 +107,12 @@ def find_cost(
     Raises ProfileError for a profile that cannot be read, lacks the calibration, or is required
     and not there.
     """
-    store, key, soft = ProfileStore(), profile_key(target), soft_key(target)
+    store, key = ProfileStore(), profile_key(target)
     if choice.path is not None:
-        source = _from_profile(target, drafter, store.open(choice.path, key, soft), choice)
+        source = _from_profile(target, drafter, store.open(choice.path, key), choice)
     else:
         try:
-            lookup = store.find(key, soft)
+            lookup = store.find(key)
         except ProfileError as error:
             if choice.require:
                 hint = f"Measure one with `{calibrate_command(target)}`"

@@ -15,7 +15,7 @@ UNKNOWN = -1  # an engine's placeholder for a draft token that it does not know 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepChoice:
+class StepLengths:
     """Draft tokens to verify, by sequence, and the length of the next draft."""
 
     verified: Mapping[str, int]
@@ -53,7 +53,7 @@ class StepPilot:
         self._ended_s: float | None = None
         self._known: set[str] = set()
 
-    def choose(self, sequences: Sequence[RunningSequence]) -> StepChoice:
+    def choose(self, sequences: Sequence[RunningSequence]) -> StepLengths:
         """The choice for the step that is scheduled next."""
         policy = self.policy
         drafted = [len(sequence.draft) for sequence in sequences]
@@ -61,9 +61,9 @@ class StepPilot:
         named = {sequence.name: sequence for sequence in sequences}
         self._steps.append(StepRecord(sequences=named, start_s=self._clock_s()))
         verified = dict(zip(named, lengths, strict=True))
-        return StepChoice(verified=verified, draft_tokens=policy.draft_length(sequences))
+        return StepLengths(verified=verified, draft_tokens=policy.draft_length(sequences))
 
-    def scheduled(self, choice: StepChoice, rows: Mapping[str, int]) -> None:
+    def scheduled(self, choice: StepLengths, rows: Mapping[str, int]) -> None:
         """What the engine made of the choice: the rows of each sequence of the step."""
         if not rows:
             self._steps.pop()
@@ -157,12 +157,12 @@ class TablePilot:
     def __init__(self, table: DraftTable) -> None:
         self._table = table
 
-    def choose(self, sequences: Sequence[RunningSequence]) -> StepChoice:
+    def choose(self, sequences: Sequence[RunningSequence]) -> StepLengths:
         """The choice for the step that is scheduled next."""
         tokens = self._table.tokens(len(sequences), mean_context(sequences)) if sequences else 0
-        return StepChoice(verified={}, draft_tokens=tokens)
+        return StepLengths(verified={}, draft_tokens=tokens)
 
-    def scheduled(self, choice: StepChoice, rows: Mapping[str, int]) -> None:
+    def scheduled(self, choice: StepLengths, rows: Mapping[str, int]) -> None:
         """Nothing is noted."""
 
     def ended(self, texts: Mapping[str, Sequence[int]]) -> None:

@@ -114,7 +114,7 @@ def _weight_format(kind: str, model_bytes: float, parameters: float) -> WeightFo
     """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
     plain = re.search(r"\b(BF16|F16|F32)$", kind)
     if plain is not None:
-        return WeightFormat(dtype=_PLAIN_DTYPES[plain[1]])  # type: ignore[arg-type]
+        return WeightFormat(dtype=_PLAIN_DTYPES[plain[1]])
     name = slugify(kind.split(" ", 2)[-1])
     return WeightFormat(dtype="float16", quantization=name, weight_bytes=model_bytes / parameters)
 

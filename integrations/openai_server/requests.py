@@ -44,7 +44,7 @@ EVEN = 0.6  # least median of the intervals between tokens over their mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedPlan:
+class ServerTasks:
     """The points that a server's calibration may measure.
 
     held_out_contexts  contexts of the held-out points (`draw_contexts`)

@@ -19,8 +19,8 @@ from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
 from integrations.openai_server.client import Address, ServedModel, ServerClient
 from integrations.openai_server.requests import (
     ArrivalGuard,
-    ServedPlan,
     ServedWorkload,
+    ServerTasks,
     draw_contexts,
     forward_times,
 )
@@ -159,7 +159,7 @@ class UrlSource:
 
     def _plan(
         self, workload: ServedWorkload, *, on_cpu: bool
-    ) -> tuple[ServedPlan, tuple[str, ...]]:
+    ) -> tuple[ServerTasks, tuple[str, ...]]:
         """The points that the server can take, and remarks on what it cannot. Raises InputError."""
         settings = self._settings
         wanted = settings.contexts or (CPU_CONTEXTS if on_cpu else GPU_CONTEXTS)
@@ -189,7 +189,7 @@ class UrlSource:
             remarks.append(f"contexts in whole blocks of its cache ({blocks}): {listed}")
         if together < max(batches):
             remarks.append(f"it runs {together} requests at once: larger batches are left out")
-        plan = ServedPlan(
+        plan = ServerTasks(
             contexts=contexts,
             batches=tuple(batch for batch in batches if batch <= together),
             most_rows=most_rows,

@@ -46,7 +46,7 @@ def register() -> None:
                 logger.warning("Verification costs are vLLM's own: %s", fault)
         return manager
 
-    create_with_costs.costs_by_context = True  # type: ignore[attr-defined]
+    create_with_costs.costs_by_context = True
     setattr(adaptive_verification, CREATE, create_with_costs)
 
 

@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 from costmodel.errors import ProfileError
 from integrations.draft_lengths.acceptance import ANY_KIND, MatchedText, SeenPairs
 from integrations.draft_lengths.costs import StepCosts
-from integrations.draft_lengths.pilot import DraftTable, StepChoice, StepPilot, TablePilot
+from integrations.draft_lengths.pilot import DraftTable, StepLengths, StepPilot, TablePilot
 from integrations.draft_lengths.policy import DraftPolicy, RunningSequence
 from integrations.vllm.configuration import (
     SCHEDULE_OPTION,
@@ -53,7 +53,7 @@ class _Piloted:
         super().__init__(*args, **options)
         self._vllm_lookup = self.dynamic_sd_lookup
         self._lookups: dict[int, list[int]] = {}
-        self._choice: StepChoice | None = None
+        self._choice: StepLengths | None = None
         self._texts: dict[str, MatchedText | SeenPairs] = {}
         self.pilot = self._or_none(self._start)
 
@@ -89,7 +89,7 @@ class _Piloted:
         policy = DraftPolicy(costs, allowed, shortens=not self.ahead)
         return StepPilot(policy, ahead=self.ahead)
 
-    def _choose(self) -> StepChoice:
+    def _choose(self) -> StepLengths:
         """Ask for this step's choice, and set it where vLLM looks."""
         decoding = [
             RunningSequence(

@@ -70,7 +70,7 @@ class VllmSource:
             )
         drafter = str(DEMO_DRAFTER) if settings.drafter == "demo" else settings.drafter
         self._speculative = speculative_options(drafter, settings.max_nodes or MAX_NODES)
-        self._plan = EnginePlan(
+        self._plan = EngineTasks(
             contexts=contexts,
             batches=settings.batches or BATCHES,
             most_rows=self._speculative["num_speculative_tokens"] + 1,
@@ -160,7 +160,7 @@ class VllmSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePlan:
+class EngineTasks:
     """The points that an engine's calibration may measure."""
 
     contexts: tuple[int, ...]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +16,9 @@ from costmodel.errors import ProfileError
 from costmodel.io import now_utc, shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore, user_directory
-from decoder.device import fingerprint
+from decoder.device import fingerprint, select_device
 from decoder.model.target import Target
-from decoder.profiling.measured_profile import profile_key, soft_key
+from decoder.profiling.measured_profile import profile_key
 from lab.bench.record import Environment, ProfileInfo
 from profiler.measure.machine import collect, observe, warnings
 
@@ -24,7 +27,7 @@ def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
     """The machine as it is now, and warnings about its state."""
     metadata, activity = collect(device.index or 0 if device.type == "cuda" else None), observe()
     keys = fingerprint(device)
-    environment = Environment(
+    seen = Environment(
         created_utc=now_utc(),
         device=keys.name,
         threads=keys.threads,
@@ -37,7 +40,18 @@ def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
         absent=metadata.absent,
         busy=tuple(process.name for process in activity.processes),
     )
-    return environment, warnings(metadata, activity)
+    return seen, warnings(metadata, activity)
+
+
+def environment(device_name: str | None = None) -> dict[str, Any]:
+    """The machine, its state and the versions of the software, as studies record them."""
+    seen, _ = machine(select_device(device_name))
+    return {
+        "created_utc": seen.created_utc, "device": seen.device, "threads": seen.threads,
+        "instruction_set": seen.instruction_set, "system": platform.system(),
+        "load_average": os.getloadavg(), "busy": list(seen.busy),
+        **{name: value for name, value in seen.fields.items() if value is not None},
+    }  # fmt: skip
 
 
 def describe_profile(profile: Profile, line: str) -> ProfileInfo:
@@ -62,9 +76,8 @@ def without_home(line: str) -> str:
 
 def stored_profile(target: Target) -> tuple[Profile, str] | None:
     """The stored profile of this target and machine and a line about it; None without one."""
-    store, key, soft = ProfileStore(), profile_key(target), soft_key(target)
     try:
-        match = store.find(key, soft)
+        match = ProfileStore().find(profile_key(target))
     except ProfileError:
         return None
     made = match.profile.provenance

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any
 
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
 from decoder.arguments import ChatOptions
-from decoder.engine import Generation, SamplingOptions
+from decoder.engine import SamplingOptions, TreeDecoder
 from lab.bench.record import Prompt, PromptFile
 from profiler.commands.generate import Conversation, Turns, parse_prompt
 
@@ -34,16 +34,6 @@ class Encoded:
 
     prompt: Prompt
     ids: tuple[int, ...]
-
-
-class Encoder(Protocol):
-    """Turns texts into token ids, as a `TreeDecoder` does."""
-
-    def encode(self, prompt: str | Turns, **chat: Unpack[ChatOptions]) -> list[int]: ...
-
-    def check(self, ids: Sequence[int], max_new_tokens: int) -> None: ...
-
-    def generate(self, prompt: str | Turns, **options: Any) -> Generation: ...
 
 
 def read_files(files: Sequence[Path]) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
@@ -76,7 +66,7 @@ def read_files(files: Sequence[Path]) -> tuple[list[PromptText], tuple[PromptFil
 
 def encode_texts(
     texts: Sequence[PromptText],
-    encoder: Encoder,
+    encoder: TreeDecoder,
     new_tokens: int,
     chat: ChatOptions,
     sampling: SamplingOptions,

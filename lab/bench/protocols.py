@@ -10,7 +10,7 @@ from pathlib import Path
 
 from costmodel.errors import InputError
 from decoder.model.loading import weights_source
-from lab.bench.arms.choice import ArmChoice
+from lab.bench.arms.choice import ArmNames
 from lab.bench.arms.drafter_names import public_name
 from lab.bench.prompts import PromptText
 from lab.bench.record import PromptFile, ProtocolUse
@@ -68,11 +68,11 @@ class ProtocolRun:
         return self.models[part] + at + option
 
     @property
-    def arms(self) -> ArmChoice:
+    def arms(self) -> ArmNames:
         pairs = [(one, self.drafter(one)) for one in self.methods]
         flash = find_spec("flash_attn") is not None
         attention = [one for one in self.protocol.attention if flash or one != FLASH]
-        return ArmChoice(
+        return ArmNames(
             policies=[f"{policy}@{drafter}" for one, drafter in pairs for policy in one.policies],
             drafters=list(dict.fromkeys(drafter for _, drafter in pairs)),
             peers=["plain"],

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from costmodel.errors import InputError
 from costmodel.io import check_output
 from decoder.acceptance.sampling import Sampling
@@ -19,16 +17,16 @@ from decoder.model.loading import default_target, load_model
 from decoder.model.making import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
-from lab.bench.engines.arm import EngineSubject, check_engines, engine_runners
-from lab.bench.engines.choice import EngineChoice
+from lab.bench.engines.arm import check_engines, engine_info, engine_runners
+from lab.bench.engines.requested import RequestedEngine
 from lab.bench.environment import bandwidth_limit, describe_profile, machine, stored_profile
 from lab.bench.prompts import PromptText, encode_texts, read_files
 from lab.bench.protocols import ProtocolRun
 from lab.bench.record import BenchSettings, PromptFile, Result, write_result
-from lab.bench.schedule import Listener, Schedule, Tools, run_schedule
+from lab.bench.schedule import Listener, Schedule, run_schedule
 from profiler.calibrate.files import device_label
 from profiler.demo import PROMPTS
 from profiler.measure.lock import device_lock
@@ -48,9 +46,9 @@ class BenchOptions:
     """
 
     target: str | None = None
-    arms: ArmChoice = field(default_factory=ArmChoice)
-    engines: Sequence[EngineChoice] = ()
-    decoder: DecoderChoice = field(default_factory=DecoderChoice)
+    arms: ArmNames = field(default_factory=ArmNames)
+    engines: Sequence[RequestedEngine] = ()
+    decoder: DecodingOptions = field(default_factory=DecodingOptions)
     files: Sequence[Path] = ()
     seed: int = 0
     template: Mapping[str, Any] | None = field(default_factory=dict)
@@ -109,16 +107,9 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
         prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
-        subject = EngineSubject(
-            name=loaded.name,
-            source=loaded.source,
-            dtype=dtype_name(builder.target.dtype),
-            ends=builder.ends,
-            threads=torch.get_num_threads(),
-        )
         for warning in machine_warnings:
             listeners.say(f"warning: {warning}")
-        with engine_runners(engines, subject, listeners.say) as others:
+        with engine_runners(engines, builder.target, builder.ends, listeners.say) as others:
             runners = [*builder.runners(arms), *others]
             located = builder.profile or stored_profile(builder.target)
             schedule = Schedule(
@@ -128,11 +119,11 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
                 ends=builder.ends,
                 seed=options.seed,
                 by_round=options.decoder.by_round,
+                limit_s=bandwidth_limit(None if located is None else located[0]),
             )
-            tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
-            outcome = run_schedule(runners, schedule, tools, listeners.progress)
+            responses, failed_arms = run_schedule(runners, schedule, listeners.progress)
     settings = _settings(options, builder, files, chat=chat["chat"])
-    failed = {one.name for one in outcome.failed}
+    failed = {one.name for one in failed_arms}
     result = Result(
         environment=environment,
         settings=settings,
@@ -141,9 +132,9 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         profile=None if located is None else describe_profile(*located),
         arms=tuple(runner.arm for runner in runners if runner.arm.name not in failed),
         prompts=tuple(encoded.prompt for encoded in prompts),
-        responses=outcome.responses,
-        engines=tuple(one.info(settings.dtype) for one in engines),
-        failed=outcome.failed,
+        responses=responses,
+        engines=tuple(engine_info(one, settings.dtype) for one in engines),
+        failed=failed_arms,
         protocol=None if options.protocol is None else options.protocol.use(labels),
     )
     warnings = (*machine_warnings, *builder.warnings, *result_warnings(result))

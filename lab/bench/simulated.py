@@ -116,7 +116,7 @@ class SimulatedSession(DraftSession):
 
 
 @jit
-def _mix(state):  # type: ignore[no-untyped-def]
+def _mix(state):
     """SplitMix64's output function (Steele, Lea and Flood, 2014)."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -124,7 +124,7 @@ def _mix(state):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _key(prompt, seed):  # type: ignore[no-untyped-def]
+def _key(prompt, seed):
     """A hash of a prompt and a seed, 63 bits that Python can pass back."""
     key = _mix(np.uint64(seed) + MIX)
     for token in prompt:
@@ -133,12 +133,12 @@ def _key(prompt, seed):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _uniform(state):  # type: ignore[no-untyped-def]
+def _uniform(state):
     return float(state >> np.uint64(11)) * 2.0**-53
 
 
 @jit
-def _block(key, start, truth, width, draws):  # type: ignore[no-untyped-def]
+def _block(key, start, truth, width, draws):
     """Tokens and probabilities [depth, width] of the block that starts at position `start`."""
     confidences, tail, vocab = draws
     depth = len(truth)

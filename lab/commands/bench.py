@@ -173,9 +173,9 @@ def _check_policies(policies: tuple[str, ...]) -> None:
 
 
 def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
-    from lab.bench.arms.builder import DecoderChoice
-    from lab.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
-    from lab.bench.engines.choice import engine_choices
+    from lab.bench.arms.builder import DecodingOptions
+    from lab.bench.arms.choice import DEFAULT_POLICIES, ArmNames
+    from lab.bench.engines.requested import requested_engines
     from lab.bench.record import PEER, STUDIES
     from lab.bench.session import BenchOptions
 
@@ -186,13 +186,13 @@ def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
         values |= {"template": run.protocol.template, "ignore_eos": run.protocol.ignore_eos}
     policies = [one for one in values["policies"] if not one.startswith(PEER)]
     peers = [one.removeprefix(PEER) for one in values["policies"] if one.startswith(PEER)]
-    arms = ArmChoice(
+    arms = ArmNames(
         policies=[one for one in policies if one not in STUDIES] or DEFAULT_POLICIES,
         drafters=values["drafters"] or ("ngram",),
         studies=[one for one in policies if one in STUDIES],
         peers=[one for one in peers if one != "none"] if peers else None,
     )
-    decoder = DecoderChoice(
+    decoder = DecodingOptions(
         temperature=values["temperature"],
         ignore_eos=values["ignore_eos"],
         same_text=values["same_text"],
@@ -204,7 +204,7 @@ def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
         arms=arms if run is None else run.arms,
         decoder=decoder,
         protocol=run,
-        engines=engine_choices(values["engines"], values["engine_options"]),
+        engines=requested_engines(values["engines"], values["engine_options"]),
         **{name: values[name] for name in same},
     )
 

@@ -3,11 +3,13 @@
     python -m lab.studies.capacity_accuracy [--write]
 
 The measurements are `systems/silicon_sample.csv` of aiconfigurator-core (NVIDIA, Apache-2.0):
-Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on H100, H200 and B200, aggregated serving. Kernel times
-come from profiles composed of its operator tables. For each pair of a GPU and a model the
-overheads are fitted on all other pairs, never on rows of the pair that is scored. Those fitted on
-all rows are what plans use: `--write` puts them into calibrations/engines.yaml. NVIDIA's own
-planner is scored on the same rows from `lab/studies/results/nvidia_planner.json`.
+Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on H100, H200 and B200, aggregated serving: closed loops
+that keep C requests in flight, of which B run at once where the cache does not hold all. Kernel
+times come from profiles composed of its operator tables; `costmodel/planning/batching.py` has the
+formula. For each pair of a GPU and a model the overheads are fitted on all other pairs, never on
+rows of the pair that is scored. Those fitted on all rows are what plans use: `--write` puts them
+into calibrations/engines.yaml. NVIDIA's own planner is scored on the same rows from
+`lab/studies/results/nvidia_planner.json`.
 """
 
 from __future__ import annotations
@@ -15,31 +17,41 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from costmodel.catalog import find_target
 from costmodel.compose.profiles import ComposeOptions, compose
-from costmodel.planning.batching import Overheads
-from costmodel.planning.engines import engine_rules
+from costmodel.io import read_yaml, shipped_directory
+from costmodel.planning.batching import (
+    FACTORS,
+    OVERHEADS,
+    SERVED,
+    SHARED,
+    Cycle,
+    Overheads,
+    TokenWork,
+    cycle_work,
+    seconds_per_token,
+    work_columns,
+)
+from costmodel.planning.engines import EngineRules, engine_rules
 from costmodel.planning.forwards import TargetForward
+from costmodel.planning.request import ServingPolicy
+from costmodel.planning.servers import Server
+from costmodel.planning.traffic import Traffic
+from costmodel.statistics import Array
 from costmodel.weights import Weights
 from integrations.aiconfigurator.package import data_folder
-from lab.studies.fit_overheads import (
-    FITTED,
-    MeasuredServer,
-    ServerLoad,
-    fit_overheads,
-    steady_work,
-    write_overheads,
-)
+from lab.studies.common import RESULTS, environment, store
 
-PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"
+PLANNER = RESULTS / "nvidia_planner.json"
 MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen3-32B": "Qwen/Qwen3-32B",
@@ -57,6 +69,20 @@ SYSTEMS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200"}
 INFERENCEX_MODEL = "meta-llama/Llama-3.1-70B"
 INFERENCEX_MEAN_LENGTH = 0.9
 
+# Seconds of one unit of each fitted overhead: about its expected size.
+_UNIT_S = {
+    "layer_s": 1e-5, "prompt_layer_s": 1e-4, "step_s": 1e-3, "sequence_s": 1e-5, "device_s": 1e-3,
+    "logits": 100.0,
+}  # fmt: skip
+# Weights of the priors, in log errors a unit for 500 rows: factors are near 1, overheads are hardly
+# known, and engines differ from one another by about a third of a unit.
+_FACTOR_WEIGHT, _SHARED_WEIGHT, _ENGINE_WEIGHT = 2.0, 0.1, 0.3
+_PRIOR_ROWS = 500.0
+# SERVED ones are fitted to the rows of `served_rows.py`.
+FITTED = (*FACTORS, *OVERHEADS)
+# Beyond a log error of this size rows count less and less.
+_OUTLIER = 0.1
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRow:
@@ -67,9 +93,20 @@ class ServerRow:
     engine: str
     weights: Weights
     devices: int
-    workload: ServerLoad
+    traffic: Traffic
+    concurrency: float
     cache_fp8: bool
     async_scheduling: bool | None
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredServer:
+    """One measured time per output token, and the work that explains it."""
+
+    engine: str
+    overlaps_host: bool
+    work: TokenWork
     seconds: float
 
 
@@ -90,14 +127,14 @@ def _row(line: dict[str, str], model: str) -> ServerRow:
     stored_scales = inferencex or line["model_path"] in QUANTISED
     if weights == "fp8" and not stored_scales:
         weights = "fp8_dynamic"
-    workload = ServerLoad(
-        prompt_tokens=length * int(line["isl"]), output_tokens=length * int(line["osl"]),
-        concurrency=int(line["batch_size"]),
-    )  # fmt: skip
+    traffic = Traffic(
+        prompt_tokens=length * int(line["isl"]), output_tokens=length * int(line["osl"])
+    )
     return ServerRow(
         id=line["id"], pair=(model, line["system"]),
         engine=line["backend"], weights=cast(Weights, weights), devices=int(line["tp_size"]),
-        workload=workload, cache_fp8=weights not in ("bfloat16", "fp8_block"),
+        traffic=traffic, concurrency=int(line["batch_size"]),
+        cache_fp8=weights not in ("bfloat16", "fp8_block"),
         async_scheduling=True if inferencex and line["backend"] == "vllm" else None,
         seconds=float(line["silicon_tpot_ms"]) * 1e-3,
     )  # fmt: skip
@@ -108,7 +145,7 @@ def measured_server(row: ServerRow) -> MeasuredServer:
     version = "0.11" if row.engine == "vllm" else ""
     rules = engine_rules(row.engine, version, async_scheduling=row.async_scheduling)
     forward = _forward(row.pair, row.engine, row.weights, row.cache_fp8, row.devices)
-    work = steady_work(forward, rules, row.workload)
+    work = steady_work(forward, rules, row.traffic, row.concurrency)
     return MeasuredServer(
         engine=row.engine, overlaps_host=rules.overlaps_host, work=work, seconds=row.seconds
     )
@@ -123,6 +160,72 @@ def _forward(
         tensor_parallel=devices, weights=weights, cache="fp8" if cache_fp8 else "bfloat16",
     )  # fmt: skip
     return TargetForward(compose(options), engine)
+
+
+def steady_work(
+    forward: TargetForward, rules: EngineRules, traffic: Traffic, concurrency: float
+) -> TokenWork:
+    """Work of one token of a closed loop of so many requests, in steady state."""
+    server = Server(
+        forward=forward, rules=rules, overheads=Overheads(), policy=ServingPolicy(kind="plain")
+    )
+    held = rules.memory.tokens_held(traffic.prompt_tokens, traffic.output_tokens)
+    running = min(concurrency, max(server.cache_tokens() / held, 1.0))
+    return cycle_work(forward, rules, traffic, running, Cycle())
+
+
+def fit_overheads(rows: Sequence[MeasuredServer]) -> dict[str, Overheads]:
+    """Overheads of each engine, and `shared` ones for an engine without rows.
+
+    Robust least squares of log errors. Factors are shared by all engines; each overhead is a
+    shared one plus the engine's difference, which a prior keeps small. The fitted vector has the
+    factors, the shared overheads, then each engine's differences, in units.
+    """
+    engines = sorted({row.engine for row in rows})
+    columns = work_columns([row.work for row in rows])
+    overlaps = np.array([row.overlaps_host for row in rows])
+    measured_s = np.array([row.seconds for row in rows])
+    engine_index = np.array([engines.index(row.engine) for row in rows])
+    places = np.arange(len(FITTED) + len(engines) * len(OVERHEADS))
+    factors, differences = places < len(FACTORS), places >= len(FITTED)
+    prior = np.where(factors, 1.0, 0.0)
+    weights = np.where(differences, _ENGINE_WEIGHT, _SHARED_WEIGHT)
+    weights = np.sqrt(len(rows) / _PRIOR_ROWS) * np.where(factors, _FACTOR_WEIGHT, weights)
+    units_s = np.array([_UNIT_S[name] for name in OVERHEADS])
+    # Only a layer may take less than its operators.
+    least = np.where(np.array(OVERHEADS) == "layer_s", -np.inf, 0.0)
+
+    def coefficients(x: Array) -> Array:
+        """Factors and overheads in seconds [engines, COEFFICIENTS]."""
+        own = x[differences].reshape(len(engines), -1) + x[len(FACTORS) : len(FITTED)]
+        alike = np.broadcast_to(x[factors], (len(engines), len(FACTORS)))
+        none = np.zeros((len(engines), len(SERVED)))
+        return np.concatenate([alike, np.maximum(own, least) * units_s, none], axis=1)
+
+    def residuals(x: Array) -> Array:
+        predicted_s = seconds_per_token(columns, coefficients(x)[engine_index], overlaps)
+        robust = np.arcsinh(np.log(predicted_s / measured_s) / _OUTLIER) * _OUTLIER
+        return np.concatenate([robust, weights * (x - prior)])
+
+    def overheads(row: Array) -> Overheads:
+        return Overheads(**dict(zip(FITTED, map(float, row), strict=False)))
+
+    bounds = (np.where(differences, -5.0, 0.0), np.inf)
+    x = least_squares(residuals, np.where(factors, 1.0, 0.2), bounds=bounds).x
+    shared = coefficients(np.where(differences, 0.0, x))[0]
+    return dict(zip(engines, map(overheads, coefficients(x)), strict=True)) | {
+        SHARED: overheads(shared)
+    }
+
+
+def write_overheads(fitted: Mapping[str, Mapping[str, float]]) -> None:
+    """Put fitted numbers into the lines of engines in calibrations/engines.yaml."""
+    path = shipped_directory() / "engines.yaml"
+    text, table = path.read_text(encoding="utf-8"), read_yaml(path)
+    for engine, numbers in fitted.items():
+        row = ", ".join(f"{name}: {value:.4g}" for name, value in (table[engine] | numbers).items())
+        text = re.sub(rf"^{re.escape(engine)}: .*", f"{engine}: {{{row}}}", text, flags=re.M)
+    path.write_text(text, encoding="utf-8")
 
 
 def leave_pairs_out(pairs: Sequence[Any], servers: Sequence[MeasuredServer]) -> np.ndarray:
@@ -175,8 +278,6 @@ def planner_seconds(rows: Sequence[ServerRow]) -> np.ndarray:
 
 
 def main() -> None:
-    from lab.studies.common import environment, store
-
     path = data_folder().parent / "silicon_sample.csv"
     with path.open(encoding="utf-8", newline="") as stream:
         rows = read_rows(csv.DictReader(stream))
@@ -222,11 +323,6 @@ def main() -> None:
     store("capacity_accuracy", result)
     if "--write" in sys.argv:
         write_overheads(result["overheads"])
-
-
-def kernel_seconds(server: MeasuredServer) -> float:
-    """The work alone, without any fitted overhead."""
-    return Overheads().time_per_token_s(server.work, overlaps_host=server.overlaps_host)
 
 
 def _pair(row: ServerRow) -> str:

@@ -1,10 +1,8 @@
-"""Shared parts of the benchmark scripts: prompt sets, environment record, stored results."""
+"""Shared parts of the studies: prompt sets, the record of the machine, stored results."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,14 @@ import torch
 from numpy.typing import ArrayLike
 
 from costmodel.errors import InputError
-from decoder.device import select_device
+from costmodel.io import read_yaml
 from lab.bench.analysis.ratios import bootstrap_interval, rate_ratios
-from lab.bench.environment import machine
+from lab.bench.environment import environment as environment
 
 RESULTS = Path(__file__).parent / "results"
 AVX2 = {"ROOFTREE_CPU": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+# Servers and speed-ups that others measured.
+PUBLISHED = read_yaml(Path(__file__).with_name("published.yaml"))
 PROMPTS = Path(__file__).parents[3] / "shared" / "prompts"
 
 
@@ -30,17 +30,6 @@ def read_prompts(name: str, count: int) -> list[dict[str, str]]:
         raise SystemExit(f"{path} is not here: this benchmark needs the prompt sets")
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
-
-
-def environment(device_name: str | None = None) -> dict[str, Any]:
-    """The machine, its state and the versions of the software."""
-    seen, _ = machine(select_device(device_name))
-    return {
-        "created_utc": seen.created_utc, "device": seen.device, "threads": seen.threads,
-        "instruction_set": seen.instruction_set, "system": platform.system(),
-        "load_average": os.getloadavg(), "busy": list(seen.busy),
-        **{name: value for name, value in seen.fields.items() if value is not None},
-    }  # fmt: skip
 
 
 def store(name: str, result: dict[str, Any]) -> Path:

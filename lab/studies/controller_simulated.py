@@ -68,67 +68,38 @@ def committed_by_size(tree: DraftTree, truth: Sequence[int], max_nodes: int) -> 
     return 1 + np.searchsorted(rows, np.arange(max_nodes + 1), side="right")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedSizes:
-    """Tokens and seconds of R rounds at S tree sizes.
+@dataclass(frozen=True, slots=True)
+class CostAt:
+    """A cost model evaluated once at one context, for trees of 0 .. `most` nodes.
 
-    sizes      int [S]  nodes
-    committed  [R, S]   tokens that each size commits in each round
-    seconds    [R, S]   of the whole cycle
+    cycles_s  of a round by the nodes of its tree; `draft` and `plain` in seconds too
     """
 
-    sizes: Ints
-    committed: Array
-    seconds: Array
+    cycles_s: Array
+    draft: float
+    plain: float
+    context: int = 1024
 
-    def fixed_rates(self) -> Array:
-        """[S] tokens per second if every round had verified a tree of that size."""
-        rates: Array = self.committed.sum(axis=0) / self.seconds.sum(axis=0)
-        return rates
-
-    def best_fixed(self) -> tuple[int, float]:
-        """The size with the highest overall rate, and that rate in tokens per second."""
-        rates = self.fixed_rates()
-        best = int(np.argmax(rates))
-        return int(self.sizes[best]), float(rates[best])
-
-
-class Played:
-    """The rounds of one policy: rows of tokens, seconds and nodes."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[float, float, float]] = []
+    @classmethod
+    def of(cls, cost: Cost, context: int, most: int) -> CostAt:
+        cycles_s = cost.cycle_s(np.arange(most + 1, dtype=np.float64), context)
+        return cls(cycles_s, cost.draft_s(context), cost.plain_s(context), context)
 
     @property
-    def rounds(self) -> Array:
-        """[rounds, 3]"""
-        return np.array(self.rows, dtype=np.float64)
+    def most(self) -> int:
+        return len(self.cycles_s) - 1
 
-    @property
-    def rate(self) -> float:
-        """Tokens a second over all rounds."""
-        committed, seconds, _ = self.rounds.sum(axis=0)
-        return float(committed / seconds)
+    def plain_s(self, context: float, batch: int = 1) -> float:
+        return self.plain
 
-    @property
-    def mean_nodes(self) -> float:
-        return float(self.rounds[:, 2].mean())
+    def draft_s(self, context: float) -> float:
+        return self.draft
 
+    def sizes(self, most: int) -> Ints:
+        return np.arange(most + 1)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """The setting in which policies are compared.
-
-    cost       of rounds; a policy may use another cost model
-    context    cached tokens, the same in all rounds
-    max_nodes  of the fixed trees in hindsight
-    """
-
-    cost: Cost
-    context: int
-    max_nodes: int
-    rounds: int
-    seed: int = 0
+    def cycle_s(self, nodes: Array, context: float, batch: int = 1) -> Array:
+        return self.cycles_s[np.asarray(nodes, dtype=np.int64)]
 
 
 def draw_rounds(
@@ -144,65 +115,45 @@ def draw_rounds(
 
 
 def compare(
-    process: AcceptanceProcess, policies: Mapping[str, Policy], setting: Setting
-) -> tuple[dict[str, Played], FixedSizes]:
-    """Run every policy over the same rounds; also every fixed size of 0 .. max_nodes."""
-    played = {name: Played() for name in policies}
-    cost, context = setting.cost, setting.context
-    sizes = np.arange(setting.max_nodes + 1)
-    cycle_s = np.asarray(cost.cycle_s(sizes.astype(np.float64), context), dtype=np.float64)
-    committed = np.empty((setting.rounds, len(sizes)))
-    for index, (block, truth) in enumerate(draw_rounds(process, setting.rounds, setting.seed)):
-        largest = best_first(block, setting.max_nodes)
-        committed[index] = committed_by_size(largest, truth.tolist(), setting.max_nodes)
+    process: AcceptanceProcess,
+    policies: Mapping[str, Policy],
+    cost: CostAt,
+    rounds: int,
+    seed: int = 0,
+) -> tuple[dict[str, Array], Ints]:
+    """Play every policy over the same rounds, which pay `cost` whatever it believes itself.
+
+    Returns tokens, seconds and nodes [rounds, 3] by policy, and the tokens [rounds, sizes] that a
+    tree of each fixed size 0 .. most commits.
+    """
+    played: dict[str, list[tuple[float, float, float]]] = {name: [] for name in policies}
+    committed = []
+    for block, truth in draw_rounds(process, rounds, seed):
+        largest = best_first(block, cost.most)
+        committed.append(committed_by_size(largest, truth.tolist(), cost.most))
         for name, policy in policies.items():
-            _play(policy, played[name], (block, truth), setting)
-    seconds = np.broadcast_to(cycle_s, committed.shape)
-    return played, FixedSizes(sizes=sizes, committed=committed, seconds=seconds)
+            played[name].append(play(policy, block, truth, cost))
+    return {name: np.array(rows) for name, rows in played.items()}, np.array(committed)
 
 
-def _play(policy: Policy, played: Played, drawn: tuple[Lattice, Ints], setting: Setting) -> None:
-    """One round of one policy."""
-    block, truth = drawn
-    context, cost = setting.context, setting.cost
+def play(policy: Policy, block: Lattice, truth: Ints, cost: CostAt) -> tuple[float, float, float]:
+    """Tokens, seconds and nodes of one round of one policy."""
+    context = cost.context
     if not policy.wants_draft(context):
         plain = Accepted([], [], int(truth[0]))
         policy.observe(Round(tree=EMPTY, accepted=plain, context=context, drafted=False))
-        played.rows.append((1, cost.plain_s(context), 0))
-        return
+        return 1, cost.plain, 0
     limits = Limits(nodes=max(policy.max_nodes, 1), depth=len(truth))
     tree = policy.choose(block, context, limits)
     rows = accepted_rows(tree, truth.tolist())
-    tokens = truth[: len(rows)].tolist()
-    policy.observe(Round(tree=tree, accepted=Accepted(rows, tokens, 0), context=context))
-    cycle_s = float(cost.cycle_s(np.array([float(tree.nodes)]), context)[0])
-    played.rows.append((1 + len(rows), cycle_s, tree.nodes))
+    accepted = Accepted(rows, truth[: len(rows)].tolist(), 0)
+    policy.observe(Round(tree=tree, accepted=accepted, context=context))
+    return 1 + len(rows), float(cost.cycles_s[tree.nodes]), tree.nodes
 
 
-@dataclass(frozen=True, slots=True)
-class CostAt:
-    """A cost model evaluated once at one context."""
-
-    cycles_s: Array
-    draft: float
-    plain: float
-
-    @classmethod
-    def of(cls, cost: Cost, context: int, max_nodes: int) -> CostAt:
-        sizes = np.arange(max_nodes + 1, dtype=np.float64)
-        return cls(cost.cycle_s(sizes, context), cost.draft_s(context), cost.plain_s(context))
-
-    def plain_s(self, context: float, batch: int = 1) -> float:
-        return self.plain
-
-    def draft_s(self, context: float) -> float:
-        return self.draft
-
-    def sizes(self, most: int) -> Ints:
-        return np.arange(most + 1)
-
-    def cycle_s(self, nodes: Array, context: float, batch: int = 1) -> Array:
-        return self.cycles_s[np.asarray(nodes, dtype=np.int64)]
+def fixed_rates(committed: Ints, cost: CostAt) -> Array:
+    """[sizes] tokens per second if every round had verified a tree of that size."""
+    return committed.mean(axis=0) / cost.cycles_s
 
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm", "b200", "rtx-a6000")
@@ -229,8 +180,6 @@ class Place:
     """The costs of one device at one context: true, and by the paper's two calibrations."""
 
     name: str
-    context: int
-    max_nodes: int
     true: CostAt
     released: CostAt
     linear: CostAt
@@ -245,7 +194,7 @@ class Place:
         buckets: tuple[int, ...] = (),
     ) -> Place:
         """most: (context, nodes of the largest tree); buckets: rows that forwards are padded to."""
-        context, max_nodes = most
+        context, _ = most
         cost = replace(CycleCost.from_profile(profile), buckets=buckets)
         if draft_share:
             draft = DrafterSection(
@@ -256,20 +205,17 @@ class Place:
         # The paper's rules are priced without padding, as in the decoder.
         released = replace(cost, verify=released_calibration(profile), buckets=())
         linear = replace(cost, verify=profile.linear_calibration(), buckets=())
-        return cls(
-            name=name, context=context, max_nodes=max_nodes,
-            true=CostAt.of(cost, context, max_nodes),
-            released=CostAt.of(released, context, max_nodes),
-            linear=CostAt.of(linear, context, max_nodes),
-        )  # fmt: skip
+        true, released, linear = (CostAt.of(one, *most) for one in (cost, released, linear))
+        return cls(name=name, true=true, released=released, linear=linear)
 
     def policies(self) -> dict[str, Policy]:
+        most = self.true.most
         return {
-            "bastion": Bastion(self.true, self.max_nodes),
-            "ratio": RatioBastion(self.true, self.max_nodes),
-            "bastion:paper": PaperBastion(self.released, self.max_nodes),
-            "bastion:printed": PrintedBastion(self.linear, self.max_nodes),
-            "chain": Chain(max_nodes=self.max_nodes),
+            "bastion": Bastion(self.true, most),
+            "ratio": RatioBastion(self.true, most),
+            "bastion:paper": PaperBastion(self.released, most),
+            "bastion:printed": PrintedBastion(self.linear, most),
+            "chain": Chain(max_nodes=most),
             "plain": Plain(),
         }
 
@@ -294,19 +240,19 @@ def chunks(rounds: np.ndarray) -> np.ndarray:
     return rounds[: len(rounds) // CHUNK * CHUNK, :2].reshape(-1, CHUNK, 2).sum(axis=1)
 
 
-def outcome(place: Place, played: dict[str, Played], hindsight: Any) -> dict[str, Any]:
+def outcome(place: Place, played: Mapping[str, Array], committed: Ints) -> dict[str, Any]:
     """The speed of every policy over the best fixed size."""
-    rates = hindsight.fixed_rates()
-    best = max((n for n in FIXED if n <= place.max_nodes), key=lambda n: rates[n])
-    fixed = np.stack([hindsight.committed[:, best], hindsight.seconds[:, best]], axis=1)
+    rates = fixed_rates(committed, place.true)
+    best = max((n for n in FIXED if n < len(rates)), key=lambda n: rates[n])
+    seconds = np.full(len(committed), place.true.cycles_s[best])
+    fixed = chunks(np.column_stack([committed[:, best], seconds]))
     return {
         "best_fixed": best,
         "best_fixed_speedup": float(rates[best] * place.true.plain),
-        "best_of_all_sizes": hindsight.best_fixed()[0],
+        "best_of_all_sizes": int(np.argmax(rates)),
         "policies": {
-            name: pooled_ratio(chunks(run.rounds), chunks(fixed))
-            | {"nodes": float(run.rounds[:, 2].mean())}
-            for name, run in played.items()
+            name: pooled_ratio(chunks(rounds), fixed) | {"nodes": float(rounds[:, 2].mean())}
+            for name, rounds in played.items()
         },
     }
 
@@ -342,12 +288,8 @@ def main() -> None:
             continue
         results = []
         for seed, row in enumerate(published_rows()):
-            setting = Setting(
-                cost=place.true, context=place.context, max_nodes=place.max_nodes,
-                rounds=options.rounds, seed=seed,
-            )  # fmt: skip
-            played, hindsight = compare(process_of(row), place.policies(), setting)
-            results.append(outcome(place, played, hindsight))
+            played = compare(process_of(row), place.policies(), place.true, options.rounds, seed)
+            results.append(outcome(place, *played))
         figures = {"rounds": options.rounds} | columns(results)
         for name, ratio in figures["over_best_fixed"].items():
             print(f"{place.name} {name}: mean {ratio['mean']:.3f}, worst {ratio['worst']:.3f}")

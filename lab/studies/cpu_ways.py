@@ -111,7 +111,7 @@ def timed_products(outputs: int, inputs: int, peaks: dict[str, float]) -> list[d
     return table
 
 
-class Clock(BaseStreamer):  # type: ignore[misc]
+class Clock(BaseStreamer):
     """The times at which transformers hands out the prompt and each token."""
 
     def __init__(self) -> None:

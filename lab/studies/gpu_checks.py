@@ -43,7 +43,7 @@ def run_smoke(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     for policy in ("plain", "chain", "fixed:15", "bastion"):
         decoder = TreeDecoder(target, drafter=NgramDrafter(), policy=policy, max_nodes=63)
         for sampling in ({}, {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "seed": SEED}):
-            text = decoder.generate(prompt, max_new_tokens=16, **sampling).token_ids  # type: ignore[arg-type]
+            text = decoder.generate(prompt, max_new_tokens=16, **sampling).token_ids
             texts.setdefault(policy, []).append(text)
     differing = [policy for policy, both in texts.items() if both != texts["plain"]]
     if differing:
@@ -152,7 +152,7 @@ def timed_captures(target: Target) -> list[dict[str, float]]:
             seen.append({"seconds": took_s, "bytes": more_bytes})
             return replay
 
-        capture.record = timed  # type: ignore[method-assign]
+        capture.record = timed
     return seen
 
 

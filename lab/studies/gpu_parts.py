@@ -155,7 +155,7 @@ def open_target(
         loaded = load(part, scale)
         if before is not None:
             before(loaded)
-        _OPENED[key] = make_target(loaded, runtime=part.runtime)  # type: ignore[arg-type]
+        _OPENED[key] = make_target(loaded, runtime=part.runtime)
     return _OPENED[key]
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
+from costmodel.calibration.choices import regret_at_contexts
+from costmodel.calibration.points import ErrorSummary
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ELEMENT_BYTES
 from costmodel.roofline import Roofline, physical_bytes
@@ -28,7 +31,7 @@ from decoder.profiling.probe import time_drafter
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.arms.given_text import GivenTextTarget
 from lab.bench.simulated import SimulatedDrafter, Truth, published
-from lab.studies.common import pooled_ratio
+from lab.studies.common import environment, pooled_ratio
 from lab.studies.gpu_parts import (
     SEED,
     Part,
@@ -38,7 +41,6 @@ from lab.studies.gpu_parts import (
     profile_path,
     random_texts,
 )
-from lab.studies.held_out import summary
 from lab.training.dflash import DFlashTraining, fresh_config
 from profiler.calibrate.points import SweepPlan
 from profiler.calibrate.run import CalibrationListener, calibrate
@@ -60,7 +62,7 @@ def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         weights="random",
         device=scale.device,
         dtype=dtype_of(part, scale),
-        runtime=part.runtime,  # type: ignore[arg-type]
+        runtime=part.runtime,
         contexts=scale.contexts,
         max_nodes=scale.max_nodes,
         batches=scale.batches,
@@ -165,9 +167,38 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
             tasks, workload, instruments(workload.device), journal,
             SweepControl(limit_s=scale.held_out_s),
         )  # fmt: skip
-    return summary(profile, points_of(swept, "held_out")) | {
+    return errors_at(profile, points_of(swept, "held_out")) | {
         "skipped": {str(task.key()): reason for task, reason in swept.skipped.items()}
     }
+
+
+def errors_at(profile: Any, points: Any) -> dict[str, Any]:
+    """Errors and regret of the selected and of the linear calibration."""
+    linear = profile.calibration.linear
+    result: dict[str, Any] = {
+        "environment": environment(), "profile": profile.as_dict()["provenance"],
+        "selected": profile.calibration.selected,
+        "repeat_noise": float(np.median(points.median_error)),
+        "linear_rmse_reduction": 1 - linear.rmse_after_s / linear.rmse_before_s,
+    }  # fmt: skip
+    predicted = {
+        name: calibration.predict_s(points.rows, points.context, points.batch)
+        for name, calibration in (
+            ("linear", profile.linear_calibration()), ("selected", profile.verify_calibration()),
+        )
+    }  # fmt: skip
+    for name, predicted_s in predicted.items():
+        error = ErrorSummary.of(predicted_s, points.seconds)
+        regret = regret_at_contexts(points, predicted_s)
+        result[f"{name}_calibration"] = {
+            "median_error": error.median, "mean_error": error.mape, "worst_error": error.worst,
+            "regret_mean": regret.mean, "regret_worst": regret.worst,
+        }  # fmt: skip
+    columns = {"rows": points.rows.astype(int), "context": points.context.astype(int)}
+    columns |= {"batch": points.batch.astype(int), "measured_s": points.seconds}
+    columns |= {"predicted_s": predicted["selected"]}
+    table = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return result | {"points": [dict(zip(columns, row, strict=True)) for row in table]}
 
 
 def run_replay(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
@@ -179,7 +210,7 @@ def run_replay(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
 
     def decoder_of(policy: str, stage_times: bool = False) -> TreeDecoder:
         return TreeDecoder(
-            target,  # type: ignore[arg-type]
+            target,
             drafter=SimulatedDrafter(truth, process, vocab=target.architecture.vocab),
             policy=policy,
             max_nodes=max(scale.fixed),

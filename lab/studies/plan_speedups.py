@@ -24,18 +24,10 @@ from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from lab.bench.simulated import published
-from lab.studies.common import store
+from lab.studies.common import PUBLISHED, store
 
-DATASETS = (
-    "gsm8k", "math500", "aime25", "humaneval", "mbpp", "livecodebench", "mt_bench", "alpaca",
-)  # fmt: skip
-# Speedups over plain decoding, in the order of DATASETS (BASTION, table 1).
-MEASURED = {
-    ("Qwen/Qwen3-4B", "chain"): (5.23, 6.22, 6.16, 5.34, 5.09, 5.71, 2.74, 2.12),
-    ("Qwen/Qwen3-4B", "tree"): (7.44, 8.57, 8.23, 7.91, 7.41, 7.81, 4.53, 3.53),
-    ("Qwen/Qwen3-8B", "chain"): (4.96, 6.06, 5.91, 5.25, 4.91, 5.90, 2.81, 2.28),
-    ("Qwen/Qwen3-8B", "tree"): (6.92, 8.02, 7.69, 7.64, 7.10, 7.64, 4.31, 3.54),
-}
+DATASETS, SPEEDUPS = PUBLISHED["datasets"], PUBLISHED["speedups"]
+MEASURED = {(target, shape): row for target, of in SPEEDUPS.items() for shape, row in of.items()}
 TRAFFIC = Traffic(prompt_tokens=200, output_tokens=800)
 
 
@@ -68,7 +60,7 @@ def compare(target: str, shape: str) -> dict[str, Any]:
     found = np.array([planned(target, dataset, shape) for dataset in DATASETS])
     error = found / measured - 1
     return {
-        "target": target, "shape": shape, "datasets": list(DATASETS),
+        "target": target, "shape": shape, "datasets": DATASETS,
         "measured": measured.tolist(), "planned": [round(float(x), 3) for x in found],
         "mean_error": round(float(np.mean(np.abs(error))), 4),
         "bias": round(float(np.mean(error)), 4),

@@ -53,55 +53,21 @@ from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from integrations.aiconfigurator.package import data_folder
-from lab.studies.common import store
-from lab.studies.fit_overheads import write_overheads
+from lab.studies.capacity_accuracy import write_overheads
+from lab.studies.common import PUBLISHED, store
 
 Seconds = dict[str, float]  # by METRICS
 METRICS = ("tpot", "ttft")
-# Published checkpoints by the rows' names; those of InferenceX with experts store fp8 in blocks.
-NAMES = {
-    "llama-3.1-70b-instruct": "meta-llama/Llama-3.3-70B-Instruct",
-    "deepseek-v3": "deepseek-ai/DeepSeek-R1-0528", "gpt-oss-120b": "openai/gpt-oss-120b",
-    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic":
-        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
-    "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
-}  # fmt: skip
+CHECKPOINTS, WORKLOADS = PUBLISHED["checkpoints"], PUBLISHED["workloads"]
 GPUS = {"h100": "h100-sxm"}
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 FITTED = "llama-3.1-70b-instruct"
 RIVALS = {"AISimulate": "aisimulate", "AIConfigurator": "aic"}
 MEAN_LENGTH, WAVES = 0.9, 10  # InferenceX's share of nominal lengths, requests of each client
 BLOCK = 16  # tokens of a prompt that are computed where the rest is cached
-# Prompt and answer tokens, and (requests a second, seconds) of the stages of each workload.
-LOADS = {
-    "general-lite": (547, 248, ((2.5, 600), (6, 600))),
-    "general": (547, 248, ((8, 600), (20, 600))),
-    "codegen": (566, 247, ((5, 600), (10, 600))), "roleplay": (750, 251, ((6, 1200),)),
-    "reasoning-lite": (1034, 1448, ((1, 1200),)), "reasoning": (1034, 1448, ((4, 1200),)),
-}  # fmt: skip
 LOADED = {
     "H100 by load": "error_records.csv",
     "H100 beside LLMServingSim": "llmservingsim_error_records_matched.csv",
-}  # fmt: skip
-# Servers that speculate: target, GPUs, engine, its version, drafter, prompt and answer tokens, and
-# (requests at once, drafted): (committed, measured ms a token). Nothing is fitted to them. The GPU
-# of vLLM's issue is that of its author's other posts; SpecForge's times are requests at once over
-# tokens a second, MT-bench's first 20 questions.
-SPECULATING = {
-    "Dogacel/Qwen3-8B-DSpark": (
-        "Qwen/Qwen3-8B", 1, "vllm", "", "dspark", (200, 500),
-        {(1, 0): (1, 6.78), (32, 0): (1, 8.83), (1, 7): (2.324, 3.83), (32, 7): (2.324, 6.0)},
-    ),
-    "vllm-project/vllm#20780": (
-        "meta-llama/Llama-3.1-8B-Instruct", 1, "vllm", "0.9", "eagle3", (100, 256),
-        {(1, 0): (1, 7.07), (1, 2): (2.36, 4.32), (1, 3): (2.79, 4.09), (1, 4): (3.08, 4.05),
-         (1, 5): (3.32, 4.13), (1, 6): (3.46, 4.2), (1, 7): (3.54, 4.29)},
-    ),
-    "sgl-project/SpecForge#339": (
-        "Qwen/Qwen3-30B-A3B", 2, "sglang", "", "eagle3", (100, 500),
-        {(1, 0): (1, 4.495), (4, 0): (1, 7.064), (8, 0): (1, 10.905), (16, 0): (1, 15.795),
-         (1, 3): (1.86, 6.259), (4, 3): (1.86, 8.931)},
-    ),
 }  # fmt: skip
 
 
@@ -162,7 +128,7 @@ def inferencex(path: Path) -> Iterator[ScoredRow]:
             polls = 30 if requests >= 16 and model != "glm-5" else 10
             often = engine != "sglang" or gpu[0] == "h" or f"{model} {weights}" == "glm-5 fp8_block"
             yield scored(row, Asked(
-                target=NAMES.get(model, model),
+                target=CHECKPOINTS.get(model, model),
                 place=(GPUS.get(gpu, gpu), int(line["n_gpus"]) // ranks),
                 lengths=(MEAN_LENGTH * int(line["isl"]), MEAN_LENGTH * int(line["osl"])),
                 running=((requests / ranks, 1.0),), closed_loop=True,
@@ -189,7 +155,7 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
             place = folder, line["stage_index"], line["model"], line["hardware"], line["tp"]
             cell = seen.setdefault(place, {"rivals": defaultdict(dict), "measured": {}})
             cell["fp8"] = line["precision"] == "FP8"
-            cell["load"] = next(n for n in LOADS if n in f"{line['workload']} {folder}")
+            cell["load"] = next(n for n in WORKLOADS if n in f"{line['workload']} {folder}")
             cell["step_tokens"] = int(float(line["max_num_batched_tokens"]))
             metric = line["metric_name"].replace("itl", "tpot").removesuffix("_mean")
             cell["measured"][metric] = float(line["actual"]) / 1e3
@@ -199,7 +165,8 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
     for (folder, index, model, gpu, degree), cell in seen.items():
         if staged and int(index) < 0:
             continue
-        *lengths, stages = LOADS[cell["load"]]
+        load = WORKLOADS[cell["load"]]
+        lengths, stages = (load["prompt"], load["output"]), load["stages"]
         kept = [stages[int(index)]] if staged else stages
         kind = "experts" if re.search("Mixtral|Llama-4", model) else "dense"
         row = ScoredRow(
@@ -208,7 +175,7 @@ def by_load(path: Path, source: str) -> Iterator[ScoredRow]:
         )  # fmt: skip
         end_s, weights = cell["measured"]["e2e"], "fp8_dynamic" if cell["fp8"] else None
         yield scored(row, Asked(
-            target=NAMES.get(model, model), place=(GPUS[gpu.lower()], int(float(degree))),
+            target=CHECKPOINTS.get(model, model), place=(GPUS[gpu.lower()], int(float(degree))),
             lengths=lengths, running=tuple((r * end_s, r * spent_s) for r, spent_s in kept),
             settings={"engine_version": "0.15.1", "step_tokens": cell["step_tokens"],
                       "most_running": 128, "precision": Precision(weights=weights),
@@ -345,17 +312,17 @@ def _errors(ratios: Any) -> dict[str, float]:
 
 def speculating(name: str) -> dict[str, dict[str, float]]:
     """Planned over measured ms a token of a server that speculates, by requests and drafted."""
-    target, degree, engine, version, drafter, lengths, cells = SPECULATING[name]
-    result = {}
-    for (running, drafted), (committed, measured_ms) in cells.items():
+    one, result = PUBLISHED["speculating"][name], {}
+    for running, drafted, committed, measured_ms in one["cells"]:
         roots = np.roots([1.0] * drafted + [1 - committed]) if drafted else np.zeros(1)
         rate = max(root.real for root in roots if abs(root.imag) < 1e-9)  # sum of its powers
         request = PlanRequest(
-            target=target, gpus=("h100-sxm",), degrees=(degree,), rate=1.0,
-            traffic=Traffic(prompt_tokens=lengths[0], output_tokens=lengths[1]),
-            engine=engine, engine_version=version,
+            target=one["target"], gpus=("h100-sxm",), degrees=(one["gpus"],), rate=1.0,
+            traffic=Traffic(prompt_tokens=one["tokens"][0], output_tokens=one["tokens"][1]),
+            engine=one["engine"], engine_version=one["version"],
             policy=ServingPolicy.parse(f"chain:{drafted}" if drafted else "plain"),
-            acceptance=f"{rate:.6f}" if drafted else None, drafter=drafter if drafted else None,
+            acceptance=f"{rate:.6f}" if drafted else None,
+            drafter=one["drafter"] if drafted else None,
         )  # fmt: skip
         points = {point.running: point for point in plan(request).options[0].points}
         planned_ms = 1e3 * points[running].tpot_s
@@ -380,7 +347,7 @@ def main() -> None:
     groups = scores(rows)
     before = read_json(options.before)["groups"] if options.before else {}
     groups = {name: group | {"before": before.get(name)} for name, group in groups.items()}
-    drafted = {name: speculating(name) for name in SPECULATING}
+    drafted = {name: speculating(name) for name in PUBLISHED["speculating"]}
     store("plans_scored", {"groups": groups, "speculating": drafted})
 
 

@@ -17,16 +17,17 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from lab.bench.analysis.ratios import compare_arms
-from lab.bench.record import PLAIN, Result, read_result
-from lab.bench.report.tables import engine_tables
-from lab.studies.bench_tables import LOOKUP, arm_table, heading, main_arms, markdown, sweep_table
+from lab.bench.analysis.hindsight import HindsightRatios
+from lab.bench.analysis.ratios import Ratio, compare_arms
+from lab.bench.analysis.summary import ResultFigures
+from lab.bench.record import PLAIN, Arm, Result, read_result
+from lab.bench.report.tables import engine_tables, interval_text, number_text, ratio_text
 from lab.studies.common import RESULTS
 from lab.studies.trained import blockpilot_table, demo_table
 from profiler.cli import run
@@ -36,7 +37,7 @@ NAMES = (
     "README.md", "docs/benchmark.md", "docs/families.md", "docs/planning.md", "docs/training.md",
 )  # fmt: skip
 PAGES = tuple(ROOT / name for name in (*NAMES, "decoder/demo/README.md"))
-BEST_ARM = "bastion+ngram+demo"
+BEST_ARM, LOOKUP = "bastion+ngram+demo", "transformers:prompt-lookup"
 PLANNING = ROOT / "docs" / "planning.md"
 PLAN = re.compile(r"```console\n\$ (rooftree plan .*?[^\\])\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
@@ -65,24 +66,92 @@ def headline() -> str:
 
 
 def bench_run() -> str:
-    """The stored run: its policies, best sizes and peers, and tokens/s by tree size."""
+    """The stored run: its policies, best sizes and peers, and tokens/s by tree size, 0: plain."""
     result = bench_result()
-    arms = "\n".join(arm_table(result, main_arms(result)))
-    return "\n\n".join([heading(result), arms, "\n".join(sweep_table(result))])
+    sweeps = ResultFigures(result).hindsight.values()
+    best = {sweep.single_best for sweep in sweeps}
+    arms = [arm.name for arm in result.arms if "policies" in arm.studies or arm.name in best]
+    sizes = sorted({size.nodes for sweep in sweeps for size in sweep.sizes})
+    rates = [{one.nodes: f"{one.tokens_per_s:.1f}" for one in sweep.sizes} for sweep in sweeps]
+    rows = [[sweep.drafter, *map(by.get, sizes)] for sweep, by in zip(sweeps, rates, strict=True)]
+    tables = arm_table(result, arms), markdown(["tokens/s by nodes", *map(str, sizes)], rows)
+    return "\n\n".join([bench_heading(result), *map("\n".join, tables)])
 
 
 def bench_arms(name: str) -> str:
     """A stored run: its heading and every arm."""
     result = bench_result(name)
     arms = arm_table(result, [arm.name for arm in result.arms])
-    return "\n".join([heading(result), "", *arms])
+    return "\n".join([bench_heading(result), "", *arms])
 
 
 def bench_engines() -> str:
     """The stored run beside other engines."""
     result = bench_result("peers")
     tables = ["\n".join(markdown(one.columns, one.rows)) for one in engine_tables(result)]
-    return "\n\n".join([heading(result), *tables])
+    return "\n\n".join([bench_heading(result), *tables])
+
+
+def bench_heading(result: Result) -> str:
+    """One sentence: machine, target, settings and prompts."""
+    machine, settings = result.environment, result.settings
+    counts = {name: sum(one.set == name for one in result.prompts) for name in result.sets}
+    prompts = ", ".join(f"{count} of {name}" for name, count in counts.items())
+    versions = [
+        f"{name} {machine.fields[field]}"
+        for name, field in (("torch", "torch_version"), ("transformers", "transformers_version"))
+        if machine.fields.get(field)
+    ]
+    return (
+        f"{', '.join([machine.device, f'{machine.threads} threads', *versions])}, "
+        f"{machine.created_utc[:10]}; {result.target.name}, {settings.dtype}, "
+        f"runtime {settings.runtime}, "
+        f"T = {settings.temperature:g}, up to {settings.new_tokens} new tokens"
+        f"{', --same-text' if settings.same_text else ''}"
+        f"{', --by-round' if settings.by_round else ''}; prompts: {prompts}."
+    )
+
+
+def arm_table(result: Result, names: Iterable[str]) -> list[str]:
+    """A row for each arm: tokens per verification, and its speed over what the run has."""
+    figures = ResultFigures(result)
+    against = {own.arm: own for sweep in figures.hindsight.values() for own in sweep.against}
+    columns = (
+        "arm", "tokens a verification", "over plain", "over `chain`", "over prompt lookup",
+        "over the best size", "over the best of each set",
+    )  # fmt: skip
+    rows = [_arm_cells(figures, result.arm(name), against.get(name)) for name in names]
+    filled = [one for one in zip(columns, *rows, strict=True) if any(one[1:])]
+    head, *body = zip(*filled, strict=True)
+    return markdown(head, body)
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:
+    """The lines of a Markdown table, None as a dash."""
+    head, *body = (f"| {' | '.join(cell or '-' for cell in row)} |" for row in (columns, *rows))
+    return [head, "|---" * len(columns) + "|", *body]
+
+
+def _arm_cells(
+    figures: ResultFigures, arm: Arm, against: HindsightRatios | None
+) -> list[str | None]:
+    result, own = figures.result, figures.of(arm.name)
+    names = {one.name for one in result.arms}
+
+    def over(base: str) -> str | None:
+        comparable = arm.kind == "policy" and base in names and base != arm.name
+        return _cell(compare_arms(result, arm.name, base) if comparable else None)
+
+    return [
+        arm.name, number_text(own.tokens_per_verification, ".2f"),
+        None if arm.kind == "plain" else _cell(own.over_plain), over(f"chain+{arm.drafter}"),
+        over(LOOKUP), _cell(against and against.single), _cell(against and against.per_set),
+    ]  # fmt: skip
+
+
+def _cell(ratio: Ratio | None) -> str | None:
+    interval = interval_text(ratio)
+    return f"{ratio_text(ratio)} ({interval})" if interval else ratio_text(ratio)
 
 
 def families_table() -> str:

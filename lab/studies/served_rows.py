@@ -48,8 +48,8 @@ from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 from costmodel.statistics import Array
+from lab.studies.capacity_accuracy import write_overheads
 from lab.studies.common import environment, store
-from lab.studies.fit_overheads import write_overheads
 
 PROMPT_TOKENS = {"lm-arena-chat": 200.0, "gpqa": 250.0}
 GPUS = {"H100": "h100-sxm", "B200": "b200"}

@@ -56,7 +56,7 @@ class Examples(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._texts)
 
-    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
+    def __getitem__(self, index: int) -> Example:
         text = self._texts[index]
         digest = hashlib.sha256(repr(text.tokens).encode()).hexdigest()[:16]
         place = self._folder / f"{digest}.safetensors"

@@ -29,9 +29,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Objective(Protocol):
-    """A model to train, with its loss and its validation."""
+    """A model to train, with its loss and its validation, on hidden states of these layers."""
 
     model: nn.Module
+    layers: tuple[int, ...]
 
     def loss(
         self, example: Example, generator: torch.Generator, step: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -49,12 +49,6 @@ class Recipe(Generic[Sizes]):
     collecting: Collecting = field(default_factory=Collecting)
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     start: str | None = None
-
-
-class FeatureObjective(Objective, Protocol):
-    """An objective whose model reads hidden states of the target, given by index."""
-
-    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +152,7 @@ def learn(
     loaded: LoadedModel,
     folder: Path,
     texts: tuple[list[TrainingText], list[TrainingText]],
-    objective: FeatureObjective,
+    objective: Objective,
     settings: TrainingSettings,
     say: Say,
 ) -> Trained:

@@ -75,7 +75,7 @@ def with_stored_drafters(profile: Profile, output: Path | None) -> Profile:
             stored = Profile.from_yaml(output)
     except ProfileError:  # no profile yet, or an unreadable one
         return profile
-    if stored.differences(profile.key, profile.soft_key):
+    if stored.key.differences(profile.key):
         return profile
     for architecture_hash, drafter in stored.drafters.items():
         kind, created_utc = stored.drafter_origin(architecture_hash)

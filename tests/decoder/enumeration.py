@@ -7,10 +7,8 @@ import numpy as np
 import torch
 from scipy.stats import chi2
 
-from decoder.acceptance.drawn import DrawnTree
-from decoder.acceptance.nodes import VisitedRows
-from decoder.acceptance.rules import traversal
-from tests.decoder.models import row_paths
+from decoder.tree.draft_tree import visibility
+from tests.decoder.models import row_paths, shaped
 
 
 class Script:
@@ -70,16 +68,6 @@ def outcomes(rule):
                     waiting.append([*script.taken[:step], other])
 
 
-def visiting(rule):
-    """The rule as a function of (tree, logits, choices), which works out what it visits."""
-
-    def run(tree, logits, choices):
-        rows = VisitedRows(tree, logits, choices, whole_paths=rule is traversal)
-        return rule(tree, rows, choices)
-
-    return run
-
-
 def ordered_draws(q, count):
     """(probability, tokens) of every draw of `count` distinct tokens from q, in order."""
     for tokens in itertools.permutations(range(len(q)), count):
@@ -97,10 +85,7 @@ def ordered_draws(q, count):
 def drawn_trees(parents, q):
     """(probability, tree) of every tree of a shape; q float64 [depth, vocab]."""
     parents = np.array(parents, dtype=np.int64)
-    depths = np.zeros(len(parents) + 1, dtype=np.int64)
-    for node, parent in enumerate(parents):
-        depths[node + 1] = depths[parent] + 1
-    inner = sorted(set(parents.tolist()))
+    depths, inner = visibility(parents).sum(1) - 1, sorted(set(parents.tolist()))
     sources = np.full(len(parents) + 1, -1, dtype=np.int64)
     sources[inner] = depths[inner]
     children = {row: np.flatnonzero(parents == row) for row in inner}
@@ -111,8 +96,7 @@ def drawn_trees(parents, q):
         for row, (chance, drawn) in zip(inner, combination, strict=True):
             tokens[children[row]] = drawn
             probability *= chance
-        scores = np.ones(len(parents))
-        yield probability, DrawnTree(tokens, parents, depths[1:], scores, q, sources)
+        yield probability, shaped(parents, tokens, drawn=(q, sources))
 
 
 class Target:
@@ -143,13 +127,12 @@ class Target:
 def enumerate_rule(rule, trees, target, length):
     """Expected accepted tokens, and the distribution of the first `length` tokens emitted.
 
-    rule   of (tree, logits, choices)
+    rule   of (tree, logits), a function of the choices
     trees  iterable of (probability, tree)
     """
     emitted, accepted = {}, 0.0
     for chance, tree in trees:
-        logits = target.logits(tree)
-        for branch, result in outcomes(lambda choices: rule(tree, logits, choices)):  # noqa: B023
+        for branch, result in outcomes(rule(tree, target.logits(tree))):
             text = (*result.tokens, result.bonus)
             emitted[text] = emitted.get(text, 0.0) + chance * branch
             accepted += chance * branch * len(result.tokens)

@@ -8,6 +8,7 @@ import transformers as hf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from costmodel.architecture import ModelArchitecture
+from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.engine import TreeDecoder
@@ -15,7 +16,7 @@ from decoder.model.loading import LoadedModel
 from decoder.model.making import make_target
 from decoder.model.target import Target
 from decoder.statistics import Round
-from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
+from decoder.tree.draft_tree import CandidateTree, DraftTree, Lattice, best_first, visibility
 from decoder.tree.growth import TopPaths
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
@@ -75,6 +76,13 @@ def greedy(model, prompt, tokens):
     for _ in range(tokens):
         ids.append(int(plain_logits(model, ids)[-1].argmax()))
     return ids[len(prompt) :]
+
+
+def generated(model, prompt, tokens, **options):
+    """transformers' own greedy text."""
+    ids = torch.tensor([prompt])
+    options |= {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    return model.generate(ids, max_new_tokens=tokens, **options)[0, len(prompt) :].tolist()
 
 
 @contextmanager
@@ -178,6 +186,15 @@ class OracleDrafter(LatticeDrafter):
             row[row == token] = (token + 1) % self._vocab
             row[self._rank] = token
         return lattice
+
+
+def shaped(parents, tokens=None, scores=None, drawn=()):
+    """A draft tree by the rows of its parents; with q and sources, a drawn one."""
+    parents = np.array(parents, dtype=np.int64)
+    tokens = np.zeros_like(parents) if tokens is None else np.array(tokens, dtype=np.int64)
+    scores = np.ones(len(parents)) if scores is None else scores
+    depths = visibility(parents).sum(1)[1:] - 1
+    return (DrawnTree if drawn else DraftTree)(tokens, parents, depths, scores, *drawn)
 
 
 def random_tree(rows, seed, vocab=97):

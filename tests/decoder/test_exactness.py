@@ -125,10 +125,13 @@ def test_output_is_that_of_plain_decoding(policy, drafter, family):
         assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth_of(family)
 
 
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "plain"])
-def test_trees_are_accepted_where_the_drafter_is_right(policy):
-    """So that the cases above compare more than plain steps."""
-    decoder = decoder_for("qwen3", policy, "right")
+@pytest.mark.parametrize(("policy", "drafter"), [
+    *((policy, "right") for policy in POLICIES[1:]), ("fixed:120", "second rank"),
+    ("fixed:120", "last rank"),
+])  # fmt: skip
+def test_trees_are_accepted_where_the_drafter_is_right(policy, drafter):
+    """On whichever branch, so that the cases above compare more than plain steps."""
+    decoder = decoder_for("qwen3", policy, drafter)
     stats = decoder.generate(PROMPT, max_new_tokens=TOKENS).stats
     assert stats.accepted_tokens >= 10
     assert stats.rounds < TOKENS - 10
@@ -257,13 +260,10 @@ class TestUsable:
 class TestSlidingWindow:
     """Right beyond the window, of all layers or of some, also where a prompt takes chunks."""
 
+    LAYERS: ClassVar = {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
     MODELS: ClassVar = {
         "mistral": (MistralForCausalLM, MistralConfig, {}),
-        "gemma3": (
-            Gemma3ForCausalLM,
-            Gemma3TextConfig,
-            {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]},
-        ),
+        "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, LAYERS),
     }
 
     @pytest.mark.parametrize("family", MODELS)

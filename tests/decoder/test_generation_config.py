@@ -5,8 +5,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from lab.studies.common import greedy
-from tests.decoder.models import PROMPT, decoder_of, random_model
+from tests.decoder.models import PROMPT, decoder_of, generated, random_model
 from tests.tiny_folder import write_all
 
 OTHER = [60, 2, 60, 2, 60]
@@ -27,8 +26,8 @@ def configured(**settings):
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
 @pytest.mark.parametrize("policy", ["plain", "fixed:9"])
 def test_greedy_texts_are_those_of_transformers(settings, policy):
-    expected = [greedy(configured(**settings), prompt, 24) for prompt in (PROMPT, OTHER)]
-    free = greedy(configured(), PROMPT, 24)
+    expected = [generated(configured(**settings), prompt, 24) for prompt in (PROMPT, OTHER)]
+    free = generated(configured(), PROMPT, 24)
     assert expected[0] != free, "the setting changes nothing here"
     decoder = decoder_of(configured(**settings), policy)
     assert decoder.generate(PROMPT, max_new_tokens=24).token_ids == expected[0]

@@ -107,9 +107,9 @@ def test_an_interrupt_in_a_batch(decoder, truth, monkeypatch):
 
 def interrupt(monkeypatch, decoder, where, call):
     """KeyboardInterrupt at the given call of a method."""
-    owner = getattr(decoder, where.split(".")[0])
-    name = where.split(".")[1]
-    original, calls = getattr(owner, name), []
+    part, name = where.split(".")
+    owner, calls = getattr(decoder, part), []
+    original = getattr(owner, name)
 
     def interrupted(*args, **kwargs):
         calls.append(1)
@@ -160,34 +160,16 @@ class TestOverflow:
         assert result.token_ids == greedy(model, prompt, 12)
 
 
-THREADS, TEXTS, LENGTH = 4, 5, 24
-PROMPTS = [[5 + number, 17, 3, 88, 5 + number, 17] for number in range(THREADS)]
-
-
-@pytest.fixture(scope="module")
-def expected():
-    model = random_model("llama-gqa")
-    return [greedy(model, prompt, LENGTH) for prompt in PROMPTS]
-
-
-def in_threads(work):
-    """The results of work(number), started at once in all threads."""
-    barrier = Barrier(THREADS)
-
-    def run(number):
-        barrier.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(run, range(THREADS)))
-
-
 @pytest.mark.parametrize("policy", ["fixed:9", "chain"])
-def test_generate_gives_every_thread_its_text(expected, policy):
-    decoder = decoder_of(random_model("llama-gqa"), policy)
+def test_generate_gives_every_thread_its_text(policy):
+    model, barrier = random_model("llama-gqa"), Barrier(4)
+    prompts = [[5 + number, 17, 3, 88, 5 + number, 17] for number in range(4)]
+    expected = [greedy(model, prompt, 24) for prompt in prompts]
+    decoder = decoder_of(model, policy)
 
-    def work(number):
-        prompt = PROMPTS[number]
-        return [decoder.generate(prompt, max_new_tokens=LENGTH).token_ids for _ in range(TEXTS)]
+    def write(prompt):
+        barrier.wait()
+        return [decoder.generate(prompt, max_new_tokens=24).token_ids for _ in range(5)]
 
-    assert in_threads(work) == [[text] * TEXTS for text in expected]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write, prompts)) == [[text] * 5 for text in expected]

@@ -103,7 +103,7 @@ def call_s_per_token(responses: Sequence[Response]) -> float | None:
     return math.fsum(one.total_s for one in responses) / tokens if tokens else None
 
 
-def _ratios(seconds, responses, bases) -> dict[str, float]:  # type: ignore[no-untyped-def]
+def _ratios(seconds, responses, bases) -> dict[str, float]:
     own_s = seconds(responses)
     ratios = {name: (seconds(base), own_s) for name, base in bases.items()}
     return {name: base_s / own for name, (base_s, own) in ratios.items() if base_s and own}

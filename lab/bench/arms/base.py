@@ -1,4 +1,4 @@
-"""The protocols between arms and the harness.
+"""The arms as the harness sees them.
 
 Only the harness reads the clock and counts tokens.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from costmodel.errors import MeasurementError
 from lab.bench.record import Arm, Rounds, Update
@@ -33,33 +33,31 @@ class Details:
     warnings: tuple[str, ...] = ()
 
 
-class ArmDecoding(Protocol):
-    """One text about to be decoded."""
+class ArmDecoding:
+    """One text about to be decoded.
 
-    def run(self, put: Put) -> None:
-        """Decode, and pass tokens to `put` as soon as they are known. All of it is timed."""
+    pauses  whether other arms may run their rounds between this one's
+    """
+
+    pauses = False
+
+    def steps(self, put: Put) -> Iterator[None]:
+        """Decode, a round at each `next`, the prefill first; pass tokens to `put` once known.
+
+        Time inside counts, and no other.
+        """
+        raise NotImplementedError
 
     def details(self) -> Details:
         """Rounds, stages and warnings of the text. Not timed."""
-
-
-@runtime_checkable
-class SteppedArmDecoding(ArmDecoding, Protocol):
-    """A text that can pause after each round while other arms run theirs."""
-
-    def steps(self, put: Put) -> Iterator[None]:
-        """As `run`, one round at each `next`, the prefill first. Only time inside counts."""
-
-
-@runtime_checkable
-class UpdatingArmDecoding(ArmDecoding, Protocol):
-    """A text from which its arm learns before the next one."""
+        return Details()
 
     def rehearse(self) -> None:
         """After the warm-up's text: set updates up without learning. Not timed."""
 
-    def update(self) -> Update:
-        """Learn after a text. The harness times it and sets `seconds`."""
+    def update(self) -> Update | None:
+        """Learn after a text; the harness times it and sets `seconds`. None: nothing to learn."""
+        return None
 
 
 class ArmRunner(Protocol):
@@ -72,4 +70,4 @@ class ArmRunner(Protocol):
         """Set up once, for texts of up to `tokens` tokens with a largest tree."""
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> ArmDecoding:
-        """A text to decode. Work that every text costs belongs into `ArmDecoding.run`."""
+        """A text to decode. Work that every text costs belongs into `ArmDecoding.steps`."""

@@ -34,7 +34,7 @@ from lab.papers.specblock.updates.specblock import split_updater, updatable, upd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderChoice:
+class DecodingOptions:
     """Options that all arms of this project's decoder share."""
 
     temperature: float = 0.0
@@ -53,7 +53,7 @@ class ArmBuilder:
     """
 
     def __init__(
-        self, loaded: LoadedModel, drafters: dict[str, str], choice: DecoderChoice, seed: int = 0
+        self, loaded: LoadedModel, drafters: dict[str, str], choice: DecodingOptions, seed: int = 0
     ) -> None:
         """
         drafters  short name by the name that `--drafter` takes

@@ -22,7 +22,7 @@ _SHAPES = ("beam:4x15", "fixed:60")  # as many nodes by beam search as best firs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmChoice:
+class ArmNames:
     """The arms that the command line names; `plan_arms` checks the names.
 
     policies   for all drafters; `fixed:59@DRAFTER` for that one alone, by its name or short name
@@ -38,7 +38,7 @@ class ArmChoice:
     attention: Sequence[str] = ()
 
 
-def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tuple[Arm, ...]:
+def plan_arms(choice: ArmNames, *, causal_drafters: Iterable[str] = ()) -> tuple[Arm, ...]:
     """Plain decoding first, then all policies drafter by drafter, then the peers; each arm once.
 
     causal_drafters  labels of drafters that assisted generation can use
@@ -68,7 +68,7 @@ def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tupl
     return tuple(arms.values())
 
 
-def _policies(choice: ArmChoice) -> list[tuple[str, str, str]]:
+def _policies(choice: ArmNames) -> list[tuple[str, str, str]]:
     """(policy, variant, study) of all arms of one drafter."""
     policies = [(policy, "", "policies") for policy in choice.policies]
     if "sweep" in choice.studies:

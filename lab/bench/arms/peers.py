@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from lab.bench.arms.base import Details, Put
+from lab.bench.arms.base import ArmDecoding, Put
 from lab.bench.record import Arm
 
 LOOKUP_TOKENS = 10  # as in transformers' documentation
@@ -68,13 +68,13 @@ class PeerArm:
         return PeerArmDecoding(self._model, list(ids), arguments, seed)
 
 
-class PeerArmDecoding:
+class PeerArmDecoding(ArmDecoding):
     """One call of `generate`, whose streamer hands over the tokens."""
 
     def __init__(self, model: Any, ids: list[int], arguments: Mapping[str, Any], seed: int) -> None:
         self._model, self._ids, self._arguments, self._seed = model, ids, arguments, seed
 
-    def run(self, put: Put) -> None:
+    def steps(self, put: Put) -> Iterator[None]:
         prompt = torch.tensor([self._ids], device=self._model.device)
         devices = [self._model.device] if self._model.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # `generate` uses torch's global generator
@@ -85,10 +85,7 @@ class PeerArmDecoding:
                 streamer=_Streamer(put),
                 **self._arguments,
             )
-
-    def details(self) -> Details:
-        """Empty: transformers reports no rounds."""
-        return Details()
+        yield from ()
 
 
 class _Streamer(BaseStreamer):

@@ -15,7 +15,7 @@ from decoder.engine import Generation, TreeDecoder
 from decoder.generation import DecodeRun
 from decoder.statistics import Round
 from decoder.text import TextRequest, end_tokens
-from lab.bench.arms.base import Details, Put
+from lab.bench.arms.base import ArmDecoding, Details, Put
 from lab.bench.arms.given_text import GivenTextTarget, PlainTexts
 from lab.bench.record import Arm, Rounds, Update
 from lab.papers.specblock.updates.adaptation import AdaptiveDrafter
@@ -55,8 +55,10 @@ class TreeArm:
         return TreeArmDecoding(self._decoder, request)
 
 
-class TreeArmDecoding:
+class TreeArmDecoding(ArmDecoding):
     """One text. Rounds are recorded while the clock runs, and evaluated afterwards."""
+
+    pauses = True
 
     def __init__(self, decoder: TreeDecoder, request: TextRequest) -> None:
         self._decoder, self._request = decoder, request
@@ -66,10 +68,6 @@ class TreeArmDecoding:
             cost = decoder.cost_source.cost  # its state before the first round; profiles are shared
             self._cost = copy.deepcopy(cost, {id(cost.cost): cost.cost})
         self._run: DecodeRun | None = None
-
-    def run(self, put: Put) -> None:
-        for _ in self.steps(put):
-            pass
 
     def steps(self, put: Put) -> Iterator[None]:
         decoder = self._decoder

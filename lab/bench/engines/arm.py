@@ -7,109 +7,98 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import IO, Any
 
+import torch
+
 from costmodel.errors import InputError
+from decoder.device import dtype_name
 from decoder.drafters.factory import DEMO_DRAFTER
-from lab.bench.arms.base import ArmRunner, Details, PeerFailure, Put
+from decoder.model.target import Target
+from lab.bench.arms.base import ArmDecoding, ArmRunner, Details, PeerFailure, Put
 from lab.bench.engines import worker
-from lab.bench.engines.choice import EngineChoice, EngineEnvironment, engine_arms, look_into
 from lab.bench.engines.model_file import check_model, engine_model, precision
+from lab.bench.engines.requested import InstalledEngine, RequestedEngine, engine_arms, look_into
 from lab.bench.record import Arm, EngineInfo
 
 SPARE_TOKENS = 64  # of the longest text, for drafts beyond its end
 _UNKNOWN = -1
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSubject:
-    """The target as this run has it, which engines decode with."""
-
-    name: str
-    source: str  # folder or hub id of its weights
-    dtype: str
-    ends: frozenset[int]  # token ids that end a text
-    threads: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedEngine:
-    """An engine whose interpreter has it, and whose model is there or can be made."""
-
-    choice: EngineChoice
-    environment: EngineEnvironment
-
-    def info(self, dtype: str) -> EngineInfo:
-        """The engine for a result."""
-        return EngineInfo(
-            name=self.choice.name,
-            versions=self.environment.versions,
-            precision=precision(self.choice, dtype),
-            model="" if self.choice.model is None else Path(self.choice.model).name,
-            options={
-                name: value if isinstance(value, str | int | float | bool | None) else str(value)
-                for name, value in self.choice.arguments.items()
-            },
-        )
+def engine_info(engine: InstalledEngine, dtype: str) -> EngineInfo:
+    """The engine for a result."""
+    requested = engine.requested
+    return EngineInfo(
+        name=requested.name,
+        versions=engine.versions,
+        precision=precision(requested, dtype),
+        model="" if requested.model is None else Path(requested.model).name,
+        options={
+            name: value if isinstance(value, str | int | float | bool | None) else str(value)
+            for name, value in requested.arguments.items()
+        },
+    )
 
 
 def check_engines(
-    choices: Sequence[EngineChoice], target: str, *, greedy: bool, pretrained: bool, device: str
-) -> list[CheckedEngine]:
+    engines: Sequence[RequestedEngine], target: str, *, greedy: bool, pretrained: bool, device: str
+) -> list[InstalledEngine]:
     """Look into each engine's environment, before a model is loaded. Raises InputError."""
-    if choices and not greedy:
+    if engines and not greedy:
         raise InputError("engines decode at temperature 0", hint="Leave out --temperature.")
-    if choices and not pretrained:
+    if engines and not pretrained:
         raise InputError("engines run the target's own weights", hint="Leave out --dtype int8.")
-    checked = []
-    for choice in choices:
-        if device != "cpu" and choice.name != "vllm":
+    installed: list[InstalledEngine] = []
+    for engine in engines:
+        if device != "cpu" and engine.name != "vllm":
             raise InputError(
-                f"{choice.name} runs on a CPU here, and the target on {device}",
+                f"{engine.name} runs on a CPU here, and the target on {device}",
                 hint="Give --device cpu.",
             )
-        environment = look_into(choice)
-        check_model(choice, environment, target)
-        checked.append(CheckedEngine(choice=choice, environment=environment))
-    return checked
+        installed.append(look_into(engine))
+        check_model(installed[-1], target)
+    return installed
 
 
 @contextmanager
 def engine_runners(
-    engines: Sequence[CheckedEngine], subject: EngineSubject, say: Callable[[str], None]
+    engines: Sequence[InstalledEngine], target: Target, ends: Iterable[int], say: Say
 ) -> Iterator[list[ArmRunner]]:
-    """The arms of all engines, whose processes end with the context."""
+    """The arms of all engines, whose processes end with the context.
+
+    ends  token ids that end a text
+    """
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rooftree-engines-")))
-        runners = [arm for engine in engines for arm in _runners(engine, subject, work, say)]
+        runners = [arm for engine in engines for arm in _runners(engine, target, work, ends, say)]
         for runner in runners:
             stack.callback(runner.close)
         yield list(runners)
 
 
 def _runners(
-    engine: CheckedEngine, subject: EngineSubject, work: Path, say: Callable[[str], None]
+    engine: InstalledEngine, target: Target, work: Path, ends: Iterable[int], say: Say
 ) -> list[EngineArm]:
-    choice, environment = engine.choice, engine.environment
-    if choice.model is None and choice.kind.model:
-        say(f"converting {subject.name} for {choice.name}")
+    requested, loaded, dtype = engine.requested, target.loaded, dtype_name(target.dtype)
+    if requested.model is None and requested.kind.model:
+        say(f"converting {loaded.name} for {requested.name}")
     options = {
-        "model": engine_model(choice, environment, subject.source, subject.dtype, work),
-        "dtype": subject.dtype,
-        "threads": subject.threads,
-        "ends": sorted(subject.ends),
+        "model": engine_model(engine, loaded.source, dtype, work),
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "ends": sorted(ends),
         "drafter": str(DEMO_DRAFTER),
-        "arguments": dict(choice.arguments),
+        "arguments": dict(requested.arguments),
     }
     return [
-        EngineArm(arm, engine, options | {"mode": choice.mode(arm.policy)}, say)
-        for arm in engine_arms(choice)
+        EngineArm(arm, engine, options | {"mode": requested.mode(arm.policy)}, say)
+        for arm in engine_arms(requested)
     ]
 
 
@@ -119,7 +108,7 @@ class EngineArm:
     largest_tree = 1
 
     def __init__(
-        self, arm: Arm, engine: CheckedEngine, options: dict[str, Any], say: Callable[[str], None]
+        self, arm: Arm, engine: InstalledEngine, options: dict[str, Any], say: Say
     ) -> None:
         self.arm = arm
         self._engine, self._options, self._say = engine, options, say
@@ -128,14 +117,13 @@ class EngineArm:
     def prepare(self, tokens: int) -> None:
         """Start the engine. Raises PeerFailure where it does not start."""
         self._say(f"starting {self.arm.name}")
-        environment = self._engine.environment
         # vLLM's own advice on a CPU: other OpenMP libraries make single steps slow at times.
-        library = environment.prefix / "lib" / "libiomp5.so"
+        library = self._engine.prefix / "lib" / "libiomp5.so"
         preload = self.arm.engine == "vllm" and library.is_file()
         options = self._options | {"context": tokens + SPARE_TOKENS}
         variables = {"LD_PRELOAD": str(library)} if preload else {}
-        name = self._engine.choice.name
-        self._process = EngineProcess(environment.python, name, options, variables)
+        name = self._engine.requested.name
+        self._process = EngineProcess(self._engine.python, name, options, variables)
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> EngineArmDecoding:
         return EngineArmDecoding(self._process, list(ids), new_tokens)
@@ -145,14 +133,14 @@ class EngineArm:
             self._process.close()
 
 
-class EngineArmDecoding:
+class EngineArmDecoding(ArmDecoding):
     """One text of an engine."""
 
     def __init__(self, process: EngineProcess | None, ids: list[int], new_tokens: int) -> None:
         self._process, self._ids, self._new_tokens = process, ids, new_tokens
         self._text: list[int] | None = None
 
-    def run(self, put: Put) -> None:
+    def steps(self, put: Put) -> Iterator[None]:
         """Decode. Raises PeerFailure where the engine ends, or its text before the limit."""
         if self._process is None:
             raise PeerFailure("it was not started")
@@ -167,6 +155,7 @@ class EngineArmDecoding:
             raise PeerFailure(
                 f"its text ended after {tokens} of {self._new_tokens} tokens without an end token"
             )
+        yield from ()
 
     def details(self) -> Details:
         """The text where ids came late; engines report no rounds."""

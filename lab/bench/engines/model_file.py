@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodel.errors import InputError
 from decoder.model.demo_model import DEMO_NAME, fetch_gguf
-from lab.bench.engines.choice import EngineChoice, EngineEnvironment
+from lab.bench.engines.requested import InstalledEngine, RequestedEngine
 
 _SHORT = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 _KINDS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -18,39 +18,40 @@ _EXPORT = "optimum-cli export openvino --task text-generation-with-past --weight
 _EXPORT_LIMIT_S = 3600.0
 
 
-def check_model(choice: EngineChoice, environment: EngineEnvironment, target: str) -> None:
+def check_model(engine: InstalledEngine, target: str) -> None:
     """Raise InputError where the model in the engine's format is neither there nor can be made."""
-    if choice.name == "openvino":
-        _check_openvino(choice, environment, target)
-    elif choice.name == "llama.cpp":
-        _check_gguf(choice, target)
+    if engine.requested.name == "openvino":
+        _check_openvino(engine, target)
+    elif engine.requested.name == "llama.cpp":
+        _check_gguf(engine.requested, target)
 
 
-def engine_model(
-    choice: EngineChoice, environment: EngineEnvironment, source: str, dtype: str, work: Path
-) -> str:
+def engine_model(engine: InstalledEngine, source: str, dtype: str, work: Path) -> str:
     """The path that the engine loads; converts into the folder `work` where none is named.
 
     source  folder or hub id of the target's weights
     Raises InputError where the conversion fails.
     """
-    if choice.model is not None:
-        return str(Path(choice.model).expanduser().absolute())
-    if choice.name == "openvino":
-        return str(_export(environment, source, dtype, work))
-    if choice.name == "llama.cpp":
+    requested = engine.requested
+    if requested.model is not None:
+        return str(Path(requested.model).expanduser().absolute())
+    if requested.name == "openvino":
+        return str(_export(engine.python, source, dtype, work))
+    if requested.name == "llama.cpp":
         write_gguf(fetch_gguf(work), work / "model.gguf", dtype)
         return str(work / "model.gguf")
     return source
 
 
-def precision(choice: EngineChoice, dtype: str) -> str:
+def precision(requested: RequestedEngine, dtype: str) -> str:
     """The precision of an engine's weights and computation, in words."""
-    if choice.name == "vllm":
+    if requested.name == "vllm":
         return dtype
-    weights = {"openvino": _exported(dtype), "llama.cpp": dtype}[choice.name]
-    weights = f"{weights} weights" if choice.model is None else "weights as its model file has them"
-    return weights if choice.name == "llama.cpp" else f"{weights}, computed in {dtype}"
+    weights = {"openvino": _exported(dtype), "llama.cpp": dtype}[requested.name]
+    weights = (
+        f"{weights} weights" if requested.model is None else "weights as its model file has them"
+    )
+    return weights if requested.name == "llama.cpp" else f"{weights}, computed in {dtype}"
 
 
 def _exported(dtype: str) -> str:
@@ -58,33 +59,34 @@ def _exported(dtype: str) -> str:
     return "float32" if dtype == "float32" else "float16"
 
 
-def _check_openvino(choice: EngineChoice, environment: EngineEnvironment, target: str) -> None:
-    if choice.model is not None:
-        if not (Path(choice.model).expanduser() / "openvino_model.xml").is_file():
+def _check_openvino(engine: InstalledEngine, target: str) -> None:
+    requested = engine.requested
+    if requested.model is not None:
+        if not (Path(requested.model).expanduser() / "openvino_model.xml").is_file():
             raise InputError(
-                f"{choice.model} is not {choice.kind.model}",
+                f"{requested.model} is not {requested.kind.model}",
                 hint=f"Write it with `{_EXPORT} fp16 --model {target} FOLDER`.",
             )
-    elif not environment.exports:
+    elif not engine.exports:
         raise InputError(
-            f"OpenVINO needs {choice.kind.model}, and {environment.python} has no optimum-intel"
+            f"OpenVINO needs {requested.kind.model}, and {engine.python} has no optimum-intel"
             " to write it",
             hint=f"Write it with `{_EXPORT} fp16 --model {target} FOLDER`, and give"
             " --engine-option openvino:model=FOLDER.",
         )
 
 
-def _check_gguf(choice: EngineChoice, target: str) -> None:
-    if choice.model is not None:
-        path = Path(choice.model).expanduser()
+def _check_gguf(requested: RequestedEngine, target: str) -> None:
+    if requested.model is not None:
+        path = Path(requested.model).expanduser()
         if not path.is_file() or not is_gguf(path):
             raise InputError(
-                f"{choice.model} is not {choice.kind.model}",
+                f"{requested.model} is not {requested.kind.model}",
                 hint="Write it with llama.cpp's convert_hf_to_gguf.py --outtype bf16.",
             )
     elif target != DEMO_NAME:
         raise InputError(
-            f"llama.cpp needs {choice.kind.model}, and only the demo model's can be made here",
+            f"llama.cpp needs {requested.kind.model}, and only the demo model's can be made here",
             hint=f"Write it with llama.cpp's `convert_hf_to_gguf.py {target} --outtype bf16`, and"
             " give --engine-option llama.cpp:model=FILE.",
         )
@@ -95,11 +97,11 @@ def _check_gguf(choice: EngineChoice, target: str) -> None:
         )
 
 
-def _export(environment: EngineEnvironment, source: str, dtype: str, work: Path) -> Path:
+def _export(python: str, source: str, dtype: str, work: Path) -> Path:
     folder = work / "openvino"
     weights = {"float32": "fp32", "float16": "fp16"}[_exported(dtype)]
     arguments = ["-m", "optimum.commands.optimum_cli", *_EXPORT.split()[1:], weights]
-    command = [environment.python, *arguments, "--model", source, str(folder)]
+    command = [python, *arguments, "--model", source, str(folder)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=_EXPORT_LIMIT_S
     )

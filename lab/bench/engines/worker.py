@@ -74,7 +74,7 @@ def openvino(options: dict[str, Any]) -> Decode:
     import openvino as ov
     import openvino_genai as genai
 
-    class Streamer(genai.StreamerBase):  # type: ignore[misc]
+    class Streamer(genai.StreamerBase):
         def __init__(self, put: Put) -> None:
             super().__init__()
             self._put = put

@@ -184,7 +184,7 @@ class RankHead(nn.Sequential):
         inner = nn.Linear(hidden + SUMMARY, RANK_HIDDEN, bias=False)
         super().__init__(inner, nn.SiLU(), nn.Linear(RANK_HIDDEN, BUCKETS, bias=False))
 
-    def forward(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """[rows, 4] of normed states [rows, hidden] and their logits; neither gets a gradient."""
         features = summary(logits.detach()).nan_to_num_(0.0, 0.0, -100.0).to(hidden.dtype)
         return super().forward(torch.cat((hidden.detach(), features), dim=-1))

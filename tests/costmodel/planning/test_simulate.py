@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from costmodel.planning.batching import Overheads
+from costmodel.planning.batching import Cycle, Overheads, cycle_work
 from costmodel.planning.engines import EngineRules, MemoryRule
 from costmodel.planning.simulation.engine import SimulatedServer, simulate
 from costmodel.planning.simulation.steps import Speculation, StepGrid
 from costmodel.planning.traffic import Trace, Traffic, poisson_trace
-from lab.studies.fit_overheads import ServerLoad, steady_work
 from tests.costmodel.planning import queueing
 from tests.costmodel.planning.conftest import LineSteps, commits, plain_steps
 
@@ -250,8 +249,8 @@ def test_the_closed_form_of_a_steady_server_is_met(ranks, settings) -> None:
     found = simulate(requests, served, grid)
     kept = slice(100, -100)
     spent_s = np.sum((found.last_s - found.first_s)[kept])
-    workload = ServerLoad(prompt_tokens=500, output_tokens=200, concurrency=8)
-    work = steady_work(forward, rules, workload)
+    traffic = Traffic(prompt_tokens=500, output_tokens=200)
+    work = cycle_work(forward, rules, traffic, 8, Cycle())
     expected = overheads.time_per_token_s(work, overlaps_host=rules.overlaps_host)
     assert spent_s / np.sum(output[kept] - 1) == pytest.approx(expected, rel=0.02)
 

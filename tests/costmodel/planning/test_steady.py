@@ -1,14 +1,20 @@
 """Steady state and memory of a server, against sums by hand."""
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from costmodel.catalog import find_target
-from costmodel.errors import InputError
-from costmodel.planning.batching import chunks_of, prompt_share, prompt_work, slowest_count
+from costmodel.planning.batching import (
+    Cycle,
+    chunks_of,
+    cycle_work,
+    prompt_share,
+    prompt_work,
+    slowest_count,
+)
 from costmodel.planning.engines import (
     MemoryRule,
     ValueBytes,
@@ -16,8 +22,8 @@ from costmodel.planning.engines import (
     engine_rules,
     weight_bytes,
 )
-from lab.studies.fit_overheads import ServerLoad, cache_tokens, largest_concurrency, steady_work
-from tests.costmodel.planning.conftest import LLAMA, LineSteps
+from costmodel.planning.traffic import Traffic
+from tests.costmodel.planning.conftest import LLAMA, LineSteps, server_of
 
 VLLM, SGLANG = engine_rules("vllm"), engine_rules("sglang")
 
@@ -60,21 +66,12 @@ def test_vllms_steps_are_smaller_on_small_devices_and_on_an_a100():
 
 
 def test_steady_state_adds_up():
-    load = ServerLoad(prompt_tokens=1024, output_tokens=500, concurrency=8)
-    work = steady_work(LineSteps(), VLLM, load)
+    traffic = Traffic(prompt_tokens=1024, output_tokens=500)
+    work = cycle_work(LineSteps(), VLLM, traffic, 8, Cycle())
     assert work.running == 8
     assert work.prompts_s == pytest.approx(7 / 500 * 1024 * 20e-6)
     assert work.prompt_steps == pytest.approx(1 - math.exp(-7 / 500))  # some share a step
     assert work.attention_s == pytest.approx(8 * (1024 + 250) * 1e-8)
-
-
-def test_a_full_cache_limits_what_runs():
-    """16.06 GB of weights, 1.3 GB of cache: 10,000 tokens, 8 requests of 1024 + 400 / 2."""
-    share = (2 * 8030261248 + 10000 * 131072) / 80e9
-    tight = dataclasses.replace(VLLM, memory=MemoryRule(fraction=share, reserve_bytes=0.0))
-    load = ServerLoad(prompt_tokens=1024, output_tokens=400, concurrency=32)
-    work = steady_work(LineSteps(), tight, load)
-    assert work.running == pytest.approx(10000 / 1224)
 
 
 LARGE = find_target("meta-llama/Llama-3.1-70B-Instruct").architecture
@@ -101,18 +98,15 @@ def test_cache_tokens_of_both_rules():
     weights = 2 * 8030261248
     whole = MemoryRule(fraction=0.9, reserve_bytes=3e9)
     rest = MemoryRule(fraction=0.9, reserve_bytes=4e9, after_weights=True)
-    held = [cache_tokens(rule, LLAMA, ValueBytes(), 80e9) for rule in (whole, rest)]
+    servers = [server_of(LineSteps(), rules=replace(VLLM, memory=one)) for one in (whole, rest)]
+    held = [server.cache_tokens() for server in servers]
     free_bytes = [72e9 - weights - 3e9, 0.9 * (76e9 - weights)]
     assert held == pytest.approx([one / 131072 for one in free_bytes])
-    with pytest.raises(InputError, match=r"does not fit: 141\.1 GB") as bad:
-        cache_tokens(whole, LARGE, ValueBytes(), 80e9)
-    assert "more devices" in bad.value.hint
+    assert server_of(LineSteps(architecture=LARGE)).cache_tokens() == 0  # 141 GB of weights
 
 
-def test_concurrency():
+def test_tokens_that_a_request_holds():
     half = MemoryRule(fraction=0.9, reserve_bytes=0.0)
     whole = MemoryRule(fraction=0.9, reserve_bytes=0.0, whole_answer=True)
     assert half.tokens_held(1000, 400) == 1200
     assert whole.tokens_held(1000, 400) == 1400
-    assert largest_concurrency(12000, 1200) == 10
-    assert largest_concurrency(100, 1200) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from costmodel.errors import ProfileError
 from costmodel.io import folder_lock, shipped_directory
-from costmodel.profile.profile import Profile, ProfileKey, SoftKey
+from costmodel.profile.profile import SOFT_KEYS, Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, profile_file_name
 from tests.costmodel.conftest import altered, shipped
@@ -37,7 +37,7 @@ def test_a_saved_profile_is_found(store, profile):
     name = profile_file_name(Profile.from_yaml(STORED))
     assert name == "qwen3-4b.bfloat16-awq-4bit.graphs.tp2.yaml"
     assert path.stat().st_mode & 0o777 == 0o644
-    found = store.find(profile.key, profile.soft_key)
+    found = store.find(profile.key)
     assert found.path == path
     assert found.profile.to_yaml() == profile.to_yaml()
     assert (found.warnings, found.online_correction, found.needs_floor_probe) == ((), False, False)
@@ -46,8 +46,9 @@ def test_a_saved_profile_is_found(store, profile):
     fine_tune = dataclasses.replace(profile.target.architecture, name="me/my-fine-tune")
     key = dataclasses.replace(profile.key, architecture_hash=fine_tune.hash)
     assert store.find(key).profile.target.name == profile.target.name
-    for soft in (None, SoftKey(), SoftKey(driver="1", power_limit_w=3.0)):
-        assert not store.find(profile.key, soft).warnings
+    assert profile.key.driver is profile.key.power_limit_w is None
+    for soft in (dict.fromkeys(SOFT_KEYS), {"driver": "1", "power_limit_w": 3.0}):
+        assert not store.find(dataclasses.replace(profile.key, **soft)).warnings
 
 
 HARD = {
@@ -59,7 +60,7 @@ HARD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ProfileKey)])
+@pytest.mark.parametrize("name", HARD)
 def test_each_hard_key_refuses_and_is_named(store, profile, name):
     path = store.save(profile)
     key = dataclasses.replace(profile.key, **{name: HARD[name]})
@@ -90,11 +91,11 @@ SOFT = {"driver": "999.1", "torch": "2.99.0", "transformers": "9.9.9", "cuda": "
 SOFT |= {"power_limit_w": 150.0}
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SoftKey)])
+@pytest.mark.parametrize("name", SOFT_KEYS)
 def test_each_soft_key_warns_and_switches_correction_on(store, name):
     profile = Profile.from_yaml(STORED)
     store.save(profile)
-    found = store.find(profile.key, dataclasses.replace(profile.soft_key, **{name: SOFT[name]}))
+    found = store.find(dataclasses.replace(profile.key, **{name: SOFT[name]}))
     assert found.online_correction
     assert len(found.warnings) == 1
     assert name in found.warnings[0] and str(SOFT[name]) in found.warnings[0]
@@ -273,7 +274,7 @@ class TestAddedDrafters:
         """A cost that came meanwhile stays."""
         path = store.save(profile)
         before = Profile.from_yaml(path)
-        found = store.find(profile.key, profile.soft_key)
+        found = store.find(profile.key)
         store.add_drafter(found, "abc123", TIMED)
         after = Profile.from_yaml(path)
         assert after.drafters["abc123"] == TIMED
@@ -292,7 +293,7 @@ class TestAddedDrafters:
     @pytest.mark.parametrize("change", ["another key", "another version", "removed"])
     def test_a_file_that_is_another_meanwhile_stays(self, store, profile, change):
         path = store.save(profile)
-        found = store.find(profile.key, profile.soft_key)
+        found = store.find(profile.key)
         path.unlink()
         if change != "removed":
             runtime = {"dtype": "float16"} if change == "another key" else {"torch": "9.0"}
@@ -306,7 +307,7 @@ class TestAddedDrafters:
         "case", ["other versions", "borrowed", "shipped", "named", "read-only"]
     )
     def test_what_is_not_ones_own_is_left_alone(self, store, profile, tmp_path, monkeypatch, case):
-        key, soft, stored, folder = profile.key, profile.soft_key, profile, "user"
+        key, stored, folder = profile.key, profile, "user"
         message = "not of exactly this device, runtime and versions"
         if case in ("shipped", "named"):
             message, folder = r"none of your own in .*user", case
@@ -315,12 +316,12 @@ class TestAddedDrafters:
             made = {"kind": "composed", "source": "tables"}
             stored = altered(profile, provenance=made, runtime=KERNELS)
         elif case == "other versions":
-            soft = dataclasses.replace(soft, torch="9.0")
+            key = dataclasses.replace(key, torch="9.0")
         else:
             message = "no permission"
         path = ProfileStore([tmp_path / folder]).save(stored)
         before = path.read_bytes()
-        found = store.open(path, key, soft) if case == "named" else store.find(key, soft)
+        found = store.open(path, key) if case == "named" else store.find(key)
         assert found.same == ("exactly" not in message)
         monkeypatch.setattr("tempfile.mkstemp", failing(errno.EROFS))
         with pytest.raises(ProfileError, match=message):
@@ -330,7 +331,7 @@ class TestAddedDrafters:
     def test_writers_take_turns(self, store, profile):
         """Each reads what the other has written: no cost is lost."""
         path = store.save(profile)
-        found = store.find(profile.key, profile.soft_key)
+        found = store.find(profile.key)
         with ThreadPoolExecutor(4) as pool:
             names = [f"drafter{number}" for number in range(8)]
             with folder_lock(path.parent):

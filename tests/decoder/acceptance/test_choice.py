@@ -57,33 +57,23 @@ def test_the_papers_policies_walk_and_ddtree_does_not_temper(policy, rule, tempe
 
 
 class TopTwo(Policy):
-    """A policy of one's own."""
-
     name, max_nodes = "top-two", 2
 
     def choose(self, candidates, context, limits):
         return best_first(candidates, 2)
 
 
-def row(entropy):
-    """Logits of a uniform distribution over exp(entropy) tokens."""
-    logits = torch.full((1000,), float("-inf"))
-    logits[: round(np.exp(entropy))] = 0.0
-    return logits
-
-
 def test_auto_follows_the_entropy_of_past_rounds():
+    """Of rows that are uniform over some tokens."""
     rule = AcceptanceRule("auto", Sampling(temperature=1.0), CPU)
     assert rule.name == "walk"  # nothing is known yet
-    rule.accept(EMPTY, row(3.0)[None])
-    assert rule.name == "traversal"
-    for _ in range(400):
-        rule.accept(EMPTY, row(0.0)[None])
-    assert rule.name == "walk"
-    for _ in range(400):
-        rule.accept(EMPTY, row(np.log(2))[None])
     assert np.log(2) > ENTROPY_THRESHOLD
-    assert rule.name == "traversal"
+    for tokens, rounds, name in ((20, 1, "traversal"), (1, 400, "walk"), (2, 400, "traversal")):
+        logits = torch.full((1, 1000), float("-inf"))
+        logits[:, :tokens] = 0.0
+        for _ in range(rounds):
+            rule.accept(EMPTY, logits)
+        assert rule.name == name
 
 
 @pytest.mark.parametrize("name", ["recursive", "traversal", "auto"])

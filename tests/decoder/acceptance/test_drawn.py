@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.acceptance.drawn import (
-    DrawnTree,
-    RankExpectation,
-    draw_from_lattice,
-    least_kept,
-    without_replacement,
-)
+from decoder.acceptance import drawn as drawing
+from decoder.acceptance.drawn import RankExpectation, draw_from_lattice, without_replacement
 from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.tree.draft_tree import DraftTree, Lattice, best_first
 from tests.decoder.enumeration import chi_square_p, ordered_draws
+from tests.decoder.models import shaped
 
 DRAWS = 20_000
 DISTRIBUTIONS = torch.tensor(
@@ -65,9 +61,7 @@ def test_parents_of_one_distribution_draw_independently():
 def test_children_that_q_has_no_token_for_are_left_out():
     """Three children wanted of two possible: the third and its subtree go, rows close up."""
     q = torch.tensor([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5]])
-    parents = np.array([0, 0, 0, 3, 1], dtype=np.int64)
-    shape = DraftTree(parents * 0, parents, np.array([1, 1, 1, 2, 2]), np.arange(5.0))
-    tree = draw_from_lattice(shape, q, generator())
+    tree = draw_from_lattice(shaped([0, 0, 0, 3, 1], scores=np.arange(5.0)), q, generator())
     assert sorted(tree.tokens[:2].tolist()) == [1, 2]
     assert tree.parents.tolist() == [0, 0, 1]
     assert tree.depths.tolist() == [1, 1, 2]
@@ -96,7 +90,6 @@ def test_a_drawn_tree_has_the_shape_of_its_topology():
     ranks = np.tile([0.5, 0.2, 0.1, 0.05], (4, 1))
     shape = best_first(Lattice(np.tile(np.arange(4), (4, 1)), ranks), 40)
     tree = draw_from_lattice(shape, whole, generator(4))
-    assert isinstance(tree, DrawnTree)
     np.testing.assert_array_equal(tree.parents, shape.parents)
     np.testing.assert_array_equal(tree.scores, shape.scores)
     torch.testing.assert_close(tree.q, whole[: shape.depths.max()], rtol=0, atol=0)
@@ -117,7 +110,7 @@ def test_q_is_cut_where_the_target_would_be(sampling):
     wanted = Sampling(temperature=1.0, **sampling)
     logits = torch.randn(6, 20, generator=generator(8)) * 2
     whole = logits.softmax(-1)
-    cut = least_kept(whole.topk(10).values.double().numpy(), wanted)
+    cut = drawing.least_kept(whole.topk(10).values.double().numpy(), wanted)
     only_k = Sampling(temperature=1.0, top_k=wanted.top_k)
     for row, least in enumerate(cut):
         kept = whole[row].double().numpy() >= least
@@ -135,11 +128,8 @@ Q = torch.tensor([[CONFIDENCE, 0.2, 0.2, 0.1], [BELOW, 0.1, 0.0, 0.0]])
 
 def star(children):
     """A root with `children` drawn children, of which the first has one."""
-    parents = np.array([0] * children + [1], dtype=np.int64)
-    sources = np.full(children + 2, -1)
-    sources[[0, 1]] = [0, 1]
-    depths = np.array([1] * children + [2])
-    return DrawnTree(np.arange(children + 1), parents, depths, np.ones(children + 1), Q, sources)
+    sources = np.array([0, 1, *[-1] * children])
+    return shaped([0] * children + [1], np.arange(children + 1), drawn=(Q, sources))
 
 
 def expected(expectation, width=4, confidence=CONFIDENCE):
@@ -150,6 +140,7 @@ def expected(expectation, width=4, confidence=CONFIDENCE):
 def test_before_any_round(confidence):
     """A sub-distribution over the draws that never rises, and sure of a sure drafter."""
     found = expected(RankExpectation(), 20, confidence)
+    assert RankExpectation().lattice(np.ones(2), 5).tokens.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert found.shape == (20,)
     assert (found >= 0.0).all()
     assert found.sum() <= 1.0 + 1e-12
@@ -179,9 +170,3 @@ def test_a_deeper_node_counts_at_its_own_level():
     assert expected(expectation, 1, BELOW)[0] < 0.15
     np.testing.assert_allclose(expectation.usual_confidences(2), [CONFIDENCE, BELOW], atol=0.01)
     assert len(expectation.usual_confidences(100)) == 100
-
-
-def test_lattice_of_draws():
-    lattice = RankExpectation().lattice(np.array([0.9, 0.2]), 5)
-    assert lattice.tokens.tolist() == [[0, 1, 2, 3, 4]] * 2
-    assert lattice.probabilities[0, 0] > lattice.probabilities[1, 0]

@@ -7,24 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.acceptance.drawn import draw_levels
+from decoder.acceptance.nodes import VisitedRows
 from decoder.acceptance.rules import recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling, SeededChoices
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.tree.draft_tree import DraftTree
-from tests.decoder.enumeration import chi_square_p, visiting
-from tests.decoder.models import decoder_of, paths_of, plain_logits, random_model, target_of
+from tests.decoder.enumeration import chi_square_p
+from tests.decoder.models import decoder_of, paths_of, plain_logits, random_model, shaped, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
 
 
 def shape(*parents):
     """A topology whose tokens are all wrong."""
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent] + 1)
-    scores = np.linspace(0.9, 0.1, len(parents))
-    return DraftTree(np.full(len(parents), 96), np.array(parents), np.array(depths[1:]), scores)
+    return shaped(parents, [96] * len(parents), np.linspace(0.9, 0.1, len(parents)))
 
 
 CHAIN = shape(0, 1, 2, 3)
@@ -37,13 +32,6 @@ def seeded(seed):
 
 def session_of(model, prompt, **options):
     return CausalLMDrafter(target_of(model), **options).start(np.array(prompt), None)
-
-
-def assert_distributed(counts, expected):
-    """Counted outcomes against their probabilities."""
-    assert set(counts) <= set(expected)
-    wanted = np.array(list(expected.values())) * sum(counts.values())
-    assert chi_square_p([counts[outcome] for outcome in expected], wanted) > 1e-3
 
 
 @pytest.mark.parametrize("topology", [CHAIN, BUSHY, shape(0), shape(0, 0, 0)])
@@ -70,36 +58,6 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
     np.testing.assert_array_equal(again.tokens, tree.tokens)
 
 
-class Table:
-    """A drafter of given distributions: the same below every node of a level."""
-
-    def __init__(self, *rows):
-        self.rows = torch.tensor(rows)
-
-    def root(self):
-        return self.rows[:1]
-
-    def expand(self, frontier):
-        return self.rows[frontier.depth].expand(len(frontier.rows), -1)
-
-
-@pytest.mark.slow
-def test_draws_have_the_probabilities_of_ordered_draws():
-    """Two children of the root and one below the first, over three tokens."""
-    first, second = [0.6, 0.3, 0.1], [0.2, 0.2, 0.6]
-    table, topology = Table(first, second), shape(0, 0, 1)
-    expected = {
-        (a, b, c): first[a] * first[b] / (1.0 - first[a]) * second[c]
-        for a, b, c in itertools.product(range(3), repeat=3)
-        if a != b
-    }
-    generator, rounds = seeded(11), 4000
-    counts = Counter(
-        tuple(draw_levels(topology, table, generator, 8).tokens.tolist()) for _ in range(rounds)
-    )
-    assert_distributed(counts, expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [recursive_rejection, traversal])
 @pytest.mark.parametrize("topology", [shape(0, 1), shape(0, 0, 1)])
@@ -121,12 +79,15 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
     for _ in range(rounds):
         tree = session.draw(np.array(text), topology, 1.0, generator)
         logits = torch.stack([known[path] for path in paths_of(tree)])
-        outcome = visiting(rule)(tree, logits, choices)
+        rows = VisitedRows(tree, logits, choices, whole_paths=rule is traversal)
+        outcome = rule(tree, rows, choices)
         emitted = (*outcome.tokens, outcome.bonus)[:2]
         if len(emitted) == 1:
             emitted = (*emitted, choices(known[emitted]))
         counts[emitted] += 1
-    assert_distributed(counts, expected)
+    assert set(counts) <= set(expected)
+    observed = [counts[outcome] for outcome in expected]
+    assert chi_square_p(observed, np.array(list(expected.values())) * rounds) > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])

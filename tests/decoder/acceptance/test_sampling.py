@@ -6,13 +6,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoder.acceptance.rules import AcceptanceRule
-from decoder.acceptance.sampling import (
-    BY_ITSELF,
-    Sampling,
-    SeededChoices,
-    _beyond_top_p,
-    target_distribution,
-)
+from decoder.acceptance.sampling import BY_ITSELF, Sampling, SeededChoices, target_distribution
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.runtime.eager import greedy_tokens
 
@@ -27,30 +21,14 @@ def transformers_distribution(logits, sampling):
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 0.01])
+@pytest.mark.parametrize("top_p", [1.0, 0.999, 0.9, 0.5, 0.01])
 @pytest.mark.parametrize("top_k", [0, 1, 7, 500])
 def test_same_distribution_as_transformers(temperature, top_p, top_k):
-    logits = torch.randn(300, generator=torch.Generator().manual_seed(3)) * 3
+    generator = torch.Generator().manual_seed(3)
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
-    ours = target_distribution(logits, sampling)
-    torch.testing.assert_close(ours, transformers_distribution(logits, sampling))
-
-
-@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
-def test_top_p_leaves_out_what_a_sort_of_all_would(top_p):
-    for seed in range(20):
-        generator = torch.Generator().manual_seed(seed)
-        logits = torch.randn(500, generator=generator, dtype=torch.float64) * 3.0
-        probabilities = logits.softmax(-1)
-        order = sorted(range(500), key=lambda i: -float(probabilities[i]))
-        kept, total = set(), 0.0
-        for token in order:  # the smallest set that reaches top_p
-            kept.add(token)
-            total += float(probabilities[token])
-            if total >= top_p:
-                break
-        beyond = _beyond_top_p(probabilities, top_p)
-        assert set(torch.nonzero(~beyond).flatten().tolist()) == kept
+    for logits in 3.0 * torch.randn(9, 300, generator=generator):
+        ours = target_distribution(logits, sampling)
+        torch.testing.assert_close(ours, transformers_distribution(logits, sampling))
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}, {"top_k": 290}])

@@ -83,12 +83,16 @@ def test_files_that_say_nothing_of_weights(made, name, content, message):
         drafter(folder)
 
 
-def test_a_hub_that_does_not_have_it(made, monkeypatch):
+@pytest.fixture
+def no_hub(monkeypatch):
     def snapshot_download(name, **options):
         huggingface_hub.utils.validate_repo_id(name)
         raise LocalEntryNotFoundError("the hub cannot be reached")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+def test_a_hub_that_does_not_have_it(made, no_hub):
     drafter, _, _ = made
     with pytest.raises(InputError, match="'z-lab/some' is no folder here, and the hub"):
         drafter("z-lab/some")
@@ -117,17 +121,13 @@ class TestKinds:
             load_drafter(str(folder), draft_target())
         assert "ngram" in raised.value.hint
 
-    def test_nothing_there(self, tmp_path, monkeypatch):
-        def snapshot_download(name, **options):
-            raise LocalEntryNotFoundError("the hub cannot be reached")
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-        with pytest.raises(InputError, match="there is no folder"):
-            load_drafter(str(tmp_path / "nowhere"), draft_target())
-        with pytest.raises(InputError, match="the hub does not give it"):
-            load_drafter("n-gram", draft_target())
-        with pytest.raises(InputError, match="name is empty"):
-            load_drafter(" ", draft_target())
+    @pytest.mark.parametrize(("name", "message"), [
+        ("./nowhere", "there is no folder"), ("n-gram", "the hub does not give it"),
+        (" ", "name is empty"),
+    ])  # fmt: skip
+    def test_nothing_there(self, no_hub, name, message):
+        with pytest.raises(InputError, match=message):
+            load_drafter(name, draft_target())
 
 
 KEPT = np.arange(1, VOCAB, 3)
@@ -154,15 +154,12 @@ def test_its_candidates_are_the_whole_heads_best_among_them(tmp_path):
     assert not found.whole[:, rest].any()
 
 
-@pytest.mark.parametrize(
-    "content", ["[3, 2]", "[]", '{"a": 1}', "[1, 1]", "[-1, 2]", "[1.5]", "no"]
-)
-def test_a_damaged_list_is_refused(tmp_path, content):
-    target = draft_target()
-    folder, _, _ = dflash_folder(tmp_path)
-    (folder / FILE).write_text(content)
-    with pytest.raises(InputError, match=FILE):
-        DFlashDrafter(target, folder)
+def test_a_damaged_list_is_refused(tmp_path):
+    target, folder = draft_target(), dflash_folder(tmp_path)[0]
+    for content in ("[3, 2]", "[]", '{"a": 1}', "[1, 1]", "[-1, 2]", "[1.5]", "no"):
+        (folder / FILE).write_text(content)
+        with pytest.raises(InputError, match=FILE):
+            DFlashDrafter(target, folder)
 
 
 def test_tokens_that_the_target_lacks_are_refused():

@@ -194,42 +194,34 @@ class TestAgainstTheReference:
             torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
 
 
-class TestLattice:
-    def test_weights_that_are_no_numbers_propose_nothing(self, tmp_path):
-        target = draft_target()
-        folder = dflash_folder(tmp_path / "draft")[0]
-        model = DFlashModel.load(folder, read_config(folder), torch.empty(0, dtype=target.dtype))
-        model.norm.weight.fill_(torch.nan)
-        drafter = DFlashDrafter(target, model)
-        *_, (session, context) = rounds(target, drafter, PROMPT, [])
-        lattice = session.draft(context, whole(width=5))
-        assert (lattice.probabilities == 0).all()
-        assert ((lattice.tokens >= 0) & (lattice.tokens < VOCAB)).all()
+def test_weights_that_are_no_numbers_propose_nothing(tmp_path):
+    target = draft_target()
+    folder = dflash_folder(tmp_path / "draft")[0]
+    model = DFlashModel.load(folder, read_config(folder), torch.empty(0, dtype=target.dtype))
+    model.norm.weight.fill_(torch.nan)
+    drafter = DFlashDrafter(target, model)
+    *_, (session, context) = rounds(target, drafter, PROMPT, [])
+    lattice = session.draft(context, whole(width=5))
+    assert (lattice.probabilities == 0).all()
+    assert ((lattice.tokens >= 0) & (lattice.tokens < VOCAB)).all()
 
 
 class TestCheckpoints:
-    def test_the_published_layout_of_five_layers(self, tmp_path):
-        folder, _, tensors = dflash_folder(
+    def test_the_published_layout_of_five_layers_is_read_and_saved(self, tmp_path):
+        folder, config, tensors = dflash_folder(
             tmp_path / "draft", num_hidden_layers=5, layer_types=["full_attention"] * 5
         )
         assert len(tensors) == 58
         drafter = DFlashDrafter(draft_target(), folder)
-        loaded = plain_state(drafter.model)
-        assert set(loaded) == set(tensors)
-        for name, tensor in tensors.items():
-            torch.testing.assert_close(loaded[name], tensor, atol=0, rtol=0)
         assert (drafter.max_depth, drafter.feature_layers) == (4, (1, 3, 5))
-
-    def test_saving_gives_the_same_files(self, tmp_path):
-        folder, config, tensors = dflash_folder(tmp_path / "draft")
-        target = draft_target()
-        DFlashDrafter(target, folder).model.save(tmp_path / "saved")
+        drafter.model.save(tmp_path / "saved")
         assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
         saved = load_file(tmp_path / "saved" / "model.safetensors")
-        assert set(saved) == set(tensors)
-        for name, tensor in tensors.items():
-            torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
-        DFlashDrafter(target, tmp_path / "saved")
+        for found in (plain_state(drafter.model), saved):
+            assert set(found) == set(tensors)
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(found[name], tensor, atol=0, rtol=0)
+        DFlashDrafter(draft_target(), tmp_path / "saved")
 
     @torch.inference_mode()
     @pytest.mark.parametrize("own_tables", [False, True])

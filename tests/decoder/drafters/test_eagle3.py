@@ -12,11 +12,10 @@ from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.linear import plain_state
-from decoder.tree.draft_tree import DraftTree
 from decoder.tree.growth import TopPaths
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import EAGLE3, HIDDEN, LAYERS, PROMPT, VOCAB, draft_target, rms
-from tests.decoder.models import as_paths, greedy, paths_of, request
+from tests.decoder.models import as_paths, greedy, paths_of, request, shaped
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -160,24 +159,19 @@ class TestAgainstTheReference:
 
     @torch.inference_mode()
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
-        """Every parent's children come from the reference's q below its path."""
         target = draft_target()
         folder, config, tensors = made.eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
         drafter = Eagle3Drafter(target, folder)
         *_, (session, context) = made.rounds(target, drafter, PROMPT, [1])
         reference = Reference(config, tensors, target, context)
-        parents = np.array([0, 0, 1, 1, 2, 3, 5])
-        depths = np.array([1, 1, 2, 2, 2, 3, 3])
-        shape = DraftTree(np.zeros(7, np.int64), parents, depths, np.ones(7))
-        tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
+        parents = [0, 0, 1, 1, 2, 3, 5]
+        tree = session.draw(context, shaped(parents), 0.8, torch.Generator().manual_seed(3))
         np.testing.assert_array_equal(tree.parents, parents)
         paths = paths_of(tree)
-        for row in sorted(set(parents.tolist())):
-            drawn = tree.q[tree.sources[row]]
-            assert drawn.shape == (VOCAB,)
+        for row in set(parents):
             expected = reference.q(paths[row], temperature=0.8)
-            for token in range(VOCAB):
-                assert float(drawn[token]) == pytest.approx(expected.get(token, 0.0), abs=1e-5)
+            wanted = [expected.get(token, 0.0) for token in range(VOCAB)]
+            assert tree.q[tree.sources[row]].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 class TestCheckpoints:

@@ -9,12 +9,12 @@ import torch
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
-from decoder.tree.draft_tree import DraftTree, Lattice
+from decoder.tree.draft_tree import Lattice
 from decoder.tree.growth import TopPaths
 from decoder.tree.pairs import PairLattice
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import ACCEPTED, PROMPT, VOCAB, WINDOWED, draft_target, rounds
-from tests.decoder.models import greedy, random_model, request, target_of
+from tests.decoder.models import greedy, random_model, request, shaped, target_of
 from tests.decoder.replay import ReplayCapture
 
 REQUEST = request(4, 8, TopPaths(width=4, frontier=3, max_depth=4))
@@ -126,9 +126,7 @@ class TestTheSameCandidates:
     @pytest.mark.parametrize("case", ["dflash2", "domino", "eagle3", "autoregressive"])
     def test_drawn_trees_have_the_same_q(self, tmp_path, case):
         eager, graphed, _ = pair(tmp_path, case)
-        parents, depths = np.array([0, 0, 1, 1, 2, 3]), np.array([1, 1, 2, 2, 2, 3])
-        shape = DraftTree(np.zeros(6, np.int64), parents, depths, np.ones(6))
-        drawn = []
+        shape, drawn = shaped([0, 0, 1, 1, 2, 3]), []
         for target, drafter in (eager, graphed):
             *_, (session, context) = rounds(target, drafter, PROMPT, [2])
             generator = torch.Generator().manual_seed(3)
@@ -138,39 +136,32 @@ class TestTheSameCandidates:
 
 
 @pytest.mark.slow
-class TestDecoding:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("case", ["dflash", "dflash2", "domino", "eagle3", "autoregressive"])
-    def test_ragged_batches_and_texts_one_after_the_other(self, tmp_path, case):
-        """Plain decoding's tokens; texts share the captures, whatever their number and lengths."""
-        _, (target, drafter), capture = pair(tmp_path, case)
-        decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
-        prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
-        truths = [greedy(target.model, prompt, 8) for prompt in prompts]
-        for _ in range(2):
-            results = decoder.generate_batch(prompts, max_new_tokens=8)
-            assert [result.token_ids for result in results] == truths
-        recorded = capture.recorded
+@pytest.mark.parametrize("case", ["dflash", "domino", "eagle3", "autoregressive"])
+def test_ragged_batches_share_the_captures_of_texts_before(tmp_path, case):
+    _, (target, drafter), capture = pair(tmp_path, case)
+    decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
+    prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
+    truths, recorded = [greedy(target.model, prompt, 8) for prompt in prompts], []
+    for _ in range(3):
         results = decoder.generate_batch(prompts, max_new_tokens=8)
         assert [result.token_ids for result in results] == truths
-        assert capture.recorded == recorded  # nothing new for texts like those before
-        assert target.runtime.warnings == ()
+        recorded.append(capture.recorded)
+    assert recorded[1] == recorded[2] and target.runtime.warnings == ()
 
 
-class TestWhereItCannotBeCaptured:
-    @torch.inference_mode()
-    @pytest.mark.parametrize("case", ["dflash", "eagle3"])
-    def test_out_of_memory_is_said_once_a_bucket(self, tmp_path, case, caplog):
-        eager, graphed, capture = pair(tmp_path, case, fail_from=0)
-        walks = [rounds(target, drafter, PROMPT, ACCEPTED) for target, drafter in (eager, graphed)]
-        with caplog.at_level(logging.WARNING):
-            for (session, context), (other, _) in zip(*walks, strict=True):
-                expected, found = (own.draft(context, REQUEST) for own in (session, other))
-                assert_same(found, expected)
-        notes = graphed[0].runtime.capture.notes
-        assert capture.recorded == 0
-        assert len(set(notes)) == len(notes) == own_captures(graphed[1], graphed[0])
-        assert all("is not captured: CUDA out of memory" in note for note in notes)
-        assert set(notes) <= set(graphed[0].runtime.warnings)
-        said = [record for record in caplog.records if "running eagerly" in record.message]
-        assert len(said) == len(notes)
+@torch.inference_mode()
+@pytest.mark.parametrize("case", ["dflash", "eagle3"])
+def test_out_of_memory_is_said_once_a_bucket(tmp_path, case, caplog):
+    eager, graphed, capture = pair(tmp_path, case, fail_from=0)
+    walks = [rounds(target, drafter, PROMPT, ACCEPTED) for target, drafter in (eager, graphed)]
+    with caplog.at_level(logging.WARNING):
+        for (session, context), (other, _) in zip(*walks, strict=True):
+            expected, found = (own.draft(context, REQUEST) for own in (session, other))
+            assert_same(found, expected)
+    notes = graphed[0].runtime.capture.notes
+    assert capture.recorded == 0
+    assert len(set(notes)) == len(notes) == own_captures(graphed[1], graphed[0])
+    assert all("is not captured: CUDA out of memory" in note for note in notes)
+    assert set(notes) <= set(graphed[0].runtime.warnings)
+    said = [record for record in caplog.records if "running eagerly" in record.message]
+    assert len(said) == len(notes)

@@ -31,7 +31,7 @@ from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime import kernels
 from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
-from lab.studies.common import environment, store
+from lab.bench.environment import environment
 
 # Bytes of shared memory that one program may use (CUDA C++ Programming Guide, technical
 # specifications by compute capability).
@@ -210,7 +210,8 @@ def main() -> None:
     over = [row for row in rows if row["shared_bytes"] > row["shared_limit_bytes"]]
     made = {"environment": environment("cpu"), "kernels": rows, "over_the_limit": len(over)}
     others = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
-    store("compiled_kernels", others | {f"triton {triton.__version__}": made})
+    stored = others | {f"triton {triton.__version__}": made}
+    STORED.write_text(json.dumps(stored, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

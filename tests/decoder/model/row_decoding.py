@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from decoder.tree.draft_tree import DraftTree, visibility
-from lab.studies.families import VOCAB
+from tests.decoder.models import SIZES
 
 
 def tree_of(shape: str, nodes: int, random: np.random.Generator) -> DraftTree:
@@ -22,7 +22,8 @@ def tree_of(shape: str, nodes: int, random: np.random.Generator) -> DraftTree:
         "random": np.array([random.integers(max(0, row - 3), row + 1) for row in rows], dtype=int),
     }[shape]
     depths = visibility(parents).sum(1)[1:] - 1
-    return DraftTree(random.integers(1, VOCAB, nodes), parents, depths, np.full(nodes, 0.5))
+    tokens = random.integers(1, SIZES["vocab_size"], nodes)
+    return DraftTree(tokens, parents, depths, np.full(nodes, 0.5))
 
 
 def paths_of(tree: DraftTree) -> list[list[int]]:

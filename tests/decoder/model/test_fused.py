@@ -10,17 +10,11 @@ from decoder.model.making import make_target
 from decoder.model.runtime.fused import fuse, unfuse
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import weights_note
-from tests.decoder.models import (
-    FAMILIES,
-    PROMPT,
-    plain_logits,
-    random_model,
-    random_tree,
-    target_of,
-)
+from tests.decoder import models
+from tests.decoder.models import PROMPT, plain_logits, random_model, random_tree
 
 UNFUSED = ("gpt-neox", "qwen3-moe")
-FUSIBLE = [family for family in FAMILIES if family not in UNFUSED]
+FUSIBLE = [family for family in models.FAMILIES if family not in UNFUSED]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -91,10 +85,7 @@ def test_layers_that_cannot_be_fused_are_left():
     model = random_model("llama-gqa")
     layer = model.model.layers[0]
 
-    class Adapted(torch.nn.Linear):
-        """A product changed by an adapter."""
-
-    layer.mlp.up_proj.__class__ = Adapted
+    layer.mlp.up_proj.__class__ = type("Adapted", (torch.nn.Linear,), {})
     assert fuse(model) == 1
     assert "forward" not in layer.__dict__
 
@@ -116,7 +107,7 @@ def test_fused_layers_on_the_device(family, dtype):
 
 
 def test_random_routing_is_said_in_the_profile():
-    target = target_of(random_model("llama-gqa"))
+    target = models.target_of(random_model("llama-gqa"))
     assert weights_note(target) == "random weights"
     target.architecture = replace(target.architecture, experts=8, active_experts=2, expert_ffn=16)
     assert "random routing" in weights_note(target)

@@ -9,7 +9,7 @@ from costmodel.errors import InputError
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
-from lab.studies.families import tiny_model
+from lab.tiny_models import tiny_model
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
 SHAPE = CacheShape(layers=LAYERS, kv_heads=HEADS, head_dim=WIDTH)

@@ -11,7 +11,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.model.quantization import check_loadable
-from decoder.profiling.measured_profile import find_peaks, profile_key, soft_key, subject_of
+from decoder.profiling.measured_profile import find_peaks, profile_key, subject_of
 from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import change_config, isolate, write_config, write_weights
@@ -61,17 +61,17 @@ def test_settings_that_are_none(settings, tmp_path):
 def test_a_gptq_model_does_not_find_the_profile_of_plain_weights(tmp_path):
     plain = target_of(random_model("llama-gqa", dtype=torch.float32))
     ProfileStore().save(quick_profile(plain, NgramDrafter()))
-    assert ProfileStore().find(profile_key(plain), soft_key(plain))
+    assert ProfileStore().find(profile_key(plain))
     model = random_model("llama-gqa", dtype=torch.float32)
     model.config.quantization_config = GPTQ
     quantised = target_of(model)
     assert quantised.architecture.hash == plain.architecture.hash
     with pytest.raises(ProfileError, match="quantization none, here gptq-4bit-g128"):
-        ProfileStore().find(profile_key(quantised), soft_key(quantised))
+        ProfileStore().find(profile_key(quantised))
     path = ProfileStore().save(quick_profile(quantised, NgramDrafter()))
     assert path.name.startswith("random.float32-gptq-4bit-g128.")
-    assert ProfileStore().find(profile_key(quantised), soft_key(quantised)).path == path
-    assert ProfileStore().find(profile_key(plain), soft_key(plain)).path != path
+    assert ProfileStore().find(profile_key(quantised)).path == path
+    assert ProfileStore().find(profile_key(plain)).path != path
 
 
 @pytest.mark.parametrize(("settings", "packages"), [

@@ -7,8 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from lab.studies.common import greedy as generated
-from tests.decoder.models import SIZES, decoder_of, greedy, random_model
+from tests.decoder.models import SIZES, decoder_of, generated, greedy, random_model
 
 SWITCH, WIDTH = 40, 4  # tokens with the first factors; half of a head's width
 PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 97, 60)]
@@ -42,11 +41,9 @@ def model_of(rope, **sizes):
 ], ids=["up to the switch", "behind it", "to its edge"])  # fmt: skip
 def test_longrope_on_either_side(policy, borrowed, prompt, tokens):
     truth = generated(model_of(longrope()), PROMPT[:prompt], tokens)
-    model = model_of(longrope())
     assert truth == greedy(model_of(longrope()), PROMPT[:prompt], tokens)
-    decoder = (
-        TreeDecoder.from_pretrained(model, policy=policy) if borrowed else decoder_of(model, policy)
-    )
+    opened = TreeDecoder.from_pretrained if borrowed else decoder_of
+    decoder = opened(model_of(longrope()), policy=policy)
     for _ in range(2):  # the second text finds the model as the first left it
         assert decoder.generate(PROMPT[:prompt], max_new_tokens=tokens).token_ids == truth
 
@@ -76,25 +73,16 @@ def test_prompts_on_both_sides_are_not_decoded_together():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_dynamic_factors_are_those_of_texts_that_fit(policy):
-    """A tree reaches behind the last position, where the factors of all rows would change."""
-    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
-    model = model_of(rope, max_position_embeddings=48)
-    truth = generated(model_of(rope, max_position_embeddings=48), PROMPT[:12], 36)
-    decoder = decoder_of(model, policy)
+@pytest.mark.parametrize(("kind", "positions", "more"), [
+    ("dynamic", 48, {}), ("linear", 24, {}), ("yarn", 24, {"original_max_position_embeddings": 24}),
+])  # fmt: skip
+def test_texts_up_to_the_last_position(policy, kind, positions, more):
+    """A tree reaches behind that position, where dynamic factors of all rows would change."""
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 2.0} | more
+    truth = generated(model_of(rope, max_position_embeddings=positions), PROMPT[:12], 36)
+    decoder = decoder_of(model_of(rope, max_position_embeddings=positions), policy)
     for _ in range(2):
         assert decoder.generate(PROMPT[:12], max_new_tokens=36).token_ids == truth
-    with pytest.raises(InputError, match="exceed the 48 positions"):
-        decoder.generate(PROMPT[:12], max_new_tokens=37)
-
-
-@pytest.mark.parametrize("kind", ["yarn", "linear"])
-def test_scaled_positions_are_decoded_to_their_end(kind):
-    rope = {"type": kind, "rope_theta": 10_000.0, "factor": 2.0}
-    rope |= {"original_max_position_embeddings": 24} if kind == "yarn" else {}
-    truth = generated(model_of(rope, max_position_embeddings=24), PROMPT[:12], 36)
-    decoder = decoder_of(model_of(rope, max_position_embeddings=24), "fixed:4")
-    assert decoder.generate(PROMPT[:12], max_new_tokens=36).token_ids == truth
     with pytest.raises(InputError, match="exceed the 48 positions"):
         decoder.generate(PROMPT[:12], max_new_tokens=37)
 

@@ -16,10 +16,9 @@ from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.recurrence import Ancestors, StateCache, path_windows
 from decoder.model.target import Step
-from lab.studies.common import greedy
-from lab.studies.families import VOCAB, HidingDrafter, tiny_model
+from lab.tiny_models import VOCAB, tiny_model
 from tests.decoder.model.row_decoding import decoded, off, paths_of, read, tree_of
-from tests.decoder.models import target_of
+from tests.decoder.models import OracleDrafter, generated, target_of
 from tests.tiny_folder import isolate
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17, 60]
@@ -169,12 +168,12 @@ def test_a_prompt_in_pieces_and_sequences_of_a_batch(kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_are_transformers_own(kind):
     model = hybrid(kind)
-    truth = greedy(model, PROMPT, 14, pad_token_id=0)
+    truth = generated(model, PROMPT, 14, pad_token_id=0)
     second = [*PROMPT, *truth, 9, 8, 7]  # a chat's second turn
-    follows = greedy(model, second, 5, pad_token_id=0)
+    follows = generated(model, second, 5, pad_token_id=0)
     for owned, policy in ((False, "plain"), (False, "beam:3x4"), (True, "fixed:7")):
         target = make_target(borrow_model(copy.deepcopy(model) if owned else model), owned=owned)
-        drafter = "ngram" if policy == "plain" else HidingDrafter([*PROMPT, *truth])
+        drafter = "ngram" if policy == "plain" else OracleDrafter([*PROMPT, *truth], VOCAB)
         decoder = TreeDecoder(target, drafter=drafter, policy=policy)
         assert decoder.generate(PROMPT, max_new_tokens=14).token_ids == truth
         assert decoder.generate(second, max_new_tokens=5).token_ids == follows
@@ -183,7 +182,7 @@ def test_texts_are_transformers_own(kind):
 def test_texts_of_a_batch_and_of_a_stream_are_those_alone():
     model = hybrid("qwen3_5_text")
     prompts = [PROMPT, PROMPT[:4], [1, 2, 3]]
-    truths = [greedy(model, prompt, 24, pad_token_id=0) for prompt in prompts]
+    truths = [generated(model, prompt, 24, pad_token_id=0) for prompt in prompts]
     decoder = TreeDecoder(target_of(model), policy="fixed:7")
     together = decoder.generate_batch(prompts, max_new_tokens=24)
     assert [one.token_ids for one in together] == truths
@@ -198,7 +197,7 @@ def test_a_drafter_with_states_of_its_own(drafting):
     drafter = CausalLMDrafter(target_of(hybrid(drafting)), target=target)
     decoder = TreeDecoder(target, drafter=drafter, policy="chain")
     finished = decoder.generate(PROMPT, max_new_tokens=24)
-    assert finished.token_ids == greedy(hybrid("qwen3_5_text"), PROMPT, 24, pad_token_id=0)
+    assert finished.token_ids == generated(hybrid("qwen3_5_text"), PROMPT, 24, pad_token_id=0)
     assert not finished.stats.warnings
     assert finished.stats.rounds < 10 or drafting == "falcon_h1"  # the same model is right
 

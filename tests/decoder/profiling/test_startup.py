@@ -16,7 +16,7 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.capture import BUCKETS
 from decoder.profiling import measured_profile as measuring
 from decoder.profiling import probe
-from decoder.profiling.measured_profile import profile_key, soft_key
+from decoder.profiling.measured_profile import profile_key
 from decoder.profiling.probe import POINTS, quick_profile, time_drafter
 from decoder.profiling.startup import ProfileChoice, calibrate_command, find_cost
 from tests.conftest import DATA
@@ -182,7 +182,7 @@ class TestNotFound:
         assert first.profile.provenance.kind == "quick"
         assert first.profile.provenance.points == len(POINTS)
         assert first.profile.key == profile_key(target)
-        assert first.profile.soft_key == soft_key(target)
+        assert first.profile.key == profile_key(target)
         again = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
         assert again.line.startswith(f"profile {path} (quick")
         assert again.cost.draft_s(100) > 0

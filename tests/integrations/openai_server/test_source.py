@@ -21,8 +21,8 @@ from integrations.openai_server import source as module
 from integrations.openai_server.client import Address, ServerClient
 from integrations.openai_server.requests import (
     ArrivalGuard,
-    ServedPlan,
     ServedWorkload,
+    ServerTasks,
     draw_contexts,
     lm_head_s,
 )
@@ -305,7 +305,9 @@ def test_the_plan_has_held_out_points_of_its_own():
     contexts = (128, 2048)
     drawn = draw_contexts(contexts, 5)
     assert all(128 <= context <= 2048 for context in drawn) and len(set(drawn)) == 3
-    plan = ServedPlan(contexts=contexts, batches=(1, 4), most_rows=16, held_out_contexts=(128, 640))
+    plan = ServerTasks(
+        contexts=contexts, batches=(1, 4), most_rows=16, held_out_contexts=(128, 640)
+    )
     shape = {(task.size, task.context) for task in plan.grid()}
     held_out = {(task.size, task.context) for task in plan.held_out()}
     assert not shape & held_out

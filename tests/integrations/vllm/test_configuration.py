@@ -16,7 +16,7 @@ from integrations.vllm.configuration import (
     speculative_options,
 )
 from integrations.vllm.engine import StepTime
-from integrations.vllm.source import EnginePlan, EngineWorkload
+from integrations.vllm.source import EngineTasks, EngineWorkload
 from profiler.calibrate.sweep import Task
 from tests.integrations.made_engine_profile import make_engine_profile
 
@@ -115,7 +115,7 @@ def test_differing_keys_are_named(monkeypatch):
     assert differing_keys(key, None) == ["max_num_seqs 8, here 4"]
 
 
-PLAN = EnginePlan(contexts=(64, 256, 2048), batches=(1, 2, 8), most_rows=16, drafts=True)
+PLAN = EngineTasks(contexts=(64, 256, 2048), batches=(1, 2, 8), most_rows=16, drafts=True)
 
 
 class NotedEngine(SimpleNamespace):
@@ -133,7 +133,7 @@ def engine() -> NotedEngine:
 def test_held_out_points_depend_on_the_seed_alone():
     drawn = PLAN.held_out()
     assert drawn == PLAN.held_out()
-    other = EnginePlan(contexts=(64, 2048), batches=(1, 8), most_rows=16, drafts=False, seed=1)
+    other = EngineTasks(contexts=(64, 2048), batches=(1, 8), most_rows=16, drafts=False, seed=1)
     assert other.held_out() != drawn
     for task in drawn:
         assert 64 <= task.context <= 2048 and 1 <= task.batch <= 8 and 1 <= task.size <= 16
@@ -147,7 +147,7 @@ def test_drafts_form_a_full_grid():
     axes = [{getattr(task, name) for task in tasks} for name in ("batch", "size", "context")]
     assert axes == [{1, 8}, {0, 1, 7, 15}, {64, 2048}]
     assert len(set(tasks)) == len(tasks) == 2 * 4 * 2
-    without = EnginePlan(contexts=(64, 2048), batches=(1,), most_rows=16, drafts=False)
+    without = EngineTasks(contexts=(64, 2048), batches=(1,), most_rows=16, drafts=False)
     assert without.draft_tasks() == []
 
 

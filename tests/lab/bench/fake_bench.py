@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lab.bench.arms.base import Details, Put
+from lab.bench.arms.base import ArmDecoding, Put
 from lab.bench.prompts import Encoded
 from lab.bench.record import Arm, Result
-from lab.bench.schedule import Schedule, Tools, run_schedule
+from lab.bench.schedule import Schedule, run_schedule
 from tests.lab.bench.made_bench import prompt, result, settings
 
 END = 9
@@ -47,19 +47,14 @@ class FakeArm:
     def prepare(self, tokens: int) -> None: ...
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> FakeDecoding:
-        kind = FakeSteppedDecoding if self.stepped else FakeDecoding
-        return kind(self, self.text(ids))
+        return FakeDecoding(self, self.text(ids))
 
 
-class FakeDecoding:
+class FakeDecoding(ArmDecoding):
     def __init__(self, runner: FakeArm, text: list[int]) -> None:
-        self.runner, self.text = runner, text
+        self.runner, self.text, self.pauses = runner, text, runner.stepped
 
-    def run(self, put: Put) -> None:
-        for _ in self._rounds(put):
-            pass
-
-    def _rounds(self, put: Put) -> Iterator[None]:
+    def steps(self, put: Put) -> Iterator[None]:
         own = self.runner
         own.clock.now_s += own.prefill_s
         wanted, at = put(self.text[:1]), 1
@@ -68,16 +63,6 @@ class FakeDecoding:
             own.clock.now_s += own.round_s
             wanted = put(self.text[at : at + own.tokens_a_round])
             at += own.tokens_a_round
-
-    def details(self) -> Details:
-        return Details()
-
-
-class FakeSteppedDecoding(FakeDecoding):
-    """One that waits behind each round."""
-
-    def steps(self, put: Put) -> Iterator[None]:
-        yield from self._rounds(put)
 
 
 def encoded(name: str, ids: Sequence[int], prompt_set: str = "set") -> Encoded:
@@ -97,10 +82,10 @@ def schedule(prompts: int = 2, **changed: Any) -> Schedule:
 
 def run(own: Sequence[FakeArm], plan: Schedule, **changed: Any) -> Result:
     """All responses of a schedule, on the first runner's clock, as a result."""
-    outcome = run_schedule(own, plan, Tools(clock=own[0].clock))
+    responses, failed = run_schedule(own, replace(plan, clock=own[0].clock))
     usual = {"settings": settings(new_tokens=plan.new_tokens, repeats=plan.repeats)}
-    usual["failed"] = outcome.failed
-    lost = {one.name for one in outcome.failed}
+    usual["failed"] = failed
+    lost = {one.name for one in failed}
     arms = [one.arm for one in own if one.arm.name not in lost]
     prompts = [one.prompt for one in plan.prompts]
-    return result(arms, prompts, outcome.responses, **usual | changed)
+    return result(arms, prompts, responses, **usual | changed)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -117,14 +116,13 @@ class TestPapers:
         assert tree_depth("fixed:16") is None
 
 
-class TestVerification:
-    def test_a_text_cut_within_a_round(self) -> None:
-        """Rounds emit 3, 1 and 4 tokens after the first; of the last only 2 are kept."""
-        own = rounds(nodes=(4, 0, 4), accepted=(2, 0, 3))
-        one = response("a", "p", tokens=1 + 3 + 1 + 2, decode_s=1.0, rounds=own)
-        found = verification([(one, own)])
-        assert found.pooled == pytest.approx(6 / 3)
-        assert found.pooled_without_bonus == pytest.approx((2 + 0 + 2) / 3)
+def test_a_text_cut_within_a_round() -> None:
+    """Rounds emit 3, 1 and 4 tokens after the first; of the last only 2 are kept."""
+    own = rounds(nodes=(4, 0, 4), accepted=(2, 0, 3))
+    one = response("a", "p", tokens=1 + 3 + 1 + 2, decode_s=1.0, rounds=own)
+    found = verification([(one, own)])
+    assert found.pooled == pytest.approx(6 / 3)
+    assert found.pooled_without_bonus == pytest.approx((2 + 0 + 2) / 3)
 
 
 class TestFigures:
@@ -163,56 +161,52 @@ def sweep_result(times: dict[str, list[float]]) -> Result:
     return result(arms, prompts, responses)
 
 
-class TestHindsight:
-    TIMES: ClassVar = {
-        "plain": [4.0, 4.0, 4.0, 4.0], "fixed:3+d": [2.0, 2.0, 3.0, 5.0],
-        "fixed:7+d": [3.0, 1.0, 5.0, 6.0], "bastion+d": [2.0, 1.5, 3.0, 4.5],
-    }  # fmt: skip
-
-    def test_against_what_can_be_added_up_by_hand(self) -> None:
-        found = hindsight(sweep_result(self.TIMES), "d")
-        sizes = {size.nodes: size.arm for size in found.sizes}
-        assert sizes == {0: "plain", 3: "fixed:3+d", 7: "fixed:7+d"}
-        assert found.single_best == "fixed:3+d"  # 12 s, against 16 and 15
-        assert found.set_best == {"a": "fixed:3+d", "b": "plain"}  # b: 8 s (fixed:3 too), 11
-        assert found.prompt_tokens_per_s == pytest.approx(40 / (2 + 1 + 3 + 4))
-        (bastion,) = found.against
-        assert bastion.arm == "bastion+d"
-        assert bastion.single.pooled == pytest.approx(12 / 11)
-        assert bastion.per_set.pooled == pytest.approx((4 + 8) / 11)
-        assert bastion.per_prompt.pooled == pytest.approx(10 / 11)
+TIMES = {
+    "plain": [4.0, 4.0, 4.0, 4.0], "fixed:3+d": [2.0, 2.0, 3.0, 5.0],
+    "fixed:7+d": [3.0, 1.0, 5.0, 6.0], "bastion+d": [2.0, 1.5, 3.0, 4.5],
+}  # fmt: skip
 
 
-class TestAcceptance:
-    def chain(self) -> Result:
-        own = rounds(nodes=(3,) * 8, accepted=(3, 0, 1, 2, 3, 0, 2, 1))
-        responses = [
-            response("plain", "p", 9, 2.0),
-            response("chain+d", "p", 9, 1.0, rounds=own),
-            response("fixed:2+d", "p", 9, 1.0, rounds=rounds((2,) * 4, (0, 1, 2, 1))),
-            response("fixed:4+d", "p", 9, 1.0, rounds=rounds((4, 4, 0), (3, 2, 0), (3, 3, 0))),
-        ]
-        arms = [
-            arm("plain"),
-            arm("chain+d", drafter="d"),
-            arm("fixed:2+d", policy="fixed:2", drafter="d", nodes=2),
-            arm("fixed:4+d", policy="fixed:4", drafter="d", nodes=4),
-        ]
-        return result(arms, [prompt("p")], responses)
+def test_hindsight_is_what_can_be_added_up_by_hand() -> None:
+    found = hindsight(sweep_result(TIMES), "d")
+    sizes = {size.nodes: size.arm for size in found.sizes}
+    assert sizes == {0: "plain", 3: "fixed:3+d", 7: "fixed:7+d"}
+    assert found.single_best == "fixed:3+d"  # 12 s, against 16 and 15
+    assert found.set_best == {"a": "fixed:3+d", "b": "plain"}  # b: 8 s (fixed:3 too), 11
+    assert found.prompt_tokens_per_s == pytest.approx(40 / (2 + 1 + 3 + 4))
+    (bastion,) = found.against
+    assert bastion.arm == "bastion+d"
+    assert bastion.single.pooled == pytest.approx(12 / 11)
+    assert bastion.per_set.pooled == pytest.approx((4 + 8) / 11)
+    assert bastion.per_prompt.pooled == pytest.approx(10 / 11)
 
-    def test_planning_reads_a_result(self, tmp_path) -> None:
-        found = self.chain()
-        path = tmp_path / "out.json"
-        write_result(found, path, **derived(found))
-        read = find_acceptance(str(path), "any target")
-        # 8 rounds: 6, 4 and 2 of them accepted 1, 2 and 3 tokens.
-        assert read.chain == pytest.approx([1, 1 + 6 / 8, 1 + 10 / 8, 1 + 12 / 8])
-        assert read.kind == "recorded"
-        sweep = find_acceptance(f"{path}#fixed:4+d", "any target")
-        # 4 nodes were asked for in three rounds; for one of them there was no candidate.
-        assert sweep.tree == pytest.approx([1.0, 1.5, 2.0, 2 + 1 / 3, 2 + 2 / 3])
-        with pytest.raises(InputError, match=r"no acceptance of 'plain'.*chain\+d, fixed:2\+d"):
-            find_acceptance(f"{path}#plain", "any target")
+
+def test_planning_reads_a_result(tmp_path) -> None:
+    own = rounds(nodes=(3,) * 8, accepted=(3, 0, 1, 2, 3, 0, 2, 1))
+    responses = [
+        response("plain", "p", 9, 2.0),
+        response("chain+d", "p", 9, 1.0, rounds=own),
+        response("fixed:2+d", "p", 9, 1.0, rounds=rounds((2,) * 4, (0, 1, 2, 1))),
+        response("fixed:4+d", "p", 9, 1.0, rounds=rounds((4, 4, 0), (3, 2, 0), (3, 3, 0))),
+    ]
+    arms = [
+        arm("plain"),
+        arm("chain+d", drafter="d"),
+        arm("fixed:2+d", policy="fixed:2", drafter="d", nodes=2),
+        arm("fixed:4+d", policy="fixed:4", drafter="d", nodes=4),
+    ]
+    found = result(arms, [prompt("p")], responses)
+    path = tmp_path / "out.json"
+    write_result(found, path, **derived(found))
+    read = find_acceptance(str(path), "any target")
+    # 8 rounds: 6, 4 and 2 of them accepted 1, 2 and 3 tokens.
+    assert read.chain == pytest.approx([1, 1 + 6 / 8, 1 + 10 / 8, 1 + 12 / 8])
+    assert read.kind == "recorded"
+    sweep = find_acceptance(f"{path}#fixed:4+d", "any target")
+    # 4 nodes were asked for in three rounds; for one of them there was no candidate.
+    assert sweep.tree == pytest.approx([1.0, 1.5, 2.0, 2 + 1 / 3, 2 + 2 / 3])
+    with pytest.raises(InputError, match=r"no acceptance of 'plain'.*chain\+d, fixed:2\+d"):
+        find_acceptance(f"{path}#plain", "any target")
 
 
 class TestWarnings:

@@ -16,8 +16,8 @@ from decoder.model.making import make_target
 from decoder.model.target import Step, Target
 from decoder.profiling.probe import quick_profile
 from decoder.profiling.startup import ProfileChoice
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.peers import PeerArm, share_weights
 from lab.bench.arms.tree_decoder import TreeArm
 from lab.bench.environment import bandwidth_limit
@@ -49,7 +49,7 @@ def loaded(folder: Path):
 
 def builder_of(folder, drafters: dict[str, str], calibrate: bool = False, **choice) -> ArmBuilder:
     profile = ProfileChoice(calibrate=calibrate)
-    return ArmBuilder(loaded(folder), drafters, DecoderChoice(profile=profile, **choice))
+    return ArmBuilder(loaded(folder), drafters, DecodingOptions(profile=profile, **choice))
 
 
 def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
@@ -60,48 +60,45 @@ def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
         pieces.append(list(tokens))
         return True
 
-    runner.start(ids, new_tokens, seed).run(put)
+    for _ in runner.start(ids, new_tokens, seed).steps(put):
+        pass
     assert len(pieces) > 1
     return [token for piece in pieces for token in piece]
 
 
-class TestPeers:
-    def peer(self, model, temperature=0.0, **options) -> PeerArm:
-        return PeerArm(Arm(name="x", kind="peer", policy="x"), model, temperature, options)
+def test_peers_are_untouched_by_what_ours_does(folder: Path, expected) -> None:
+    def peer(**options) -> PeerArm:
+        return PeerArm(Arm(name="x", kind="peer", policy="x"), model, 0.0, options)
 
-    def test_peers_are_untouched_by_what_ours_does(self, folder: Path, expected) -> None:
-        own = loaded(folder)
-        before = own.model.config._attn_implementation
-        model = share_weights(own.model, frozenset())
-        target = make_target(own, fused=False, runtime="eager")
-        assert own.model.config._attn_implementation != before
-        assert model.config._attn_implementation == before
-        theirs = dict(model.named_parameters())
-        for name, weight in own.model.named_parameters():
-            assert theirs[name].data_ptr() == weight.data_ptr()
-        assert tokens_of(self.peer(model)) == expected
-        plain = TreeDecoder(target, policy="plain")
-        assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
-        assert tokens_of(self.peer(model, prompt_lookup_num_tokens=10)) == expected
+    own = loaded(folder)
+    before = own.model.config._attn_implementation
+    model = share_weights(own.model, frozenset())
+    target = make_target(own, fused=False, runtime="eager")
+    assert own.model.config._attn_implementation != before
+    assert model.config._attn_implementation == before
+    theirs = dict(model.named_parameters())
+    for name, weight in own.model.named_parameters():
+        assert theirs[name].data_ptr() == weight.data_ptr()
+    assert tokens_of(peer()) == tokens_of(peer(prompt_lookup_num_tokens=10)) == expected
+    plain = TreeDecoder(target, policy="plain")
+    assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
 
 
 class TestTreeArm:
-    def runner(self, folder: Path, policy: str, estimator=None, temperature=0.0) -> TreeArm:
-        choice = ProfileChoice(calibrate=False, estimator=estimator)
-        decoder = TreeDecoder(make_target(loaded(folder)), policy=policy, profile=choice)
-        return TreeArm(Arm(name=policy, kind="policy", policy=policy), decoder, temperature)
-
     def test_predictions_are_those_before_each_round(self, folder: Path) -> None:
         """`ema` by hand: the roofline times a bias that each round moves by a tenth."""
-        runner = self.runner(folder, "bastion", "ema")
+        choice = ProfileChoice(calibrate=False, estimator="ema")
+        decoder = TreeDecoder(make_target(loaded(folder)), policy="bastion", profile=choice)
+        runner = TreeArm(Arm(name="bastion", kind="policy", policy="bastion"), decoder, 0.0)
         decoding = runner.start(IDS, NEW_TOKENS, 0)
-        decoding.run(lambda tokens: True)
+        for _ in decoding.steps(lambda tokens: True):
+            pass
         found = decoding.details().rounds
-        source = runner._decoder.cost_source
+        roofline = decoder.cost_source.cost.cost.roofline
         bias, context, first = 1.0, len(IDS), True
         for index in range(found.count):
             middle = 32 * (context // 32) + 16  # costs are read once for 32 tokens of context
-            bare_s = float(source.cost.cost.roofline.seconds(found.nodes[index] + 1, middle))
+            bare_s = float(roofline.seconds(found.nodes[index] + 1, middle))
             assert found.predicted_verify_s[index] == pytest.approx(bias * bare_s, abs=2e-7)
             ratio = found.verify_s[index] / bare_s
             # The record rounds to 0.1 us, so its ratio is only nearly the decoder's.
@@ -124,7 +121,7 @@ class TestBuilder:
         builder = builder_of(folder, drafters)
         assert builder.causal_drafters == ("tiny",)
         policies = ("chain", "bastion", "static-tree:5x2", "dynatree")
-        asked = ArmChoice(policies=policies, drafters=tuple(drafters), studies=("estimator",))
+        asked = ArmNames(policies=policies, drafters=tuple(drafters), studies=("estimator",))
         arms = plan_arms(asked, causal_drafters=builder.causal_drafters)
         runners = builder.runners(arms)
         assert [one.arm.name for one in runners] == [arm.name for arm in arms]
@@ -155,7 +152,7 @@ class TestBuilder:
         both = f"ngram+{folder}"
         drafters = {"ngram": "ngram", both: "ngram+tiny"}
         builder = builder_of(folder, drafters, same_text=same_text)
-        asked = ArmChoice(drafters=("ngram", both), peers=())
+        asked = ArmNames(drafters=("ngram", both), peers=())
         runners = builder.runners(plan_arms(asked))
         written = {one.arm.name: tokens_of(one)[:NEW_TOKENS] for one in runners}
         assert written.pop("plain") == expected
@@ -165,7 +162,7 @@ class TestBuilder:
     def test_arms_that_decode_together_share_weights_and_nothing_else(self, folder: Path) -> None:
         both = f"ngram+{folder}"
         builder = builder_of(folder, {both: "ngram+tiny"}, by_round=True)
-        asked = ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=())
+        asked = ArmNames(policies=("chain", "fixed:3"), drafters=(both,), peers=())
         own = [one._decoder for one in builder.runners(plan_arms(asked))]
         for part in ("target", "drafter"):
             assert len({id(getattr(decoder, part)) for decoder in own}) == 3
@@ -197,7 +194,7 @@ class TestBuilder:
         drafters = {"ngram": "ngram", str(folder): "tiny", f"ngram+{folder}": "ngram+tiny"}
         builder = builder_of(folder, drafters, calibrate=home != "bare")
         policies = ("bastion", "bastion:printed")
-        asked = ArmChoice(policies=policies, drafters=tuple(drafters), peers=())
+        asked = ArmNames(policies=policies, drafters=tuple(drafters), peers=())
         runners = builder.runners(plan_arms(asked))
         assert sum(bool(one.arm.cost) for one in runners) == 2 * len(drafters)
         assert len(timed) == len(set(timed)) == len(drafters)
@@ -208,7 +205,7 @@ class TestBuilder:
 
 class TestArms:
     def test_names_groups_and_order(self) -> None:
-        arms = plan_arms(ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape")))
+        arms = plan_arms(ArmNames(policies=("fixed:7", "plain"), studies=("sweep", "shape")))
         assert [(arm.name, arm.studies) for arm in arms] == [
             ("plain", ("policies",)), ("fixed:7+ngram", ("policies", "sweep")),
             *((f"fixed:{nodes}+ngram", ("sweep",)) for nodes in (1, 3, 15, 31)),
@@ -220,7 +217,7 @@ class TestArms:
     def test_a_policy_of_one_drafter_alone(self) -> None:
         drafters = ("a/x", "a/x@block=4", "ngram")
         policies = ("chain", "fixed:59@ngram", "fixed:7@x@block=4", "fixed:3@a/x")
-        arms = plan_arms(ArmChoice(policies=policies, drafters=drafters, peers=()))
+        arms = plan_arms(ArmNames(policies=policies, drafters=drafters, peers=()))
         assert [(arm.policy, arm.drafter) for arm in arms[1:]] == [
             ("chain", "x"), ("fixed:3", "x"), ("chain", "x@block=4"), ("fixed:7", "x@block=4"),
             ("chain", "ngram"), ("fixed:59", "ngram"),
@@ -237,5 +234,5 @@ class TestArms:
     ])  # fmt: skip
     def test_what_is_wrong_is_said(self, changed: dict, message: str) -> None:
         with pytest.raises(InputError) as error:
-            plan_arms(ArmChoice(**changed))
+            plan_arms(ArmNames(**changed))
         assert message in str(error.value)

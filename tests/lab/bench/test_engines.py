@@ -1,6 +1,5 @@
 """Other engines as peers: options, processes that fail, model files."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -9,11 +8,11 @@ import pytest
 
 from costmodel.errors import InputError
 from decoder.model.demo_model import DEMO_NAME
-from lab.bench.engines.choice import EngineEnvironment, engine_choices, look_into
 from lab.bench.engines.model_file import check_model, is_gguf, write_gguf
+from lab.bench.engines.requested import InstalledEngine, look_into, requested_engines
 from lab.bench.record import Result, read_result
-from profiler import cli
-from tests.tiny_folder import isolate, write_all
+from tests.lab.commands.test_bench import Place
+from tests.tiny_folder import isolate
 
 ROOT = Path(__file__).parents[3]
 STUB = ROOT / "tests" / "data" / "stub_engine.py"
@@ -28,40 +27,37 @@ def stub(tmp_path: Path) -> str:
     return str(path)
 
 
-class Place:
-    """A tiny target, three prompts, and a file that begins as GGUF files do."""
+class EnginePlace(Place):
+    """With three prompts, an engine, and a file that begins as GGUF files do."""
+
+    policies, new_tokens = ("chain", "transformers:none"), 8
 
     def __init__(self, folder: Path, stub: str) -> None:
-        self.folder, self.stub = folder, stub
-        self.target = str(write_all(folder / "tiny"))
-        self.prompts = folder / "letters.jsonl"
-        lines = [{"id": f"p{i}", "prompt": "ab" * i} for i in range(1, 4)]
-        self.prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        self.gguf = folder / "model.gguf"
+        super().__init__(folder)
+        self.stub, self.output, self.gguf = stub, folder / "out.json", folder / "model.gguf"
+        self.files = [self.write("letters", *((f"p{i}", "ab" * i) for i in range(1, 4)))]
         self.gguf.write_bytes(b"GGUF and more")
-        self.output = folder / "out.json"
 
-    def bench(self, *more: str) -> int:
-        words = ["bench", "--target", self.target, "--device", "cpu", "--dtype", "float32"]
-        words += ["--policy", "chain", "--policy", "transformers:none", "--new-tokens", "8"]
-        words += ["--prompts", str(self.prompts), "--engine", f"llama.cpp={self.stub}"]
-        words += ["--engine-option", f"llama.cpp:model={self.gguf}", "--output", str(self.output)]
-        return cli.run([*words, *more])
+    def arguments(self, *more: str) -> list[str]:
+        words = ("--engine", f"llama.cpp={self.stub}", "--output", str(self.output))
+        return super().arguments(*words, *self.option(f"model={self.gguf}"), *more)
 
-    def result(self, *options: str) -> Result:
-        words = [word for one in options for word in ("--engine-option", f"llama.cpp:{one}")]
-        assert self.bench(*words) == 0
+    def option(self, words: str) -> tuple[str, str]:
+        return "--engine-option", f"llama.cpp:{words}"
+
+    def result(self, option: str) -> Result:
+        assert self.bench(*self.option(option)) == 0
         return read_result(self.output)
 
 
 @pytest.fixture
-def place(tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> EnginePlace:
     isolate(monkeypatch, tmp_path)
-    return Place(tmp_path, stub)
+    return EnginePlace(tmp_path, stub)
 
 
 class TestRuns:
-    def test_arms_of_an_engine_are_timed_like_others(self, place: Place) -> None:
+    def test_arms_of_an_engine_are_timed_like_others(self, place: EnginePlace) -> None:
         result = place.result("late=true")
         names = ["plain", "chain+ngram", "llama.cpp:plain", "llama.cpp:ngram-mod"]
         assert [arm.name for arm in result.arms] == names and not result.failed
@@ -105,18 +101,15 @@ REFUSED = [
 @pytest.mark.parametrize(("engines", "options", "message"), REFUSED)
 def test_what_cannot_be_asked_for_is_named(engines, options, message) -> None:
     with pytest.raises(InputError) as raised:
-        engine_choices(engines, options)
+        requested_engines(engines, options)
     assert message in str(raised.value)
 
 
 def test_an_interpreter_without_the_engine(stub: str) -> None:
-    (choice,) = engine_choices([f"openvino={stub}"], [])
+    (requested,) = requested_engines([f"openvino={stub}"], [])
     with pytest.raises(InputError, match="has no package openvino_genai") as raised:
-        look_into(choice)
+        look_into(requested)
     assert "pip install openvino-genai" in raised.value.hint
-
-
-HERE = EngineEnvironment(python="python", exports=False, prefix=Path("/"), versions={})
 
 
 @pytest.mark.parametrize(("engine", "model", "target", "message"), [
@@ -132,14 +125,17 @@ def test_a_missing_model_is_named_with_the_command(
     monkeypatch.chdir(tmp_path)
     Path("other.bin").write_bytes(b"\x00" * 9)
     options = [] if model is None else [(engine, "model", model)]
-    (choice,) = engine_choices([engine], options)
+    (requested,) = requested_engines([engine], options)
+    installed = InstalledEngine(
+        requested=requested, python="python", exports=False, prefix=Path("/"), versions={}
+    )
     with pytest.raises(InputError) as raised:
-        check_model(choice, HERE, target)
+        check_model(installed, target)
     assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("more", [("--temperature", "1"), ("--dtype", "int8")])
-def test_engines_decode_greedily_with_the_targets_weights(place: Place, more, capsys) -> None:
+def test_engines_decode_greedily_with_the_targets_weights(place: EnginePlace, more, capsys) -> None:
     assert place.bench(*more) == 2
     line = capsys.readouterr().err
     assert "engines decode at temperature 0" in line or "target's own weights" in line

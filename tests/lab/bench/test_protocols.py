@@ -15,17 +15,20 @@ from lab.papers.protocols import find_protocol, find_set, take_sample
 from tests.lab.bench.made_bench import arm, prompt, response, result, rounds
 
 
-def write(folder: Path, name: str, records: list[dict]) -> Path:
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
+def write(folder: Path, name: str, records: list[dict]) -> None:
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def turns(protocol: str, name: str, folder: Path, records: list[dict]) -> list[tuple[str, ...]]:
+def sample(protocol: str, name: str, folder: Path, records: list[dict], most: int | None = None):
     chosen = find_protocol(protocol)
     one = next(one for one in chosen.sets if one.name == name)
     write(folder, name, records)
-    return list(take_sample(chosen, one, find_set(folder, one)).turns)
+    return take_sample(chosen, one, find_set(folder, one), most)
+
+
+def turns(*given) -> list[tuple[str, ...]]:
+    return list(sample(*given).turns)
 
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -74,10 +77,8 @@ def test_more_wording(tmp_path) -> None:
 
 def test_number_and_order_of_samples(tmp_path) -> None:
     def places(protocol: str, name: str, count: int, most: int | None = None) -> list[int]:
-        chosen = find_protocol(protocol)
-        one = next(one for one in chosen.sets if one.name == name)
-        file = write(tmp_path, name, [{"prompt": f"{place}"} for place in range(count)])
-        return list(take_sample(chosen, one, [file], most).places)
+        records = [dict.fromkeys(("prompt", "question", "instruction"), "x") for _ in range(count)]
+        return list(sample(protocol, name, tmp_path, records, most).places)
 
     theirs = np.random.default_rng(0).permutation(1319)[:128].tolist()
     assert places("ddtree", "gsm8k", 1319) == theirs

@@ -9,7 +9,7 @@ import pytest
 
 from costmodel.errors import InputError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
-from lab.bench.record import read_result, write_result
+from lab.bench.record import Result, read_result, write_result
 from tests.lab.bench.fake_bench import END, Clock, FakeArm, endless, run, schedule
 from tests.lab.bench.made_bench import arm
 
@@ -57,71 +57,62 @@ class TestKnownSpeed:
             assert ratio.pooled == pytest.approx(0.010 * (length - 1) / (0.025 * rounds))
 
 
-class TestOrder:
-    def test_arms_take_turns_and_each_begins_as_often(self) -> None:
-        turns = list(schedule(prompts=3, repeats=2).turns(3))
-        assert [turn.place for turn in turns] == list(range(18))
-        blocks = [turns[i : i + 3] for i in range(0, 18, 3)]
-        arms = [[turn.arm for turn in block] for block in blocks]
-        assert arms == 2 * [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
-        assert [(block[0].repeat, block[0].prompt) for block in blocks] == [
-            (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
-        ]  # fmt: skip
+def test_arms_take_turns_and_each_begins_as_often() -> None:
+    blocks = list(schedule(prompts=3, repeats=2, seed=7).turns(["a", "b", "c"]))
+    assert [turn.place for block in blocks for turn in block] == list(range(18))
+    arms = ["".join(turn.runner for turn in block) for block in blocks]
+    assert arms == 2 * ["abc", "bca", "cab"]
+    first = [block[0] for block in blocks]
+    assert [(turn.repeat, turn.encoded.prompt.id, turn.seed) for turn in first] == [
+        (0, "p0", 7), (0, "p1", 8), (0, "p2", 9), (1, "p0", 10), (1, "p1", 11), (1, "p2", 12),
+    ]  # fmt: skip
 
 
-@pytest.mark.slow
-class TestByRound:
+@pytest.mark.parametrize("text", [endless, ending_after(6)])
+def test_what_others_do_meanwhile_does_not_count(text) -> None:
     """Arms that can wait decode a prompt together; one that cannot, by itself."""
 
-    def arms(self, clock: Clock, text=endless, **changed) -> list[FakeArm]:
-        own = runners(clock, text, stepped=True, **changed)
+    def outcome(by_round: bool) -> Result:
+        clock = Clock()
+        own = runners(clock, text, stepped=True, stubborn=True)
         own[0].stepped = True
         peer = FakeArm(arm("peer"), clock, text, round_s=0.012)
-        return [*own, peer]
+        return run([*own, peer], schedule(by_round=by_round))
 
-    @pytest.mark.parametrize("text", [endless, ending_after(6)])
-    def test_what_others_do_meanwhile_does_not_count(self, text) -> None:
-        whole, by_round = (
-            run(self.arms(Clock(), text, stubborn=True), schedule(by_round=by_round))
-            for by_round in (False, True)
-        )
-        assert [replace(one, total_s=99.0) for one in by_round.responses] == [
-            replace(one, total_s=99.0) for one in whole.responses
-        ]
-        assert [one.total_s for one in by_round.responses] == pytest.approx(
-            [one.total_s for one in whole.responses]
-        )
+    whole, by_round = outcome(False).responses, outcome(True).responses
+    for one, other in zip(whole, by_round, strict=True):
+        assert replace(one, total_s=other.total_s) == other
+        assert one.total_s == pytest.approx(other.total_s)
 
 
-class TestRecord:
-    @pytest.mark.parametrize(("change", "message"), [
-        (lambda data: data.update(schema_version=2), "schema_version must be 1 (is 2)"),
-        (
-            lambda data: data["responses"][1].update(tokens=[1, -1]),
-            "responses[1].tokens[1]: must be greater than or equal to 0 (is -1)",
-        ),
-        (lambda data: data["responses"].pop(), "responses: 1 are missing, as ("),
-        (
-            lambda data: data["responses"].append(data["responses"][0]),
-            "responses[4]: ('plain', 'p0', 0) is unknown or there twice",
-        ),
-        (lambda data: data["arms"].pop(0), "'plain' is missing"),
-        (
-            lambda data: data["arms"][1].update(drafter="other"),
-            "'fixed:3+d' has an unknown drafter 'other'",
-        ),
-        (
-            lambda data: data["responses"][0].update(tokens=[1] * 30),
-            "responses[0]: more than 21 tokens",
-        ),
-    ])  # fmt: skip
-    def test_a_wrong_field_is_named(self, tmp_path: Path, change, message: str) -> None:
-        path = tmp_path / "out.json"
-        write_result(run(runners(Clock()), schedule()), path)
-        data = json.loads(path.read_text())
-        change(data)
-        path.write_text(json.dumps(data))
-        with pytest.raises(InputError) as error:
-            read_result(path)
-        assert message in str(error.value)
-        assert str(path) in str(error.value)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda data: data.update(schema_version=2), "schema_version must be 1 (is 2)"),
+    (
+        lambda data: data["responses"][1].update(tokens=[1, -1]),
+        "responses[1].tokens[1]: must be greater than or equal to 0 (is -1)",
+    ),
+    (lambda data: data["responses"].pop(), "responses: 1 are missing, as ("),
+    (
+        lambda data: data["responses"].append(data["responses"][0]),
+        "responses[4]: ('plain', 'p0', 0) is unknown or there twice",
+    ),
+    (lambda data: data["arms"].pop(0), "'plain' is missing"),
+    (
+        lambda data: data["arms"][1].update(drafter="other"),
+        "'fixed:3+d' has an unknown drafter 'other'",
+    ),
+    (
+        lambda data: data["responses"][0].update(tokens=[1] * 30),
+        "responses[0]: more than 21 tokens",
+    ),
+])  # fmt: skip
+def test_a_wrong_field_is_named(tmp_path: Path, change, message: str) -> None:
+    path = tmp_path / "out.json"
+    write_result(run(runners(Clock()), schedule()), path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError) as error:
+        read_result(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)

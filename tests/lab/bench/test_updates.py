@@ -16,11 +16,11 @@ from decoder.profiling.startup import ProfileChoice
 from lab.bench.analysis.families import update_figures
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.arms.base import Put
-from lab.bench.arms.builder import ArmBuilder, DecoderChoice
-from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.builder import ArmBuilder, DecodingOptions
+from lab.bench.arms.choice import ArmNames, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.record import Model, Update
-from lab.bench.schedule import Schedule, Tools, run_schedule
+from lab.bench.schedule import Schedule, run_schedule
 from tests.decoder.models import greedy
 from tests.lab.bench import fake_bench
 from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, encoded, endless, schedule
@@ -50,8 +50,8 @@ class Learner(FakeArm):
 class LearningDecoding(FakeDecoding):
     done = False
 
-    def run(self, put: Put) -> None:
-        super().run(put)
+    def steps(self, put: Put) -> Iterator[None]:
+        yield from super().steps(put)
         self.done = True
 
     def rehearse(self) -> None:
@@ -78,27 +78,21 @@ def runners(clock: Clock) -> list[FakeArm]:
     ]
 
 
-@pytest.mark.slow
-class TestKnownCosts:
-    def test_decoding_leaves_updates_out_and_end_to_end_pays_them(self) -> None:
-        """20 tokens in 5 rounds of 20 ms, 50 ms before them, three updates of half a second."""
-        found = fake_bench.run(runners(Clock()), schedule(6), drafters=MODELS)
-        name = LEARNING.name
-        assert rate(tally_arm(found, name, "decode")) == pytest.approx(20 / 0.1)
-        assert rate(tally_arm(found, name, "total")) == pytest.approx(6 * 21 / (6 * 0.15 + 1.5))
-        decode, whole = (
-            compare_arms(found, name, FIXED.name, part) for part in ("decode", "total")
-        )
-        assert decode is not None and decode.pooled == pytest.approx(0.025 / 0.020)
-        assert whole.pooled == pytest.approx((6 * 0.175) / (6 * 0.15 + 1.5))
-
-    def test_the_figures(self) -> None:
-        [own] = update_figures(fake_bench.run(runners(Clock()), schedule(6), drafters=MODELS))
-        assert (own.updater, own.fixed) == ("always", FIXED.name)
-        assert (own.texts, own.updates) == ({"full": 5, "heads": 1}, {"heads": 1, "full": 2})
-        assert own.rollbacks == 1
-        assert own.update_s == pytest.approx(1.5)
-        assert own.update_share == pytest.approx(1.5 / (1.5 + 6 * 0.15))
+def test_decoding_leaves_updates_out_and_end_to_end_pays_them() -> None:
+    """20 tokens in 5 rounds of 20 ms, 50 ms before them, three updates of half a second."""
+    found = fake_bench.run(runners(Clock()), schedule(6), drafters=MODELS)
+    name = LEARNING.name
+    assert rate(tally_arm(found, name, "decode")) == pytest.approx(20 / 0.1)
+    assert rate(tally_arm(found, name, "total")) == pytest.approx(6 * 21 / (6 * 0.15 + 1.5))
+    decode, whole = (compare_arms(found, name, FIXED.name, part) for part in ("decode", "total"))
+    assert decode is not None and decode.pooled == pytest.approx(0.025 / 0.020)
+    assert whole.pooled == pytest.approx((6 * 0.175) / (6 * 0.15 + 1.5))
+    [own] = update_figures(found)
+    assert (own.updater, own.fixed) == ("always", FIXED.name)
+    assert (own.texts, own.updates) == ({"full": 5, "heads": 1}, {"heads": 1, "full": 2})
+    assert own.rollbacks == 1
+    assert own.update_s == pytest.approx(1.5)
+    assert own.update_share == pytest.approx(1.5 / (1.5 + 6 * 0.15))
 
 
 @pytest.fixture(scope="module")
@@ -113,46 +107,41 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-class TestRealArms:
-    def builder(self, place: Path, drafters: Sequence[str]) -> ArmBuilder:
-        loaded = load_model(str(place / "tiny"), dtype=torch.float32, device=torch.device("cpu"))
-        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
-        return ArmBuilder(loaded, drafter_labels(drafters), choice)
-
-    @pytest.mark.slow
-    def test_arms_learn_apart_and_write_the_plain_text(self, place: Path) -> None:
-        draft = str(place / "draft")
-        drafters = (draft, f"{draft}@adapt=no-bandit")
-        builder = self.builder(place, drafters)
-        arms = plan_arms(ArmChoice(policies=("chain", "fixed:12"), drafters=drafters, peers=()))
-        names = [arm.name for arm in arms]
-        assert names[3:] == ["chain+draft@adapt=no-bandit", "fixed:12+draft@adapt=no-bandit"]
-        own = builder.runners(arms)
-        plan = Schedule(
-            prompts=[encoded(f"p{i}", [5, 7, 5, 9, 40 + i]) for i in range(4)], new_tokens=16,
-            repeats=1, ends=builder.ends,
-        )  # fmt: skip
-        responses = run_schedule(own, plan, Tools()).responses
-        found = result(arms, [one.prompt for one in plan.prompts], responses,
-                       settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip
-        for number, one in enumerate(found.of("plain")):
-            ids = list(plan.prompts[number].ids)
-            text = greedy(builder.loaded.model, ids, 16)
-            assert list(one.tokens) == text[: len(one.tokens)]
-            assert all(found.of(name)[number].tokens == one.tokens for name in names)
-        for name in names[3:]:
-            made = [one.update for one in found.of(name)]
-            assert [(one.action, one.trained) for one in made] == [("full", True)] * 4
-            assert all(one.seconds > 0 for one in made)
-        models = [one._decoder.drafter for one in own[3:]]
-        weights = [plain_state(model._serving)["lm_head.weight"] for model in models]
-        assert models[0]._serving is not models[1]._serving
-        assert not torch.equal(weights[0], weights[1])
-        fixed = plain_state(own[1]._decoder.drafter.model)["lm_head.weight"]
-        assert torch.equal(fixed, load_file(place / "draft/model.safetensors")["lm_head.weight"])
-        assert [one.fixed for one in update_figures(found)] == names[1:3]
-        full, updated = found.drafters
-        assert (full.kind, full.updates, full.same_as) == ("specblock", "", None)
-        assert (updated.updates, updated.same_as, updated.source) == (
-            "no-bandit", "draft", "draft@adapt=no-bandit",
-        )  # fmt: skip
+def test_arms_learn_apart_and_write_the_plain_text(place: Path) -> None:
+    draft = str(place / "draft")
+    drafters = (draft, f"{draft}@adapt=no-bandit")
+    loaded = load_model(str(place / "tiny"), dtype=torch.float32, device=torch.device("cpu"))
+    choice = DecodingOptions(profile=ProfileChoice(calibrate=False))
+    builder = ArmBuilder(loaded, drafter_labels(drafters), choice)
+    arms = plan_arms(ArmNames(policies=("chain", "fixed:12"), drafters=drafters, peers=()))
+    names = [arm.name for arm in arms]
+    assert names[3:] == ["chain+draft@adapt=no-bandit", "fixed:12+draft@adapt=no-bandit"]
+    own = builder.runners(arms)
+    plan = Schedule(
+        prompts=[encoded(f"p{i}", [5, 7, 5, 9, 40 + i]) for i in range(4)], new_tokens=16,
+        repeats=1, ends=builder.ends,
+    )  # fmt: skip
+    responses = run_schedule(own, plan)[0]
+    found = result(arms, [one.prompt for one in plan.prompts], responses,
+                   settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip
+    for number, one in enumerate(found.of("plain")):
+        ids = list(plan.prompts[number].ids)
+        text = greedy(builder.loaded.model, ids, 16)
+        assert list(one.tokens) == text[: len(one.tokens)]
+        assert all(found.of(name)[number].tokens == one.tokens for name in names)
+    for name in names[3:]:
+        made = [one.update for one in found.of(name)]
+        assert [(one.action, one.trained) for one in made] == [("full", True)] * 4
+        assert all(one.seconds > 0 for one in made)
+    models = [one._decoder.drafter for one in own[3:]]
+    weights = [plain_state(model._serving)["lm_head.weight"] for model in models]
+    assert models[0]._serving is not models[1]._serving
+    assert not torch.equal(weights[0], weights[1])
+    fixed = plain_state(own[1]._decoder.drafter.model)["lm_head.weight"]
+    assert torch.equal(fixed, load_file(place / "draft/model.safetensors")["lm_head.weight"])
+    assert [one.fixed for one in update_figures(found)] == names[1:3]
+    full, updated = found.drafters
+    assert (full.kind, full.updates, full.same_as) == ("specblock", "", None)
+    assert (updated.updates, updated.same_as, updated.source) == (
+        "no-bandit", "draft", "draft@adapt=no-bandit",
+    )  # fmt: skip

@@ -24,6 +24,8 @@ NEW_TOKENS = 12
 class Place:
     """A tiny target and two prompt files, and a data directory to itself."""
 
+    policies, new_tokens = ("chain", "fixed:3", "fixed:6"), NEW_TOKENS
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.target = str(write_all(folder / "tiny"))
@@ -38,10 +40,9 @@ class Place:
 
     def arguments(self, *more: str) -> list[str]:
         words = ["bench", "--target", self.target, "--device", "cpu", "--dtype", "float32"]
-        for path in self.files:
-            words += ["--prompts", str(path)]
-        words += ["--policy", "chain", "--policy", "fixed:3", "--policy", "fixed:6"]
-        return [*words, "--new-tokens", str(NEW_TOKENS), *more]
+        words += [word for path in self.files for word in ("--prompts", str(path))]
+        words += [word for policy in self.policies for word in ("--policy", policy)]
+        return [*words, "--new-tokens", str(self.new_tokens), *more]
 
     def bench(self, *more: str) -> int:
         return cli.run(self.arguments(*more))
@@ -146,6 +147,7 @@ def test_the_template_is_stored_and_later_turns_follow_answers(tmp_path, monkeyp
 def test_texts_of_full_length(tmp_path, monkeypatch) -> None:
     isolate(monkeypatch, tmp_path)
     place = Place(tmp_path)
+    place.files = place.files[1:]
     ends = {"eos_token_id": list(range(260))}  # each token would end a text
     (tmp_path / "tiny" / "generation_config.json").write_text(json.dumps(ends))
     output = tmp_path / "out.json"
@@ -189,21 +191,20 @@ class TestRefused:
         assert "is not a bench result" in self.refused(capsys, place, "bench", "show", other)
 
 
-class TestPromptFiles:
-    @pytest.mark.parametrize(("text", "message"), [
-        ("", "holds no prompt"),
-        ('{"prompt": "a"}\nnonsense', "line 2 cannot be read as JSON"),
-        ('{"prompt": 3}', "line 1 is not a JSON object with a text `prompt`"),
-        ('\n{"prompt": "  "}', "line 2: the prompt is empty"),
-        (
-            '{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}',
-            "line 2: the id 'x' is that of line 1 too",
-        ),
-    ])  # fmt: skip
-    def test_bad_lines_are_named(self, tmp_path: Path, text: str, message: str) -> None:
-        path = tmp_path / "set.jsonl"
-        path.write_text(text)
-        with pytest.raises(InputError) as error:
-            read_files([path])
-        assert message in str(error.value)
-        assert str(path) in str(error.value)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "holds no prompt"),
+    ('{"prompt": "a"}\nnonsense', "line 2 cannot be read as JSON"),
+    ('{"prompt": 3}', "line 1 is not a JSON object with a text `prompt`"),
+    ('\n{"prompt": "  "}', "line 2: the prompt is empty"),
+    (
+        '{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}',
+        "line 2: the id 'x' is that of line 1 too",
+    ),
+])  # fmt: skip
+def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_files([path])
+    assert message in str(error.value)
+    assert str(path) in str(error.value)

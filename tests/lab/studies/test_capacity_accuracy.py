@@ -11,7 +11,7 @@ import pytest
 from costmodel.catalog import resolve_target
 from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.batching import Overheads, TokenWork, engine_overheads
-from costmodel.planning.engines import engine_rules
+from costmodel.planning.engines import MemoryRule, engine_rules
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import make_server
 from costmodel.planning.sources import forward_for
@@ -19,7 +19,8 @@ from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from lab.studies import capacity_accuracy as bench
 from lab.studies import plans_scored
-from lab.studies.fit_overheads import MeasuredServer, fit_overheads, write_overheads
+from lab.studies.capacity_accuracy import MeasuredServer, fit_overheads, write_overheads
+from tests.costmodel.planning.conftest import LineSteps
 
 TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
 
@@ -49,6 +50,19 @@ def test_a_pair_is_predicted_from_the_others_alone():
     assert np.mean(predicted[:20] / kernels[:20]) > 1.2
 
 
+def test_a_full_cache_limits_what_runs():
+    """16.06 GB of weights, 1.3 GB of cache: 10,000 tokens, 8 requests of 1024 + 400 / 2."""
+    share = (2 * 8030261248 + 10000 * 131072) / 80e9
+    memory = MemoryRule(fraction=share, reserve_bytes=0.0)
+    tight = dataclasses.replace(engine_rules("vllm"), memory=memory)
+    traffic = Traffic(prompt_tokens=1024, output_tokens=400)
+    work = bench.steady_work(LineSteps(), tight, traffic, 32)
+    assert work.running == pytest.approx(10000 / 1224)
+    assert work.running == pytest.approx(10000 / 1224)
+    few = dataclasses.replace(tight, memory=dataclasses.replace(memory, fraction=0.201))
+    assert bench.steady_work(LineSteps(), few, traffic, 32).running == 1
+
+
 def test_stored_result_is_of_the_stored_planner():
     """What the documentation states: the same rows for both, and the goal of 12 %."""
     stored = json.loads((bench.PLANNER.parent / "capacity_accuracy.json").read_text())
@@ -70,7 +84,11 @@ def test_a_published_server_is_composed():
     assert len(rows) == 1043
     plain = [row for row in rows if row.weights == "bfloat16" and row.devices == 1]
     plain = [row for row in plain if row.engine == "trtllm"][:10]
-    errors = [bench.kernel_seconds(bench.measured_server(row)) / row.seconds - 1 for row in plain]
+    works = [bench.measured_server(row).work for row in plain]
+    errors = [
+        Overheads().time_per_token_s(work, overlaps_host=False) / row.seconds - 1
+        for row, work in zip(plain, works, strict=True)
+    ]
     assert len(errors) == 10
     assert np.mean(np.abs(errors)) < 0.15
 
@@ -172,7 +190,7 @@ def test_fitted_numbers_take_the_place_of_the_shipped_ones(tmp_path, monkeypatch
     """In the lines of their engines; what is not fitted, and comments, stay."""
     text = "# why\none: {step_s: 1, front_s: 0.02}\none@2: {logits: 90}\n"
     (tmp_path / "engines.yaml").write_text(text)
-    monkeypatch.setattr("lab.studies.fit_overheads.shipped_directory", lambda: tmp_path)
+    monkeypatch.setattr("lab.studies.capacity_accuracy.shipped_directory", lambda: tmp_path)
     write_overheads({"one": {"step_s": 0.000123456, "logits": 7.0}})
     expected = "# why\none: {step_s: 0.0001235, front_s: 0.02, logits: 7}\none@2: {logits: 90}\n"
     assert (tmp_path / "engines.yaml").read_text() == expected

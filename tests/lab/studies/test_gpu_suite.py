@@ -249,6 +249,17 @@ def has_ended(process: int) -> bool:
     return status.rpartition(")")[2].split()[0] == "Z"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_of_a_kernel_is_above_its_roundings_and_below_a_fault(seed):
+    generator = torch.Generator().manual_seed(seed)
+    gate, up = torch.randn(2, 256, 12288, generator=generator).bfloat16()
+    active = torch.nn.functional.silu(gate.float())
+    ours, truth = active.bfloat16() * up, active * up.float()
+    assert gpu_kernels.relative_error(ours, truth) < gpu_kernels.KERNEL_TOLERANCES["bfloat16"] / 3
+    ours[100, :64] = 0.0  # one tile of one row
+    assert gpu_kernels.relative_error(ours, truth) > gpu_kernels.KERNEL_TOLERANCES["bfloat16"]
+
+
 class TestStoring:
     def archive(self, folder: Path, device: str) -> Path:
         part = folder / "work" / "calibrate.tiny.eager"

@@ -15,7 +15,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
-from decoder.profiling.measured_profile import profile_key, soft_key
+from decoder.profiling.measured_profile import profile_key
 from profiler.calibrate import decoder as source
 from profiler.calibrate import run as module
 from profiler.calibrate.files import check_writable, keep_samples
@@ -78,7 +78,7 @@ class TestReal:
         made = [path.with_suffix(suffix) for suffix in (".yaml", ".png", ".samples.jsonl")]
         assert {*listing(done.home)} == {str(one.relative_to(done.home)) for one in made}
         assert done.result.picture == path.with_suffix(".png")
-        found = ProfileStore().find(profile_key(done.target), soft_key(done.target))
+        found = ProfileStore().find(profile_key(done.target))
         assert (found.path, found.warnings) == (path, ())
 
     def test_the_profile_is_measured_whole_and_reads_back(self, done):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from lab.studies import families
+from lab.tiny_models import tiny_model
 from lab.training.corpus import read_corpus
 from profiler import cli
 from tests.conftest import CALIBRATED
@@ -20,10 +20,9 @@ SIZES = {"vocab_size": VOCAB, "num_hidden_layers": 4, "max_position_embeddings":
          "index_topk": 24, "index_n_heads": 8, "index_head_dim": 16}  # fmt: skip
 
 
-def folder_of(kind: str, place: Path, patch: pytest.MonkeyPatch) -> tuple[str, torch.nn.Module]:
+def folder_of(kind: str, place: Path) -> tuple[str, torch.nn.Module]:
     """A random model with windows of 32 tokens, in a folder with a tokenizer."""
-    patch.setattr(families, "SIZES", families.SIZES | SIZES)
-    model = families.tiny_model(kind).float()
+    model = tiny_model(kind, **SIZES).float()
     model.save_pretrained(place)
     return str(write_tokenizer(place)), model
 
@@ -34,7 +33,7 @@ def test_from_a_folder_to_a_plan(kind, tmp_path, monkeypatch, capsys):
     transformers.logging.set_verbosity_error()
     isolate(monkeypatch, tmp_path)
     fake_clock(monkeypatch)
-    target, model = folder_of(kind, tmp_path / "target", monkeypatch)
+    target, model = folder_of(kind, tmp_path / "target")
 
     def run(*words: str) -> dict:
         status = cli.run([*words, "--json"])

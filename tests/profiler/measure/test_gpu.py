@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from costmodel.errors import DeviceError
-from costmodel.profile.profile import SoftKey
 from decoder import nvml
 from decoder.device import default_dtype, fingerprint, parse_dtype
 from decoder.nvml import Gpu, driver_facts
@@ -94,12 +93,12 @@ class TestMig:
         monkeypatch.setattr(
             "decoder.nvml.open_handle", lambda index: (FakeNvml(0, True, board_given), 2)
         )
-        assert driver_facts(0) == SoftKey(driver="570.86", power_limit_w=limit_w)
+        assert driver_facts(0) == {"driver": "570.86", "power_limit_w": limit_w}
         driver_facts.cache_clear()
 
     def test_a_slice_has_profiles_of_its_own(self, monkeypatch):
         fake_cuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-        monkeypatch.setattr("decoder.device.driver_facts", lambda index: SoftKey())
+        monkeypatch.setattr("decoder.device.driver_facts", lambda index: {})
         assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
         fake_cuda(monkeypatch, (9, 0))
         assert fingerprint(torch.device("cuda")).mig is None
@@ -189,7 +188,7 @@ class TestWithoutNvml:
         metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
         (warning,) = warnings(metadata)
         assert "cannot be watched" in warning and "Driver Not Loaded" in warning
-        assert driver_facts(0) == SoftKey(driver=None, power_limit_w=None)
+        assert driver_facts(0) == {"driver": None, "power_limit_w": None}
         driver_facts.cache_clear()
 
 
@@ -210,7 +209,7 @@ def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
 
     def facts(cuda_index):
         asked.append(cuda_index)
-        return SoftKey(driver="570.86", power_limit_w=700.0)
+        return {"driver": "570.86", "power_limit_w": 700.0}
 
     fake_cuda(monkeypatch, (9, 0))
     monkeypatch.setattr("decoder.device.driver_facts", facts)

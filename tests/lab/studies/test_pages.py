@@ -1,4 +1,4 @@
-"""docs/planning.md and the stored comparison with published speedups are those of this code."""
+"""Numbers and plans of the pages, and of shipped calibrations, are those of stored results."""
 
 import json
 import re
@@ -9,7 +9,25 @@ import pytest
 
 from lab.studies import plan_speedups
 from lab.studies.plan_speedups import MEASURED, planned
-from lab.studies.readme import PLAN, PLANNING, with_output
+from lab.studies.readme import BLOCK, PAGES, PLAN, PLANNING, with_numbers, with_output
+from lab.studies.shipped import ROOT, SHIPPED, document, recipes
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_numbers_are_those_of_the_stored_results(page):
+    text = page.read_text(encoding="utf-8")
+    assert BLOCK.search(text)
+    assert with_numbers(text) == text
+
+
+def test_the_page_of_shipped_calibrations_is_up_to_date():
+    assert (ROOT / "docs" / "calibrations.md").read_text(encoding="utf-8") == document()
+
+
+def test_every_shipped_file_has_a_command_and_every_command_a_file():
+    made = [path for path in SHIPPED.glob("*/*.yaml") if "kind: measured" not in path.read_text()]
+    names = [path.relative_to(SHIPPED).as_posix() for path in made]
+    assert sorted(recipe.path for recipe in recipes()) == sorted(names)
 
 
 @pytest.mark.slow

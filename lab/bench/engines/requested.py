@@ -53,7 +53,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChoice:
+class RequestedEngine:
     """An engine as a peer.
 
     python  interpreter that has it; None for the one that runs this
@@ -77,9 +77,9 @@ class EngineChoice:
         return None if found is None else (found[1], int(found[2] or 0))
 
 
-def engine_choices(
+def requested_engines(
     engines: Sequence[str], options: Sequence[tuple[str, str, Any]]
-) -> tuple[EngineChoice, ...]:
+) -> tuple[RequestedEngine, ...]:
     """The engines from NAME or NAME=PYTHON, and their options from (engine, name, value).
 
     Raises InputError for an unknown engine or mode, an engine that is named twice, and an option
@@ -99,38 +99,38 @@ def engine_choices(
                 hint=f"Add --engine {name}=PYTHON, or leave it out.",
             )
     return tuple(
-        _choice(name, python, {key: value for engine, key, value in options if engine == name})
+        _requested(name, python, {key: value for engine, key, value in options if engine == name})
         for name, python in pairs
     )
 
 
-def _choice(name: str, python: str | None, options: dict[str, Any]) -> EngineChoice:
+def _requested(name: str, python: str | None, options: dict[str, Any]) -> RequestedEngine:
     kind = KINDS[name]
     model, modes = options.pop("model", None), options.pop("modes", ",".join(kind.modes))
     if model is not None and not kind.model:
         raise InputError(f"{name} takes the target itself", hint=f"Leave out {name}:model.")
-    choice = EngineChoice(
+    engine = RequestedEngine(
         name=name,
         python=python,
         model=None if model is None else str(model),
         modes=tuple(mode for mode in str(modes).split(",") if mode not in ("", "none")),
         arguments=options,
     )
-    for mode in choice.modes:
-        if choice.mode(mode) is None:
+    for mode in engine.modes:
+        if engine.mode(mode) is None:
             raise InputError(
                 f"'{mode}' is not a mode of {name}",
                 hint=f"Its modes are as {', '.join(kind.modes)} (docs/benchmark.md).",
             )
-    return choice
+    return engine
 
 
-def engine_arms(choice: EngineChoice) -> tuple[Arm, ...]:
+def engine_arms(requested: RequestedEngine) -> tuple[Arm, ...]:
     """The engine's plain arm, and one for each of its modes."""
-    name = choice.name
+    name = requested.name
     return tuple(
         Arm(name=f"{name}:{mode}", kind="peer", policy=mode, studies=("policies",), engine=name)
-        for mode in dict.fromkeys((PLAIN, *choice.modes))
+        for mode in dict.fromkeys((PLAIN, *requested.modes))
     )
 
 
@@ -157,18 +157,19 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEnvironment:
-    """An interpreter that has the engine, and the versions of the engine's distributions."""
+class InstalledEngine:
+    """An engine and the interpreter that has it, with the versions of its distributions."""
 
+    requested: RequestedEngine
     python: str
     exports: bool  # whether optimum-intel is there, which exports models for OpenVINO
     prefix: Path
     versions: dict[str, str]
 
 
-def look_into(choice: EngineChoice) -> EngineEnvironment:
+def look_into(requested: RequestedEngine) -> InstalledEngine:
     """The environment of an engine. Raises InputError where its interpreter lacks it."""
-    python, kind = choice.python or sys.executable, choice.kind
+    python, kind = requested.python or sys.executable, requested.kind
     command = [python, "-c", _LOOK, kind.package, *kind.distributions]
     try:
         done = subprocess.run(
@@ -178,14 +179,15 @@ def look_into(choice: EngineChoice) -> EngineEnvironment:
     except (OSError, subprocess.SubprocessError, ValueError):
         raise InputError(
             f"{python} is no Python interpreter that runs",
-            hint=f"Give --engine {choice.name}=PYTHON, the python of an environment with"
+            hint=f"Give --engine {requested.name}=PYTHON, the python of an environment with"
             f" {kind.package}.",
         ) from None
     if not seen["found"]:
         raise InputError(
-            f"{python} has no package {kind.package}, so {choice.name} cannot run",
+            f"{python} has no package {kind.package}, so {requested.name} cannot run",
             hint=f"`pip install {kind.install}` in an environment of its own, and give --engine"
-            f" {choice.name}=PYTHON.",
+            f" {requested.name}=PYTHON.",
         )
     found = {"exports": seen["exports"], "versions": seen["versions"]}
-    return EngineEnvironment(python=python, prefix=Path(seen["prefix"]), **found)
+    prefix = Path(seen["prefix"])
+    return InstalledEngine(requested=requested, python=python, prefix=prefix, **found)
