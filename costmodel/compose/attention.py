@@ -142,14 +142,6 @@ class LatentTable:
     projects: bool
     source: str
 
-    def one_row_s(self, heads: int, tokens: Array, batch: int) -> Array:
-        """Seconds of one row of each of `batch` sequences over `tokens` [tokens]."""
-        return interpolate(self.generation[heads], np.maximum(tokens, 1), batch)
-
-    def prompts_s(self, heads: int, tokens: Array) -> Array:
-        """Seconds of one prompt of `tokens` [tokens]."""
-        return interpolate(self.context[heads], tokens, 1)
-
 
 def _pick(
     tables: AttentionTable, heads: int, kv_heads: int, label: str

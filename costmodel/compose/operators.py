@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.attention import LatentTable
+from costmodel.compose.attention import LatentTable, interpolate
 from costmodel.compose.tables import ExpertTable, OperatorTables
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
@@ -212,7 +212,7 @@ class ComposedForward:
             one_s = _LATENT_S + row_s + moved / (_LATENT_READ * device.peak_bytes_per_s)
             one_s = one_s + self._indexer_s(batch * tokens, batch * tokens)
         else:
-            one_s = table.one_row_s(a.heads // self.tensor_parallel, tokens, batch)
+            one_s = interpolate(table.generation[self._heads[0]], np.maximum(tokens, 1), batch)
             if table.projects:
                 one_s = np.maximum(one_s - self._projections_s(np.array([float(batch)])), 0.0)
         return np.asarray(one_s + (rows - 1) * row_s, dtype=np.float64)
@@ -230,7 +230,7 @@ class ComposedForward:
         """One layer's latent attention in prompts of `tokens` [tokens], keys and values made."""
         a, table = self.architecture, self.latent
         if table is not None:
-            whole_s = table.prompts_s(a.heads // self.tensor_parallel, tokens)
+            whole_s = interpolate(table.context[self._heads[0]], tokens, 1)
             made_s = self._projections_s(tokens) if table.projects else 0.0
             return np.asarray(np.maximum(whole_s - made_s, 0.0), dtype=np.float64)
         pairs = tokens * np.minimum(tokens / 2, a.index_topk or np.inf)

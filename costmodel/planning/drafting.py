@@ -57,14 +57,8 @@ CHECKPOINTS: dict[str, str] = _TABLE["checkpoints"]
 NAMES = ("dflash", "ngram", "dspark", "eagle3", "mtp")
 _OF_OTHERS = ("dspark", "eagle3", "mtp")
 BLOCK_KINDS = ("dflash2", "dflash", "dspark", "domino", "jetspec")  # the longer name first
-# Host seconds of one n-gram look-up where none was timed: 0.55 % of the cycles of chain+ngram in
-# lab/studies/results/bench.json.
-NGRAM_S = 1.8e-4
-# Seconds that an engine's host takes at least for each forward of a drafter that drafts one token:
-# metadata, launches around its captured pieces, sampling. vLLM's step for 3 to 8 tokens of EAGLE-3,
-# 7.58, 8.48, 9.36, 10.22, 11.02 and 11.80 ms, by time a token and acceptance (vLLM PR #32628, of
-# 0.14, one request); its drafters run in pieces as late as 0.22 (issue #45258).
-FORWARD_S = {"vllm": 0.84e-3}
+NGRAM_S: float = _TABLE["lookup_s"]
+FORWARD_S: dict[str, float] = _TABLE["forward_s"]
 # Peaks only decide where memory and compute meet; of an unknown device the usual ratio does.
 _USUAL_PEAKS = Peaks(flops_per_s=3e14, bytes_per_s=2e12)
 

@@ -12,7 +12,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Calibration
 from costmodel.catalog import all_reduce_s, device_by_name, protocols_of
 from costmodel.compose.operators import CHUNK_ROWS
-from costmodel.compose.transfer import transfer_errors
+from costmodel.compose.transfer import UNKNOWN_ERROR, transfer_errors
 from costmodel.errors import InputError
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
@@ -22,8 +22,6 @@ from costmodel.weights import layer_bytes, weights_label
 # Share of a data sheet's memory that a driver leaves: 23.5 of 24 GiB of an RTX 4090, 79.1 of 80 of
 # an H100. A measured profile has what its driver reported.
 _VISIBLE = 0.98
-# Expected error of a profile that states none.
-UNKNOWN_ERROR = 0.1
 # Shortest prompt that the squared term of attention is fitted to.
 _LONG_PROMPT = 1024
 # Bytes of one logit when it is sampled from. The generation settings of gpt-oss (the models with

@@ -6,6 +6,7 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -19,10 +20,10 @@ from costmodel.catalog import DeviceSpec
 from costmodel.compose.attention import Attention, AttentionTable, LatentTable, TileForm
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.tables import (
-    BytesAtBandwidth,
     OperatorTables,
     PublishedTables,
     RecurrentTable,
+    SmallKind,
     product_peaks,
 )
 from costmodel.errors import DeviceError, InputError
@@ -74,7 +75,27 @@ _LEAP = 4.0
 _OUTLIER = 2.0  # times that of half the heads at twice the batch
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
+# Values read and written per output value. A norm also adds the residual; an activation reads gate
+# and up; rotary embedding writes back its input.
+MOVED = {"embedding": 2, "norm": 4, "rotary": 2, "activation": 3}
+# Speed of the L2 cache over memory, for values that the previous kernel left there.
+_CACHE_SPEEDUP = 3.0
 _HOST_TIMED = 3.0  # times another engine's smallest product
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BytesAtBandwidth:
+    """Small operators as a launch plus memory traffic; up to half the L2 cache counts as cached."""
+
+    launch_s: float
+    device: DeviceSpec
+    element_bytes: float = 2
+
+    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
+        moved = MOVED[kind] * self.element_bytes * rows * width
+        speedup = np.where(moved <= self.device.l2_bytes / 2, _CACHE_SPEEDUP, 1.0)
+        seconds: Array = self.launch_s + moved / (self.device.peak_bytes_per_s * speedup)
+        return seconds
 
 
 def load_published(

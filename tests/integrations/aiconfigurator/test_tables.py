@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.attention import LatentTable, TileForm
+from costmodel.compose.attention import LatentTable, TileForm, interpolate
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
 from costmodel.errors import DeviceError, InputError
@@ -389,7 +389,7 @@ def test_published_latent_attention(device, cache, most_us):
     tables = load_published(find_device(device), "sglang", weights="fp8_block", cache=cache)
     kernel, layer = (tables.latent()[512, 64, *rest] for rest in ((192, 128), (256, 256, 64, 2048)))
     assert kernel.source == "sglang's kernels" and not kernel.projects
-    assert kernel.one_row_s(16, np.array([1024.0]), 64)[0] < most_us * 1e-6
+    assert interpolate(kernel.generation[16], np.array([1024.0]), 64)[0] < most_us * 1e-6
     assert layer.projects and max(batch for batch, _ in layer.generation[8]) in (256, 512)
     target = find_target("deepseek-ai/DeepSeek-V3").architecture
     assert forward_of(tables, target, tensor_parallel=8).latent is kernel

@@ -58,7 +58,6 @@ def test_a_full_cache_limits_what_runs():
     traffic = Traffic(prompt_tokens=1024, output_tokens=400)
     work = bench.steady_work(LineSteps(), tight, traffic, 32)
     assert work.running == pytest.approx(10000 / 1224)
-    assert work.running == pytest.approx(10000 / 1224)
     few = dataclasses.replace(tight, memory=dataclasses.replace(memory, fraction=0.201))
     assert bench.steady_work(LineSteps(), few, traffic, 32).running == 1
 
