@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from costmodel.catalog import all_reduce_s, device_by_name, protocols_of
 from costmodel.compose.operators import CHUNK_ROWS
 from costmodel.compose.transfer import UNKNOWN_ERROR, transfer_errors
 from costmodel.errors import InputError
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
 from costmodel.statistics import extend_linear
@@ -27,24 +29,11 @@ _LONG_PROMPT = 1024
 # Bytes of one logit when it is sampled from. The generation settings of gpt-oss (the models with
 # sinks) name no top-p, so that nothing is sorted: 0.6 of the time (lab/studies/served_rows.py).
 _LOGIT_BYTES, _UNSORTED_SHARE = 4, 0.6
-# Power of a device over its limit at the peak rate, its exponent, and the error of estimates: the
-# mean one of all rows, and that of chips whose host decides how busy they are. Fitted to half of
-# the models of published servers (lab/studies/served_rows.py).
-POWER_SHARE, POWER_EXPONENT = 1.08, 0.119
-_POWER_ERROR, _HOST_POWER_ERROR = 0.12, 0.2
-# Chips on which vLLM attends with FlashInfer, whose plan of each step the host makes.
-_HOST_PLANNED_CHIPS = ("GB100", "GB110")
-# Chips whose devices meet over PCIe alone.
-_PCIE_CHIPS = ("TU104", "AD102", "AD104", "GB202")
+_CHIPS: dict[str, Any] = read_yaml(shipped_directory() / "chips.yaml")
+POWER_SHARE, POWER_EXPONENT = _CHIPS["power"]["share"], _CHIPS["power"]["exponent"]
 # Query rows of one head that one processor attends with at a time (FlashAttention's tiles).
 _TILE_ROWS = 128
-# vLLM attends with FlashAttention 2 on Ampere, Ada and RTX Blackwell GPUs. It splits the keys of a
-# single row over idle processors. Of several rows, each tile of 64 rows of a head walks over all
-# keys on one processor, at a share of its peak rate: 0.47 and 0.48 on A100 and RTX A6000, 0.61 to
-# 0.83 on RTX PRO 6000, L40S and RTX 4090.
-_UNSPLIT_CHIPS = ("GA100", "GA102", "AD102", "AD104", "GB202")
-_UNSPLIT_ROWS = 64
-_UNSPLIT_SHARE, _UNSPLIT_SHARE_AMPERE = 0.66, 0.48
+_UNSPLIT: dict[str, Any] = _CHIPS["unsplit"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +125,14 @@ class TargetForward:
         apart = engine == "vllm" and runtime.kind != "vllm" and not runtime.cache_bytes
         chips, slug = transfer_errors().chips, "" if spec is None else spec.slug
         self._generation, self._chip = chips.get(slug, ("", ""))
-        self.unsplit = apart and self._chip in _UNSPLIT_CHIPS
+        self.unsplit = apart and self._chip in _UNSPLIT["chips"]
         # Whether the engine's attention is planned on the host in every step.
-        self.plans_on_host = self._chip in _HOST_PLANNED_CHIPS
+        self.plans_on_host = self._chip in _CHIPS["host_planned"]
         # Of messages that go over PCIe the all-reduces are published for the best case.
         shared = self.tensor_parallel * ranks > 1
-        self.shares_pcie = shared and self._chip in _PCIE_CHIPS
-        self.power_error = _HOST_POWER_ERROR if self.plans_on_host else _POWER_ERROR
+        self.shares_pcie = shared and self._chip in _CHIPS["pcie"]
+        errors = _CHIPS["power"]["errors"]
+        self.power_error: float = errors["host_planned" if self.plans_on_host else "others"]
         self._protocols = protocols_of(profile.device.slug, runtime.tensor_parallel)
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
@@ -280,10 +270,10 @@ class TargetForward:
         a, device = self.architecture, self._device
         if device is None:
             return 0.0
-        share = _UNSPLIT_SHARE_AMPERE if "Ampere" in self._generation else _UNSPLIT_SHARE
+        share = _UNSPLIT["shares"]["Ampere" if "Ampere" in self._generation else "others"]
         processor_flops_per_s = device.peak_flops_per_s / device.sm_count
-        tile_key_flops = 4 * _UNSPLIT_ROWS * a.head_dim  # scores and values, product and sum
-        tiles = batch * a.heads / self.tensor_parallel * np.ceil(rows / _UNSPLIT_ROWS)
+        tile_key_flops = 4 * _UNSPLIT["rows"] * a.head_dim  # scores and values, product and sum
+        tiles = batch * a.heads / self.tensor_parallel * np.ceil(rows / _UNSPLIT["rows"])
         waves = float(np.ceil(tiles / device.sm_count))
         seen = min(context, a.sliding_window or context)
         full = a.attention_layers if a.sliding_window is None else a.full_layers

@@ -62,12 +62,16 @@ class SimulationResult:
     steps: int
 
     @property
+    def arrival_s(self) -> Array:
+        return self.requests.arrival_s
+
+    @property
     def waiting_s(self) -> Array:
-        return self.admitted_s - self.requests.arrival_s
+        return self.admitted_s - self.arrival_s
 
     @property
     def ttft_s(self) -> Array:
-        return self.first_s - self.requests.arrival_s
+        return self.first_s - self.arrival_s
 
     @property
     def tpot_s(self) -> Array:
@@ -80,7 +84,7 @@ class SimulationResult:
     def overloaded(self) -> bool:
         """Whether the queue was growing when the last request arrived."""
         count = len(self.requests)
-        waiting = int(np.sum(self.admitted_s > self.requests.arrival_s[-1]))
+        waiting = int(np.sum(self.admitted_s > self.arrival_s[-1]))
         return waiting > max(_OVERLOAD_SHARE * count, _OVERLOAD_LEAST)
 
     def busy_share(self, start_s: float, end_s: float) -> float:

@@ -8,6 +8,7 @@ times shorter and longer by the expected error of the plan.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -173,21 +174,12 @@ def _runner(
 
 def smallest(holds: Callable[[int], bool], below: int, most: int) -> int | None:
     """The smallest n in (below, most] that holds, if all larger ones do too; None without one."""
-    high = below
-    while high < most:
-        high = min(2 * high, most)
+    while below < most:
+        high = min(2 * below, most)
         if holds(high):
-            break
+            return bisect.bisect_left(range(high), True, below + 1, key=holds)
         below = high
-    else:
-        return None
-    while high - below > 1:
-        middle = (below + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            below = middle
-    return high
+    return None
 
 
 def server_traces(
@@ -200,8 +192,14 @@ def server_traces(
     seeds draw equal requests, closer together at a higher rate. `positions` cuts answers where the
     target's window is full.
     """
-    if settings.trace is not None:
-        return _deal(settings.trace, settings.count, rate, servers)
+    if (trace := settings.trace) is not None:
+        times_s = (trace.arrival_s - trace.arrival_s[0]) * (trace.rate_per_s / rate)
+        columns = (times_s, trace.prompt_tokens, trace.output_tokens)
+        dealt = (
+            [column[: settings.count][server::servers] for column in columns]
+            for server in range(min(servers, settings.count))
+        )
+        return [Trace(arrival_s=a, prompt_tokens=p, output_tokens=o) for a, p, o in dealt]
     most = positions or MOST_TOKENS
     drawn = poisson_trace(
         1.0, settings.count, traffic, np.random.default_rng(settings.seed),
@@ -216,19 +214,6 @@ def server_traces(
     ]
 
 
-def _deal(trace: Trace, count: int, rate: float, servers: int) -> list[Trace]:
-    stretch = trace.rate_per_s / rate
-    times_s = (trace.arrival_s[:count] - trace.arrival_s[0]) * stretch
-    return [
-        Trace(
-            arrival_s=times_s[server::servers],
-            prompt_tokens=trace.prompt_tokens[:count][server::servers],
-            output_tokens=trace.output_tokens[:count][server::servers],
-        )
-        for server in range(min(servers, count))
-    ]
-
-
 def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) -> Latencies:
     """Latencies of all servers, which were dealt requests in turn; both ends are left out.
 
@@ -237,13 +222,13 @@ def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) 
     count = sum(len(result.requests) for result in results)
     edge = int(edge_share * count)
 
-    def undealt(values: Sequence[Array]) -> Array:
+    def undealt(name: str) -> Array:
         merged = np.empty(count)
-        for number, part in enumerate(values):
-            merged[number :: len(results)] = part
+        for number, part in enumerate(results):
+            merged[number :: len(results)] = getattr(part, name)
         return merged[edge : count - edge]
 
-    arrivals = undealt([result.requests.arrival_s for result in results])
+    arrivals, tpot_s = undealt("arrival_s"), undealt("tpot_s")
     start_s, end_s = float(arrivals[0]), float(arrivals[-1])
     last_s = max(float(result.last_s.max()) for result in results)
     if end_s <= start_s or not edge_share:
@@ -252,41 +237,38 @@ def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) 
         np.clip(result.last_s, start_s, end_s) - np.clip(result.admitted_s, start_s, end_s)
         for result in results
     ]
-    tpot_s = undealt([result.tpot_s for result in results])
     return Latencies(
-        waiting_s=undealt([result.waiting_s for result in results]),
-        ttft_s=undealt([result.ttft_s for result in results]),
+        waiting_s=undealt("waiting_s"),
+        ttft_s=undealt("ttft_s"),
         tpot_s=tpot_s[~np.isnan(tpot_s)],
         utilisation=float(np.mean([result.busy_share(start_s, end_s) for result in results])),
         running=float(sum(map(np.sum, held_s))) / (end_s - start_s) / len(results),
-        makespan_s=last_s - min(float(result.requests.arrival_s[0]) for result in results),
+        makespan_s=last_s - min(float(result.arrival_s[0]) for result in results),
         overloaded=edge_share > 0 and any(result.overloaded for result in results),
     )
 
 
 def _fleet(gpus: int, ends: Sequence[Latencies], goals: Goals) -> Fleet:
     """`ends` are the latencies with the expected times, shorter ones and longer ones."""
-    middle = ends[0]
+    middle, _, slow = ends
+
+    def spread(metric: str) -> TimeSpread:
+        intervals = {}
+        for percent in (None, *PERCENTS):
+            value, low, high = (end.value(metric, percent) for end in ends)
+            intervals["mean" if percent is None else f"p{percent}"] = Interval(
+                value=value, low=min(low, value), high=None if slow.overloaded else max(high, value)
+            )
+        return TimeSpread(**intervals)
+
     return Fleet(
         gpus=gpus,
-        waiting=_spread("waiting", ends),
-        ttft=_spread("ttft", ends),
-        tpot=_spread("tpot", ends) if len(middle.tpot_s) else None,
+        waiting=spread("waiting"),
+        ttft=spread("ttft"),
+        tpot=spread("tpot") if len(middle.tpot_s) else None,
         utilisation=middle.utilisation,
         running=middle.running,
         makespan_s=middle.makespan_s,
         overloaded=middle.overloaded,
         missed=middle.missed(goals),
     )
-
-
-def _spread(metric: str, ends: Sequence[Latencies]) -> TimeSpread:
-    intervals = {}
-    for percent in (None, *PERCENTS):
-        middle, low, high = (end.value(metric, percent) for end in ends)
-        intervals["mean" if percent is None else f"p{percent}"] = Interval(
-            value=middle,
-            low=min(low, middle),
-            high=None if ends[2].overloaded else max(high, middle),
-        )
-    return TimeSpread(**intervals)

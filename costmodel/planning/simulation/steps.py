@@ -112,19 +112,14 @@ _CONTEXT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 def speculation_of(points: Sequence[OperatingPoint], acceptance: Acceptance | None) -> Speculation:
     """Trees and committed tokens of `points`, whose `running` ascends from 1."""
     ends = [later.running - 1 for later in points[1:]] + [points[-1].running]
-    return Speculation(
-        up_to=tuple(ends),
-        rows=tuple(point.nodes + 1 for point in points),
-        committed=tuple(
-            committed_shares(point.committed, _depth(point, acceptance)) for point in points
-        ),
+    chain = (len(acceptance.chain) - 1 if acceptance is not None else 0) or BLOCK_GAMMA
+    # A cycle commits at most the block's length, or the nodes if fewer.
+    shares = (
+        committed_shares(p.committed, min(p.nodes, max(chain, math.ceil(p.committed) - 1)))
+        for p in points
     )
-
-
-def _depth(point: OperatingPoint, acceptance: Acceptance | None) -> int:
-    """Most drafted tokens that one cycle can commit: the block's length, or the nodes if fewer."""
-    chain = len(acceptance.chain) - 1 if acceptance is not None else 0
-    return min(point.nodes, max(chain or BLOCK_GAMMA, math.ceil(point.committed) - 1))
+    rows = tuple(point.nodes + 1 for point in points)
+    return Speculation(up_to=tuple(ends), rows=rows, committed=tuple(shares))
 
 
 def committed_shares(mean: float, depth: int) -> tuple[float, ...]:
