@@ -38,6 +38,7 @@ AttentionTable = Mapping[tuple[int, int], Mapping[tuple[int, int], float]]
 
 # Rows that a kernel for few rows computes at a time.
 FRAGMENT_ROWS = 64
+_OUTLIER = 2.0  # times that of half the heads at twice the batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,33 @@ class LatentTable:
     context: Mapping[int, Mapping[tuple[int, int], float]]
     projects: bool
     source: str
+
+
+def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """{(batch, tokens): seconds} in which none exceeds that of more tokens or sequences.
+
+    Where a table falls, the longer time is the noise: a kernel is delayed, never hurried.
+    """
+    risen: dict[tuple[int, int], float] = {}
+    of_batch: dict[int, float] = {}
+    of_tokens: dict[int, float] = {}
+    for (batch, tokens), measured_s in sorted(table.items(), reverse=True):
+        seconds = min(measured_s, of_batch.get(batch, np.inf), of_tokens.get(tokens, np.inf))
+        risen[batch, tokens] = of_batch[batch] = of_tokens[tokens] = seconds
+    return risen
+
+
+def checked(tables: AttentionTable) -> AttentionTable:
+    """The tables without times over twice those of half the heads at twice the batch."""
+    sound: dict[tuple[int, int], Mapping[tuple[int, int], float]] = {}
+    for (heads, kv_heads), table in sorted(tables.items()):
+        half = sound.get((heads // 2, kv_heads // 2), {}) if heads % 2 == kv_heads % 2 == 0 else {}
+        beside = {(b, n): half.get((2 * b, n), s) for (b, n), s in table.items()}
+        sound[heads, kv_heads] = {
+            place: beside[place] if s > _OUTLIER * beside[place] else s
+            for place, s in table.items()
+        }
+    return sound
 
 
 def _pick(

@@ -26,6 +26,11 @@ _SPEEDUP = {
     "bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0, "mxfp4": 1.0,
 }  # fmt: skip
 
+# Values read and written per output value. A norm also adds the residual; an activation reads gate
+# and up; rotary embedding writes back its input.
+MOVED = {"embedding": 2, "norm": 4, "rotary": 2, "activation": 3}
+# Speed of the L2 cache over memory, for values that the previous kernel left there.
+_CACHE_SPEEDUP = 3.0
 # Experts of which no table is read: seconds of launches, shares of bandwidth and FLOPs.
 _EXPERT_S, _EXPERT_READ, _EXPERT_RATE = 20e-6, 0.6, 0.4
 
@@ -36,6 +41,21 @@ class SmallOperators(Protocol):
     def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
         """Seconds of one call over `rows` [rows] of `width` values each."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BytesAtBandwidth:
+    """Small operators as a launch plus memory traffic; up to half the L2 cache counts as cached."""
+
+    launch_s: float
+    device: DeviceSpec
+    element_bytes: float = 2
+
+    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
+        moved = MOVED[kind] * self.element_bytes * rows * width
+        speedup = np.where(moved <= self.device.l2_bytes / 2, _CACHE_SPEEDUP, 1.0)
+        seconds: Array = self.launch_s + moved / (self.device.peak_bytes_per_s * speedup)
+        return seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,24 +6,29 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.catalog import DeviceSpec
-from costmodel.compose.attention import Attention, AttentionTable, LatentTable, TileForm
+from costmodel.compose.attention import (
+    Attention,
+    AttentionTable,
+    LatentTable,
+    TileForm,
+    checked,
+    rising,
+)
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.tables import (
+    BytesAtBandwidth,
     OperatorTables,
     PublishedTables,
     RecurrentTable,
-    SmallKind,
     product_peaks,
 )
 from costmodel.errors import DeviceError, InputError
@@ -72,30 +77,9 @@ _CHOOSING = {
     "nvidia/GLM-5.2-NVFP4": (512, 64, 256, 256, 64, 2048),
 }
 _LEAP = 4.0
-_OUTLIER = 2.0  # times that of half the heads at twice the batch
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
-# Values read and written per output value. A norm also adds the residual; an activation reads gate
-# and up; rotary embedding writes back its input.
-MOVED = {"embedding": 2, "norm": 4, "rotary": 2, "activation": 3}
-# Speed of the L2 cache over memory, for values that the previous kernel left there.
-_CACHE_SPEEDUP = 3.0
 _HOST_TIMED = 3.0  # times another engine's smallest product
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BytesAtBandwidth:
-    """Small operators as a launch plus memory traffic; up to half the L2 cache counts as cached."""
-
-    launch_s: float
-    device: DeviceSpec
-    element_bytes: float = 2
-
-    def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        moved = MOVED[kind] * self.element_bytes * rows * width
-        speedup = np.where(moved <= self.device.l2_bytes / 2, _CACHE_SPEEDUP, 1.0)
-        seconds: Array = self.launch_s + moved / (self.device.peak_bytes_per_s * speedup)
-        return seconds
 
 
 def load_published(
@@ -273,30 +257,30 @@ def attention_table(
     `kind` is `context` or `generation`; `dtypes` are those of attention and cache. Raises
     InputError where the table has no such rows.
     """
-    names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
-    table = read_table(folder / f"{kind}_attention_perf.parquet", names + _ATTENTION_LABELS)
-    wanted = _attention_rows(table, head_dim, dtypes)
+    heads = ("num_heads", "num_key_value_heads")
+    columns = ("batch_size", "isl", "step", "latency", *heads, *_ATTENTION_LABELS)
+    table = read_table(folder / f"{kind}_attention_perf.parquet", columns)
+    wanted = (table["attn_dtype"] == dtypes[0]) & (table["kv_cache_dtype"] == dtypes[1])
+    wanted &= table["head_dim"] == head_dim
+    if "window_size" in table:
+        wanted &= table["window_size"] == 0
     if not wanted.any():
         raise InputError(
             f"the attention tables have no heads of size {head_dim} in {dtypes[0]} with a cache"
             f" in {dtypes[1]}"
         )
-    kernel = str(table["kernel_source"][wanted][0])
+    sources = table["kernel_source"].astype(str)
+    kernels, counts = np.unique(sources[wanted], return_counts=True)
+    kernel = str(kernels[np.argmax(counts)])
+    wanted &= sources == kernel
     # A generation row attends to `step` cached tokens and to itself.
-    tokens = table["isl"] if kind == "context" else table["step"]
-    places = (table["num_heads"], table["num_key_value_heads"], table["batch_size"], tokens)
-    shapes = np.stack([column[wanted] for column in places], axis=1).astype(int)
-    _, first, number = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
-    seconds = np.full(len(first), np.inf)
-    np.minimum.at(seconds, number.ravel(), table["latency"][wanted] * 1e-3)
-    order = np.argsort(first)  # that of the file, in which equally large prompts compete
-    tables: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
-    for shape, shortest_s in zip(
-        shapes[first[order]].tolist(), seconds[order].tolist(), strict=True
-    ):
-        heads, kv_heads, batch, length = shape
-        tables.setdefault((heads, kv_heads), {})[batch, length] = shortest_s
-    return checked({pair: rising(cell) for pair, cell in tables.items()}), kernel
+    tokens = "isl" if kind == "context" else "step"
+    pairs = np.stack([table[name] for name in heads], axis=1).astype(int)
+    tables = {
+        (query, cached): _shortest(table, wanted & (pairs == (query, cached)).all(axis=1), tokens)
+        for query, cached in np.unique(pairs[wanted], axis=0).tolist()
+    }
+    return checked(tables), kernel
 
 
 def measure_keys(
@@ -326,46 +310,6 @@ def measure_keys(
             f"the context attention table (head size {head_dim}) has no long prompt of few heads"
         )
     return float(np.median(alone)), float(busy)
-
-
-def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """{(batch, tokens): seconds} in which none exceeds that of more tokens or sequences.
-
-    Where a table falls, the longer time is the noise: a kernel is delayed, never hurried.
-    """
-    risen: dict[tuple[int, int], float] = {}
-    of_batch: dict[int, float] = {}
-    of_tokens: dict[int, float] = {}
-    for (batch, tokens), measured_s in sorted(table.items(), reverse=True):
-        seconds = min(measured_s, of_batch.get(batch, np.inf), of_tokens.get(tokens, np.inf))
-        risen[batch, tokens] = of_batch[batch] = of_tokens[tokens] = seconds
-    return risen
-
-
-def checked(tables: AttentionTable) -> AttentionTable:
-    """The tables without times over twice those of half the heads at twice the batch."""
-    sound: dict[tuple[int, int], Mapping[tuple[int, int], float]] = {}
-    for (heads, kv_heads), table in sorted(tables.items()):
-        half = sound.get((heads // 2, kv_heads // 2), {}) if heads % 2 == kv_heads % 2 == 0 else {}
-        beside = {(b, n): half.get((2 * b, n), s) for (b, n), s in table.items()}
-        sound[heads, kv_heads] = {
-            place: beside[place] if s > _OUTLIER * beside[place] else s
-            for place, s in table.items()
-        }
-    return sound
-
-
-def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> NDArray[np.bool_]:
-    """The rows of these heads and types without a window, of their most frequent kernel."""
-    wanted: NDArray[np.bool_] = (table["attn_dtype"] == dtypes[0]) & (table["head_dim"] == head_dim)
-    wanted &= table["kv_cache_dtype"] == dtypes[1]
-    if "window_size" in table:
-        wanted &= table["window_size"] == 0
-    if not wanted.any():
-        return wanted
-    kernels, counts = np.unique(table["kernel_source"][wanted].astype(str), return_counts=True)
-    wanted &= table["kernel_source"].astype(str) == kernels[np.argmax(counts)]
-    return wanted
 
 
 @functools.cache

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from costmodel.compose.attention import Attention, TileForm
+from costmodel.compose.attention import Attention, TileForm, checked, rising
 from costmodel.errors import InputError
-from integrations.aiconfigurator.tables import checked, measure_keys, rising
+from integrations.aiconfigurator.tables import measure_keys
 from integrations.llmservingsim.tables import fit_tile_rows
 from tests.costmodel.conftest import measured_forwards
 
