@@ -6,6 +6,7 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -225,10 +226,8 @@ def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
 def _context_table(folder: Path, head_dim: int, cache: Cache) -> tuple[AttentionTable, str]:
     """Attention of prompts in the cache's type, where a kernel for it was measured."""
     for dtypes in [("fp8", "fp8"), (_BF16, "fp8")] if cache == "fp8" else []:
-        try:
+        with contextlib.suppress(InputError):
             return attention_table(folder, "context", head_dim, dtypes)
-        except InputError:
-            continue
     return attention_table(folder, "context", head_dim)
 
 
@@ -291,8 +290,7 @@ def measure_keys(
     key_s is the median over prompts of at least 1024 tokens whose tiles all run at once; busy_key_s
     comes from the largest measured case. Raises InputError where the table is too small for either.
     """
-    alone: list[float] = []
-    largest, busy = 0.0, 0.0
+    alone, largest, busy = [], 0.0, 0.0
     for (heads, kv_heads), table in context.items():
         start = min((s for (b, n), s in table.items() if b == 1 and n <= 64), default=0.0)
         for (batch, rows), seconds in table.items():
