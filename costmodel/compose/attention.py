@@ -7,19 +7,16 @@ rows of one head walks over all keys, one tile a multiprocessor, so
     seconds(s, c) = context(s) + c x key_s x waves,   waves = ceil(heads x ceil(s / M) / SMs)
 
 with key_s the time of a tile for one key. The additive form, the wave count and M were fitted to
-chunked attention measured on other devices (`integrations/llmservingsim`). key_s comes from the
-context tables of the device itself, where few heads over long prompts leave one wave of tiles.
+chunked attention measured on other devices (`integrations/llmservingsim`).
 
 A verification of few rows leaves most multiprocessors idle in that form. Kernels made for it
-(FlashAttention 3, Flash-Decoding, TensorRT-LLM's decoding kernels, this decoder's own) pack the
-query heads of one key-value head into tiles of few rows and split the keys over all multiprocessors
-(`Attention.splitting_keys`), so that attention takes the longer of one row's time, which reads the
-same keys, and
+(FlashAttention 3, Flash-Decoding, TensorRT-LLM's, this decoder's own) pack the query heads of one
+key-value head into tiles and split the keys over all multiprocessors (`Attention.splitting_keys`),
+so that attention takes the longer of one row's time, which reads the same keys, and
 
     seconds(s, c) = one row's start + context(s) - context(1) + c x busy_key_s x filled tiles / SMs
 
-where a tile is filled by fragments of 64 rows. Generation tables show it, at every batch: 64 query
-heads on one key-value head are 16 rows of a group of 4, and take about as long as 4 heads.
+where a tile is filled by fragments of 64 rows, as generation tables show at every batch.
 """
 
 from __future__ import annotations

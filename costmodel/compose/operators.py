@@ -37,12 +37,11 @@ ROUNDING = 1.0 + 1e-5
 class ComposedForward:
     """Kernel seconds of a target's forwards, without host time and gaps.
 
-    `tensor_parallel` devices share heads, FFN and vocabulary evenly. The sum is that of one device,
-    with two all-reduces a layer where they were measured. `data_parallel` groups of them, each
-    with sequences of its own, share the experts of a mixture: seconds are of one group, with as
-    many rows in the others, and an all-reduce stands for the rows' way to the experts and back.
-    With `expert_parallel` a device has whole experts, otherwise a part of each. Raises InputError
-    for a target that cannot be split so, or that the tables do not cover.
+    `tensor_parallel` devices share heads, FFN and vocabulary evenly, with two all-reduces a layer
+    where they were measured. `data_parallel` groups, each with sequences of its own, share the
+    experts: seconds are of one group, with as many rows in the others, and an all-reduce stands for
+    the rows' way to the experts and back. With `expert_parallel` a device has whole experts,
+    otherwise a part of each. Raises InputError for a target that cannot be split so.
     """
 
     architecture: ModelArchitecture

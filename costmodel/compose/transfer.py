@@ -181,10 +181,8 @@ class TransferErrors:
     def expected(self, source: str, device: str) -> tuple[float, str]:
         """The expected error of a transfer, at least LEAST_ERROR, and what it rests on.
 
-        A pair of the study has its own error, and devices of one chip at about the same rate have
-        the mean of such pairs. Other devices of one vendor have both deviations, added in squares;
-        that of a device that the study does not know is the largest of all. Between vendors it is
-        the largest error.
+        Devices of one chip at about the same rate have the mean error of such pairs, others of one
+        vendor both deviations (the largest of all for an unknown device), added in squares.
         """
         relation = self._relation(source, device)
         if (source, device) in self.pairs:

@@ -186,7 +186,7 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     """Acceptance from a JSON file.
 
     The data is at the top, under `acceptance`, or, with `arm`, under `acceptance_by_arm` and the
-    arm's name. It has one of these forms:
+    arm's name. Beside it stand the fields of `AcceptanceSource`, and `doubts`. Its forms:
 
     - `by_depth`: rates of the drafter's first choice at depth 1, 2, ... given that all before it
       were accepted; `rounds`: the verifications behind them; `drafted_share`: share of all rounds
@@ -194,9 +194,8 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     - `nodes` and `committed`: A(N) of best-first trees, optionally with `spread`;
     - `accepted_depths` and `tree_nodes` of each round of a run with chains.
 
-    Beside it stand the fields of `AcceptanceSource`: target, drafter and policy of the rounds, and
-    `doubts`. Files of other tools are read by the entry points of `rooftree.readers`. Raises
-    InputError with the field that is missing or wrong.
+    Files of other tools are read by the entry points of `rooftree.readers`. Raises InputError with
+    the field that is missing or wrong.
     """
     text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
     data: Any = None

@@ -6,11 +6,8 @@ prompts. Engines that never mix prompts and decoding keep equal requests in step
 prefilled before any request decodes on, so a request waits, after its own first token, for half of
 them on average. (With unequal lengths it would wait for all of them.)
 
-Data-parallel ranks that share experts meet in every layer, so that each step takes as long as the
-slowest one's: a prompt of any rank delays all of them.
-
-Overheads were fitted on measured servers (`lab/studies/capacity_accuracy.py`);
-calibrations/engines.yaml holds them.
+Data-parallel ranks that share experts meet in every layer, so that a prompt of any rank delays all
+of them. Overheads (calibrations/engines.yaml) were fitted on measured servers.
 
     device = products + attention + all-reduces + prompts, each x a factor near 1,
              + layers x (layer + prompt steps x prompt layer) + logits x one read of them
@@ -18,10 +15,10 @@ calibrations/engines.yaml holds them.
     time per token = sqrt(device^2 + host^2) where the engine prepares a step while the device
                      runs the one before it (a smooth maximum), else device + host
 
-`layer` covers gaps between kernels; it is negative for an engine that fuses operators whose times
-the profile adds up. `prompt layer` covers steps with a prompt, which run outside of a captured
-graph. `logits`: how often sampling reads the logits of all sequences, which engines sort for top-p.
-`plan`: on B200 vLLM attends with FlashInfer, whose plan of every step the host makes.
+`layer`: gaps between kernels, negative for an engine that fuses operators whose times the profile
+adds up; `prompt layer`: those of steps with a prompt, outside of a captured graph; `logits`: how
+often sampling reads the logits of all sequences, which engines sort for top-p; `plan`: FlashInfer's
+plan of every step, on B200.
 """
 
 from __future__ import annotations

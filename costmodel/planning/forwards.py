@@ -83,12 +83,11 @@ class TargetForward:
     """Forwards of a profile's target on `tensor_parallel` equal devices, served by `engine`.
 
     Most profiles hold verifications at batch 1 and plain steps at many batches. A forward of B
-    sequences with r rows each is composed: the forward of r x B rows over the shortest context,
-    plus attention over the cache. That attention is the one of B plain steps, scaled by the ratio
-    of r rows to one row at batch 1, and at most B times that of one sequence. Verifications
-    measured at larger batches are used as they are. Where the engine splits no keys of several
-    rows, their attention takes at least what one walk over all keys does. `ranks` data-parallel
-    groups share the experts, and step together.
+    sequences with r rows each is the forward of r x B rows over the shortest context, plus the
+    attention of B plain steps, scaled by the ratio of r rows to one row at batch 1, and at most B
+    times that of one sequence. Where the engine splits no keys of several rows, their attention
+    takes at least one walk over all keys. `ranks` data-parallel groups share the experts, and step
+    together.
     """
 
     def __init__(self, profile: Profile, engine: str = "vllm", ranks: int = 1) -> None:

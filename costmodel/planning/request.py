@@ -130,10 +130,9 @@ class ServingPolicy:
 class Precision:
     """Types of weights and of cached keys and values; the LM head stays in bfloat16.
 
-    Weights of None: those that the target's checkpoint stores. `fp8`: one scale per tensor, stored
-    in the checkpoint; `fp8_dynamic`: one per tensor, computed for every product; `fp8_block`: one
-    per block; `mxfp4`: experts alone. Or the label of a quantised checkpoint, which is planned
-    from a profile with that label.
+    Weights of None: those that the target's checkpoint stores. `fp8`: one stored scale per tensor;
+    `fp8_dynamic`: one computed for every product; `fp8_block`: one per block; `mxfp4`: experts
+    alone. Or the label of a quantised checkpoint, which is planned from a profile with that label.
     """
 
     weights: str | None = None

@@ -20,11 +20,10 @@ class PlanOption:
     """One GPU and tensor-parallel degree: its sizing, or the problem and the nearest that works.
 
     `error` is the expected relative error of all times, `slower` that of longer ones; `points` are
-    the best ones by requests at once, and `choices` those with the plain step, chain and tree
-    beside each. `with_trees` are the choices of this project's decoder, where the engine verifies
-    no trees. `doubts` say why the acceptance may not hold. `unsplit`: the engine splits no keys of
-    several rows on this device. `draft_bytes`: of a GPU's memory, the drafter's weights, and its
-    cache a token.
+    the best ones by requests at once, `choices` the same with the plain step, chain and tree, and
+    `with_trees` those of this project's decoder, where the engine verifies no trees. `doubts` say
+    why the acceptance may not hold. `unsplit`: the engine splits no keys of several rows here.
+    `draft_bytes`: of a GPU's memory, the drafter's weights, and its cache a token.
     """
 
     gpu: str

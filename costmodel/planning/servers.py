@@ -56,11 +56,10 @@ _TOKENS = 1e6
 class OperatingPoint:
     """One server that always has `running` requests at once.
 
-    `shape` and `nodes`: the best draft tree; `committed`: tokens a cycle; `cycle_s`: seconds of a
-    cycle, by cause in `parts` (None where a point was not computed by a server). `tpot_s`: mean
-    time per output token after the first. `ttft_s`: mean time to the first token, of which
-    `prefill_s` is the request's own prompt. `requests_per_s`: throughput. `power_share`: mean
-    power of a device over its limit or TDP.
+    `shape` and `nodes`: the best draft tree; `committed`: tokens a cycle; `parts`: its seconds by
+    cause (None where no server computed the point). `tpot_s`: mean time per output token after the
+    first; `ttft_s`: mean time to the first, of which `prefill_s` is the request's own prompt.
+    `power_share`: mean power of a device over its limit or TDP.
     """
 
     running: int

@@ -1,17 +1,14 @@
 """Step-by-step simulation of one server with continuous batching.
 
-A server is one rank, or several that share experts: requests are dealt to them in turn, and every
-step takes as long as the slowest rank's.
-
-Before each step the server admits waiting requests in the order of arrival, as far as sequences and
-cache allow. A step decodes every running request once and fills its remaining tokens with prompts,
-cut into chunks, which attend to what is cached of their prompt. (An engine that never mixes the two
-runs prompts alone while there are any.) The last chunk gives the first token of the answer.
+A server is one rank, or several that share experts, to which requests are dealt in turn. Before
+each step it admits waiting requests in the order of arrival, as far as sequences and cache allow. A
+step decodes every running request once and fills its remaining tokens with prompts, cut into
+chunks. (An engine that never mixes the two runs prompts alone while there are any.) The last chunk
+gives the first token of the answer.
 
 An engine that admits by the whole answer holds the cache for it. Another admits by the prompt; when
 the answers outgrow the cache, the last request to decode is evicted, and prefills all its tokens
 again before others are admitted. Of each prompt the engine's share of prefix hits is not computed.
-All requests have the same priority.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Percentiles of a plan's latencies by simulation, and the smallest fleet that holds their goals.
 
-The best option of each GPU is simulated at the number of GPUs that its means need. Where a goal is
-missed, the same requests are served by more servers until all goals are held; latencies are assumed
-to fall with every added server. The intervals come from the whole simulation repeated with all
-times shorter and longer by the expected error of the plan.
+Where a goal is missed at the number of GPUs that the means need, the same requests are served by
+more servers until all are held; latencies are assumed to fall with every added server. The
+intervals come from the simulation repeated with all times shorter and longer by the plan's error.
 """
 
 from __future__ import annotations

@@ -125,9 +125,8 @@ def speculation_of(points: Sequence[OperatingPoint], acceptance: Acceptance | No
 def committed_shares(mean: float, depth: int) -> tuple[float, ...]:
     """Probabilities of 1, 2, ... depth + 1 committed tokens with this mean.
 
-    They follow from one acceptance rate for all depths. That is exact for a chain with such a rate,
-    and the simplest distribution with the right mean for a tree. Answers take many rounds, so the
-    mean decides.
+    They follow from one acceptance rate for all depths: exact for such a chain, and the simplest
+    distribution for a tree. Answers take many rounds, so that the mean decides.
     """
     from scipy.optimize import brentq  # scipy is needed for a simulation only
 
