@@ -137,7 +137,7 @@ class TargetForward:
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0
         # A plan asks for the same steps again and again.
-        self._step_once = cache(self._step)
+        self.decode = cache(self._step)
         self._plain_once_s = cache(self._plain_s)
         self._verify_once_s = cache(self._verify_s)
 
@@ -170,14 +170,11 @@ class TargetForward:
         share = flops_per_s / self._device.peak_flops_per_s
         return float(min(POWER_SHARE * share**POWER_EXPONENT, 1.0))
 
-    def decode(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
+    def _step(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
         """Seconds of `rows` rows for each of `batch` sequences with `context` cached tokens.
 
         The part of all-reduces is estimated from published ones; without any it is in the products.
         """
-        return self._step_once(batch, context, rows)
-
-    def _step(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         padded = min((b for b in self.profile.runtime.buckets if b >= rows > 1), default=rows)
         whole = self._decode(batch, context, padded)
         if self.unsplit and rows > 1:

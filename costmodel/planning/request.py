@@ -49,7 +49,14 @@ class Goals:
     percentiles: tuple[PercentileGoal, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.tpot_s is not None or self.ttft_s is not None or bool(self.percentiles)
+        return bool(self.limits)
+
+    @property
+    def limits(self) -> list[tuple[str, str, int | None, float]]:
+        """Each goal's name, metric, percentile (None: the mean) and seconds."""
+        means = (("tpot", self.tpot_s), ("ttft", self.ttft_s))
+        limits = [(goal.name, goal.metric, goal.percent, goal.seconds) for goal in self.percentiles]
+        return [*((name, name, None, s) for name, s in means if s is not None), *limits]
 
     @classmethod
     def parse(cls, text: str) -> Goals:
@@ -76,9 +83,7 @@ class Goals:
 
     def check(self, *, simulated: bool) -> None:
         """Raise InputError for goals that are no times, or that need a simulation."""
-        times = {"tpot": self.tpot_s, "ttft": self.ttft_s}
         for goal in self.percentiles:
-            times[goal.name] = goal.seconds
             if goal.percent not in PERCENTS:
                 names = ", ".join(f"p{percent}" for percent in PERCENTS)
                 raise InputError(f"the percentile p{goal.percent} is no goal", hint=f"Use {names}")
@@ -87,8 +92,8 @@ class Goals:
                     f"the goal {goal.name} is a percentile, which needs a simulation",
                     hint="Give --simulate, or simulation=SimulationSettings() in Python",
                 )
-        for name, seconds in times.items():
-            if seconds is not None and not 0 < seconds < math.inf:
+        for name, _, _, seconds in self.limits:
+            if not 0 < seconds < math.inf:
                 raise InputError(f"the goal {name} must be a time above 0 (is {seconds!r})")
 
     def describe(self) -> str:

@@ -194,19 +194,26 @@ class Server:
         return int(_STEP_SHARE * self.rules.step_tokens)
 
     def _cycles(self, traffic: Traffic, running: int) -> Iterator[Cycle]:
-        context = traffic.prompt_tokens + traffic.output_tokens / 2
-        fixed, most = self.policy.nodes is not None, self.forward.most_tree_rows
-        for shape, nodes in self._tree_sizes():
-            if nodes and not fixed and running * (nodes + 1) > self.most_rows:
-                continue
-            if shape == "tree" and most and nodes >= most:
-                if fixed:
-                    raise InputError(
-                        f"trees of {nodes} nodes have no times: the operator tables of recurrent"
-                        f" layers hold trees of up to {most} rows, {most - 1} nodes"
-                    )
-                continue
-            yield self.cycle(shape, nodes, running, context)
+        """Cycles of the drafts that policy, engine and step size allow, the plain step first."""
+        policy, acceptance, most = self.policy, self.acceptance, self.forward.most_tree_rows
+        sizes: list[tuple[Shape, int]] = [("plain", 0)]
+        if policy.nodes is not None:
+            sizes = [("chain" if policy.kind == "chain" else "tree", policy.nodes)]
+        elif acceptance is not None and policy.kind != "plain":
+            sizes += [("chain", n) for n in range(1, len(acceptance.chain))]
+            if policy.kind == "auto" and self.rules.verifies_trees:
+                sizes += [("tree", n) for n in TREES if n < len(acceptance.tree)]
+        for shape, nodes in sizes:
+            untimed = shape == "tree" and most and nodes >= most
+            if policy.nodes is not None and untimed:
+                raise InputError(
+                    f"trees of {nodes} nodes have no times: the operator tables of recurrent"
+                    f" layers hold trees of up to {most} rows, {most - 1} nodes"
+                )
+            fits = running * (nodes + 1) <= self.most_rows
+            if policy.nodes is not None or not nodes or (fits and not untimed):
+                context = traffic.prompt_tokens + traffic.output_tokens / 2
+                yield self.cycle(shape, nodes, running, context)
 
     def cycle(self, shape: Shape, nodes: int, running: int, context: float) -> Cycle:
         """A round of requests with drafts of a shape and size, and so many cached tokens each."""
@@ -223,19 +230,6 @@ class Server:
             draft_host_s=running * drafter.host_s,
             tree_host_s=running * self.tree_s(shape, nodes),
         )
-
-    def _tree_sizes(self) -> Iterator[tuple[Shape, int]]:
-        """Shapes and node counts that policy and engine allow, the plain step first."""
-        policy, acceptance = self.policy, self.acceptance
-        if policy.nodes is not None:
-            yield "chain" if policy.kind == "chain" else "tree", policy.nodes
-            return
-        yield "plain", 0
-        if acceptance is None or policy.kind == "plain":
-            return
-        yield from (("chain", n) for n in range(1, len(acceptance.chain)))
-        if policy.kind == "auto" and self.rules.verifies_trees:
-            yield from (("tree", n) for n in TREES if n < len(acceptance.tree))
 
     def tree_s(self, shape: Shape, nodes: int) -> float:
         """Host seconds to build, accept and commit one tree; measured ones where there are any."""

@@ -58,14 +58,9 @@ class Latencies:
 
     def missed(self, goals: Goals) -> tuple[str, ...]:
         """Names of the goals that are missed; all of them if the queue grows."""
-        means = [("tpot", goals.tpot_s), ("ttft", goals.ttft_s)]
-        limits: list[tuple[str, str, int | None, float]] = [
-            (name, name, None, most_s) for name, most_s in means if most_s is not None
-        ]
-        limits += [(g.name, g.metric, g.percent, g.seconds) for g in goals.percentiles]
         return tuple(
             name
-            for name, metric, percent, most_s in limits
+            for name, metric, percent, most_s in goals.limits
             if self.overloaded or self.value(metric, percent) > most_s
         )
 
