@@ -16,15 +16,11 @@ from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.drafting import BLOCK_KINDS, CHECKPOINTS, drafter_kind
-from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.result import Plan, PlanOption
-from costmodel.planning.search import make_server
 from costmodel.planning.servers import OperatingPoint, Server
-from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.plugins import SETTINGS, load_plugin
-from costmodel.profile.store import ProfileStore
 
 NO_DIFFERENCE = 0.01  # a shorter draft within this share of the highest rate is taken instead
 _MOST_LOSS = 0.05  # of a schedule, where acceptance is less certain than that
@@ -32,14 +28,10 @@ _MOST_LOSS = 0.05  # of a schedule, where acceptance is less certain than that
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What a writer makes settings of: a plan, its best option, and that option's times.
-
-    forward  None: looked up again where costs are asked for
-    """
+    """What a writer makes settings of: a plan, and its best option."""
 
     plan: Plan
     best: PlanOption
-    forward: TargetForward | None = None
 
     @property
     def request(self) -> PlanRequest:
@@ -100,14 +92,6 @@ class Export:
             )
         return kind
 
-    def server(self) -> Server:
-        request, forward = self.request, self.forward
-        if forward is None:
-            target = resolve_target(request.target, hub=True)
-            choice = self.best.gpu, self.best.tensor_parallel
-            forward = forward_for(request, target, choice, ProfileStore())
-        return make_server(request, forward, self.plan.acceptance)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsWriter:
@@ -132,10 +116,9 @@ def settings_writer(name: str) -> SettingsWriter:
     return writer
 
 
-def export_plan(plan: Plan, name: str, forward: TargetForward | None = None) -> str:
+def export_plan(plan: Plan, name: str) -> str:
     """Settings in this form for the plan's best option.
 
-    forward  the best option's times, of which tables of costs are made [default: looked up again]
     Raises InputError where there is none, and where the engine cannot run what was planned.
     """
     writer = settings_writer(name)
@@ -165,7 +148,7 @@ def export_plan(plan: Plan, name: str, forward: TargetForward | None = None) -> 
         lines += losses
     if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
-    lines += writer.write(Export(plan=plan, best=best, forward=forward))
+    lines += writer.write(Export(plan=plan, best=best))
     return "\n".join(lines) + "\n"
 
 

@@ -12,14 +12,15 @@ from costmodel.planning.drafting import DraftCost
 from costmodel.planning.engines import VERSIONS, planned_version
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import CURRENCY, PlanRequest
-from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint, Sizing
+from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint, Server, Sizing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOption:
     """One GPU and tensor-parallel degree: its sizing, or the problem and the nearest that works.
 
-    `error` is the expected relative error of all times, `slower` that of longer ones; `points` are
+    `server` is one of its servers, `error` the expected relative error of all times, `slower` that
+    of longer ones; `points` are
     the best ones by requests at once, `choices` the same with the plain step, chain and tree, and
     `with_trees` those of this project's decoder, where the engine verifies no trees. `doubts` say
     why the acceptance may not hold. `unsplit`: the engine splits no keys of several rows here.
@@ -37,6 +38,7 @@ class PlanOption:
     error: float | None = None
     slower: float | None = None
     points: tuple[OperatingPoint, ...] = ()
+    server: Server | None = None
     choices: tuple[DraftComparison, ...] = ()
     with_trees: tuple[DraftComparison, ...] = ()
     sizing: Sizing | None = None

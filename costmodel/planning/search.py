@@ -172,15 +172,14 @@ class _Search:
 
     def published(self, best: PlanOption) -> Iterator[tuple[str, float]]:
         """Speed-ups by published acceptance where the plan has none: labels, the least first."""
-        request, at, place = self.request, best.sizing, (best.gpu, best.tensor_parallel)
-        if request.acceptance or request.policy.kind != "auto" or at is None:
+        request, at, plain = self.request, best.sizing, best.server
+        if request.acceptance or request.policy.kind != "auto" or at is None or plain is None:
             return
         if request.drafter not in (None, "dflash"):
             return
-        forward = forward_for(request, self.target, place, self.store)
         for dataset in published_extremes(request.target):
             acceptance = find_acceptance(dataset, request.target)
-            server = make_server(request, forward, acceptance)
+            server = make_server(request, plain.forward, acceptance)
             drafting = server.best(request.traffic, at.at_load.running)
             yield acceptance.label, at.at_load.tpot_s / drafting.tpot_s
 
@@ -192,11 +191,8 @@ class _Search:
         for option in (option for option in options if option.sizing):
             best_of_gpu.setdefault(option.gpu, option)
         for option in best_of_gpu.values():
-            place = option.gpu, option.tensor_parallel
-            forward = forward_for(request, self.target, place, self.store)
-            server = make_server(request, forward, self.acceptance)
             try:
-                yield simulate_option(request, option, server, self.target.positions)
+                yield simulate_option(request, option, self.target.positions)
             except InputError as failure:
                 yield SimulatedOption(
                     gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)
@@ -215,6 +211,7 @@ def _planned(
             origin=forward.origin,
             unsplit=forward.unsplit,
             drafter=server.drafter,
+            server=server,
         )
         drafter, a, degree = server.drafter, forward.architecture, forward.tensor_parallel
         if drafter is not None:

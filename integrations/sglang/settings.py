@@ -81,11 +81,11 @@ def _server_options(export: Export, best: PlanOption) -> list[str]:
 
 def _write_dspark(export: Export, *, steps: bool) -> list[str]:
     """A table of costs, and the options that take it. The DSpark drafter is the user's."""
-    request, best, server = export.request, export.plan.options[0], export.server()
+    best, server = export.plan.options[0], export.plan.options[0].server
     drafted = len(server.acceptance.chain) - 1 if server.acceptance else BLOCK_GAMMA
     make = steps_table if steps else sum_table
     most = max(point.running for point in best.points)
-    table: StepTable = make(server, request.traffic, most_running=most, drafted=drafted)
+    table: StepTable = make(server, export.request.traffic, most_running=most, drafted=drafted)
     label = server.drafter.label if server.drafter else "none"
     start, *others = _server_options(export, best)
     options = [

@@ -17,7 +17,6 @@ from unittest.mock import MagicMock
 import pytest
 
 from costmodel.planning.exports import export_plan, settings_writer, steady
-from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan_profile
 from costmodel.planning.traffic import Traffic
@@ -61,7 +60,7 @@ def exported(engine: str, drafter: str = "dflash", **options) -> tuple[str, dict
         most_running=128,
     )
     result = plan_profile(request, profile, 8)
-    text = export_plan(result, engine, TargetForward(profile))
+    text = export_plan(result, engine)
     best, _ = steady(result.best, result.acceptance)
     return text, {point.running: point.nodes for point in best.points}
 

@@ -66,15 +66,15 @@ class Latencies:
 
 
 def simulate_option(
-    request: PlanRequest, option: PlanOption, server: Server, positions: int | None = None
+    request: PlanRequest, option: PlanOption, positions: int | None = None
 ) -> SimulatedOption:
     """Percentiles of a sized option, and the smallest fleet that holds the goals.
 
     positions  of the target's window, where answers are cut
     Raises InputError for a request that never fits, and where nothing is to be simulated.
     """
-    settings, sizing, points = request.simulation, option.sizing, option.points
-    if settings is None or sizing is None:
+    settings, sizing, server = request.simulation, option.sizing, option.server
+    if settings is None or sizing is None or server is None:
         raise InputError("there is nothing to simulate")
     devices = server.forward.tensor_parallel * server.forward.ranks
     error, edge_share = option.error or 0.0, 0.0 if request.replays else EDGE_SHARE
@@ -85,7 +85,7 @@ def simulate_option(
         return server_traces(settings, request.traffic, request.rate, servers, positions)
 
     longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in traces(1))
-    run = _runner(server, request.traffic, points, request.most_running, longest)
+    run = _runner(server, request.traffic, option.points, request.most_running, longest)
 
     @cache
     def serve(servers: int, factor: float) -> Latencies:

@@ -35,9 +35,9 @@ def simulated(request: PlanRequest, gpus: int = 1, error: float = 0.0) -> Simula
     sizing = SimpleNamespace(gpus=Interval(value=gpus, low=gpus, high=gpus))
     option = PlanOption(
         gpu="made up", device="made up", tensor_parallel=1, points=(point(1),), sizing=sizing,
-        error=error,
+        server=ALONE, error=error,
     )  # fmt: skip
-    return simulate_option(request, option, ALONE)
+    return simulate_option(request, option)
 
 
 def test_a_queue_of_prompts_is_md1():
