@@ -51,44 +51,34 @@ class ComposedForward:
     expert_parallel: bool = False
 
     def __post_init__(self) -> None:
-        a, tp = self.architecture, self.tensor_parallel
-        if tp < 1 or a.heads % tp or (a.kv_heads % tp and tp % a.kv_heads):
-            raise InputError(
-                f"tensor_parallel {tp} does not divide {a.heads} heads and {a.kv_heads}"
-                " key-value heads"
-            )
-        if a.sparse_layers < a.ffn_layers and a.ffn % tp:
-            raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.ffn}")
-        if not a.experts and (self.data_parallel > 1 or self.expert_parallel):
-            raise InputError(
-                f"{a.name} has no experts to share",
-                hint="Data-parallel groups of it are servers of their own: leave the option out",
-            )
-        if a.shared_ffn % tp:
-            raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
-        part = a.expert_ffn // self.devices if not self.expert_parallel else 0
-        if self.tables.weights == "fp8_block" and part % BLOCK_COLUMNS:
-            raise InputError(
-                f"blocks of {BLOCK_COLUMNS} do not divide the {part} columns of an expert that a"
-                " device has",
-                hint="Give whole experts: --enable-expert-parallel",
-            )
-        if self.tables.head_dim != a.head_dim and not a.latent_rank:
-            raise InputError(
-                f"the attention tables are for heads of size {self.tables.head_dim},"
-                f" {a.name} has {a.head_dim}"
-            )
-        measured = self.tables.tensor_parallel
-        if measured is not None and measured != tp:
-            raise InputError(f"these operator tables are of tensor_parallel {measured}, not {tp}")
-        if a.recurrent and (a.state_heads % tp or a.state_inner % tp):
-            raise InputError(
-                f"tensor_parallel {tp} does not divide {a.state_heads} heads of a state"
-            )
-        if a.experts % self.data_parallel:
-            raise InputError(
-                f"data_parallel {self.data_parallel} does not divide {a.experts} experts"
-            )
+        a, tables, tp, dp = self.architecture, self.tables, self.tensor_parallel, self.data_parallel
+        n, undivided = max(tp, 1), f"tensor_parallel {tp} does not divide"
+        part = 0 if self.expert_parallel else a.expert_ffn // (n * dp)
+        checks = (
+            (tp < 1 or a.heads % n or (a.kv_heads % n and n % a.kv_heads),
+             f"{undivided} {a.heads} heads and {a.kv_heads} key-value heads", ""),
+            (a.sparse_layers < a.ffn_layers and a.ffn % n,
+             f"{undivided} the FFN width {a.ffn}", ""),
+            (not a.experts and (dp > 1 or self.expert_parallel),
+             f"{a.name} has no experts to share",
+             "Data-parallel groups of it are servers of their own: leave the option out"),
+            (a.shared_ffn % n, f"{undivided} the FFN width {a.shared_ffn}", ""),
+            (tables.weights == "fp8_block" and part % BLOCK_COLUMNS,
+             f"blocks of {BLOCK_COLUMNS} do not divide the {part} columns of an expert that a"
+             " device has", "Give whole experts: --enable-expert-parallel"),
+            (tables.head_dim != a.head_dim and not a.latent_rank,
+             f"the attention tables are for heads of size {tables.head_dim},"
+             f" {a.name} has {a.head_dim}", ""),
+            (tables.tensor_parallel not in (None, tp),
+             f"these operator tables are of tensor_parallel {tables.tensor_parallel}, not {tp}",
+             ""),
+            (a.recurrent and (a.state_heads % n or a.state_inner % n),
+             f"{undivided} {a.state_heads} heads of a state", ""),
+            (a.experts % dp, f"data_parallel {dp} does not divide {a.experts} experts", ""),
+        )  # fmt: skip
+        for refused, problem, hint in checks:
+            if refused:
+                raise InputError(problem, hint=hint)
 
     @property
     def devices(self) -> int:

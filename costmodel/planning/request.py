@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from costmodel.catalog import TargetEntry, find_device, load_devices
@@ -188,40 +188,28 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         lengths = (self.traffic.prompt_tokens, self.traffic.output_tokens)
-        if not all(1 <= length < math.inf for length in lengths):
-            raise InputError("prompt and output tokens must be at least 1")
-        if not 0 < self.rate < math.inf:
-            raise InputError(f"the rate must be above 0 (is {self.rate:g})")
-        if not 0 < self.utilisation <= 1:
-            raise InputError(
-                f"the utilisation must lie above 0 and be at most 1 (is {self.utilisation:g})"
-            )
-        if self.servers is not None and self.servers < 1:
-            raise InputError("at least one server must run")
-        if self.most_running < 1:
-            raise InputError("at least one request must run at once")
-        if self.step_tokens is not None and self.step_tokens < 1:
-            raise InputError(f"a step must have room for tokens ({STEP_TOKENS} {self.step_tokens})")
-        if not 0 <= self.prefix_hits < 1:
-            raise InputError(
-                f"the share of prefix hits must be 0 or more and below 1 (is {self.prefix_hits:g})",
-                hint=f"Write {PREFIX_HITS}=0.3 where 30 % of the prompt tokens are found in the"
-                " cache",
-            )
-        if not 1 <= self.data_parallel <= MOST_GROUPS:
-            raise InputError(
-                f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {self.data_parallel})"
-            )
-        for degree in self.degrees:
-            if degree not in DEGREES:
-                raise InputError(
-                    f"a tensor-parallel degree of {degree} is not planned",
-                    hint=f"Use some of {', '.join(map(str, DEGREES))}",
-                )
-        if not self.gpus:
-            raise InputError("say which GPUs", hint="Give --gpus, such as --gpus h100-sxm,l40s")
-        if len(set(self.gpus)) < len(self.gpus):
-            raise InputError("a GPU is named twice in --gpus")
+        steps, degrees = self.step_tokens, [n for n in self.degrees if n not in DEGREES]
+        checks = (
+            (not all(1 <= length < math.inf for length in lengths),
+             "prompt and output tokens must be at least 1", ""),
+            (not 0 < self.rate < math.inf, f"the rate must be above 0 (is {self.rate:g})", ""),
+            (not 0 < self.utilisation <= 1, "the utilisation must lie above 0 and be at most 1 (is"
+             f" {self.utilisation:g})", ""),
+            (self.servers is not None and self.servers < 1, "at least one server must run", ""),
+            (self.most_running < 1, "at least one request must run at once", ""),
+            (steps is not None and steps < 1,
+             f"a step must have room for tokens ({STEP_TOKENS} {steps})", ""),
+            (not 0 <= self.prefix_hits < 1, "the share of prefix hits must be 0 or more and below 1"
+             f" (is {self.prefix_hits:g})", f"Write {PREFIX_HITS}=0.3 where 30 % of the prompt"
+             " tokens are found in the cache"),
+            (not 1 <= self.data_parallel <= MOST_GROUPS,
+             f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {self.data_parallel})", ""),
+            (bool(degrees), f"a tensor-parallel degree of {next(iter(degrees), 0)} is not planned",
+             f"Use some of {', '.join(map(str, DEGREES))}"),
+            (not self.gpus, "say which GPUs", "Give --gpus, such as --gpus h100-sxm,l40s"),
+            (len(set(self.gpus)) < len(self.gpus), "a GPU is named twice in --gpus", ""),
+        )  # fmt: skip
+        _refuse(checks)
         for name, price in self.prices.items():
             if name not in self.gpus:
                 raise InputError(
@@ -247,22 +235,18 @@ class PlanRequest:
         if self.simulation is not None:
             self.simulation.check()
         policy = self.policy
-        if policy.kind in ("chain", "fixed") and self.acceptance is None:
-            raise InputError(
-                f"the policy {policy.kind} needs acceptance data",
-                hint="Give --acceptance, such as --acceptance gsm8k, or --policy plain",
-            )
-        if policy.kind == "fixed" and not RULES[self.engine].verifies_trees:
-            raise InputError(
-                f"{self.engine} verifies chains only, and the policy fixed:{policy.nodes} is of"
-                " trees",
-                hint="Use --policy chain, or plan for this decoder with --engine rooftree",
-            )
-        if policy.kind == "plain" and self.acceptance is not None:
-            raise InputError(
-                "plain decoding accepts nothing, but acceptance data is given",
-                hint="Leave out --acceptance, or use --policy auto",
-            )
+        checks = (
+            (policy.kind in ("chain", "fixed") and self.acceptance is None,
+             f"the policy {policy.kind} needs acceptance data",
+             "Give --acceptance, such as --acceptance gsm8k, or --policy plain"),
+            (policy.kind == "fixed" and not RULES[self.engine].verifies_trees,
+             f"{self.engine} verifies chains only, and the policy fixed:{policy.nodes} is of trees",
+             "Use --policy chain, or plan for this decoder with --engine rooftree"),
+            (policy.kind == "plain" and self.acceptance is not None,
+             "plain decoding accepts nothing, but acceptance data is given",
+             "Leave out --acceptance, or use --policy auto"),
+        )  # fmt: skip
+        _refuse(checks)
 
     @property
     def engine_name(self) -> str:
@@ -276,6 +260,13 @@ class PlanRequest:
         """Whether a trace is served by given servers, so that every request of it counts."""
         trace = self.simulation is not None and self.simulation.trace is not None
         return trace and self.servers is not None
+
+
+def _refuse(checks: Iterable[tuple[bool, str, str]]) -> None:
+    """Raise InputError for the first that holds, with its problem and hint."""
+    for wrong, problem, hint in checks:
+        if wrong:
+            raise InputError(problem, hint=hint)
 
 
 def request_from_options(options: Mapping[str, Any]) -> PlanRequest:
