@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -140,15 +141,11 @@ def compose(options: ComposeOptions) -> Profile:
             expert_parallel=options.expert_parallel,
         )
 
-    chosen = forward(options.engine)
-    others = []
+    chosen, others = forward(options.engine), []
     for engine in published.engines:
-        if engine == options.engine:
-            continue
-        try:
-            others.append(forward(engine))
-        except RooftreeError:
-            continue  # its tables lack an operator, so they say nothing on the error bar
+        # Tables that lack an operator say nothing on the error bar.
+        with contextlib.suppress(RooftreeError):
+            others += [forward(engine)] if engine != options.engine else []
     return composed_profile(chosen, error_bar(chosen, others))
 
 

@@ -232,11 +232,9 @@ class TransferErrors:
 
 def _equal_rates(source: str, device: str) -> bool:
     """Whether the 16-bit rates differ by less than 30 %, or either is not known."""
-    first, second = (load_devices().get(slug) for slug in (source, device))
-    if first is None or second is None:
-        return True
-    rates = sorted((first.peak_flops_per_s, second.peak_flops_per_s))
-    return rates[0] > _EQUAL_RATES * rates[1]
+    known = load_devices()
+    rates = [known[slug].peak_flops_per_s for slug in (source, device) if slug in known]
+    return len(rates) < 2 or min(rates) > _EQUAL_RATES * max(rates)
 
 
 @cache

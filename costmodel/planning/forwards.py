@@ -274,7 +274,7 @@ class TargetForward:
         seen = min(context, a.sliding_window or context)
         full = a.attention_layers if a.sliding_window is None else a.full_layers
         tokens = full * a.full_score_ratio * context + (a.attention_layers - full) * seen
-        return tile_key_flops / processor_flops_per_s / share * waves * tokens
+        return float(tile_key_flops / processor_flops_per_s / share * waves * tokens)
 
     def _prompt_rows_s(self, rows: float) -> float:
         """Seconds of a prompt's forward, without the part that grows with its squared length."""

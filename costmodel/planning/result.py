@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,13 +64,9 @@ def shape_ranges(choices: Sequence[DraftComparison]) -> list[ShapeRange]:
 
     Each range ends at the largest planned number at which its shape is still the best.
     """
-    ranges: list[ShapeRange] = []
-    for choice in choices:
-        shape, first = choice.best.shape, choice.running
-        if ranges and ranges[-1].shape == shape:
-            first = ranges.pop().first
-        ranges.append(ShapeRange(shape=shape, first=first, last=choice.running))
-    return ranges
+    groups = itertools.groupby(choices, key=lambda choice: choice.best.shape)
+    spans = [(shape, [choice.running for choice in group]) for shape, group in groups]
+    return [ShapeRange(shape=shape, first=at[0], last=at[-1]) for shape, at in spans]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
