@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
+from scipy.special import pdtr
 
 from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.acceptance import Shape
@@ -92,25 +93,6 @@ class Cycle:
     tree_host_s: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CycleParts:
-    """Seconds of one cycle by cause; they add up to the cycle.
-
-    `weights_s`: the verification's matrix products, which read the weights or multiply by them;
-    `attention_s`, `communication_s`: its attention and all-reduces; `draft_s`: the drafts;
-    `acceptance_s`: building, accepting and committing the trees; `prompts_s`: prompts of other
-    requests that the cycle waits for; `engine_s`: gaps between kernels and the engine's host work.
-    """
-
-    weights_s: float
-    attention_s: float
-    communication_s: float
-    draft_s: float
-    acceptance_s: float
-    prompts_s: float
-    engine_s: float
-
-
 def prompt_share(rules: EngineRules, running: float, output_tokens: float) -> float:
     """Prompts of other requests that one token waits for."""
     share = 1.0 if rules.mixes_prompts else IN_STEP_SHARE
@@ -122,9 +104,7 @@ def slowest_count(mean: float, ranks: int) -> float:
     if ranks == 1 or mean <= 0.0:
         return mean
     counts = np.arange(math.ceil(mean + 12 * math.sqrt(mean)) + 12)
-    log_factorial = np.cumsum(np.log(np.maximum(counts, 1)))
-    reached = np.cumsum(np.exp(counts * math.log(mean) - mean - log_factorial))
-    return float(np.sum(1.0 - np.minimum(reached, 1.0) ** ranks))
+    return float(np.sum(1.0 - pdtr(counts, mean) ** ranks))
 
 
 def chunks_of(rules: EngineRules, prompt_tokens: float, rows: float) -> int:
@@ -226,14 +206,18 @@ class Overheads:
         return float(seconds_per_token(work_columns([work]), values, np.array([overlaps_host]))[0])
 
 
-def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: float) -> CycleParts:
-    """The causes of a cycle of `cycle_s`, which `overheads` gave for `work`.
+def cycle_parts(
+    overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: float
+) -> dict[str, float]:
+    """Seconds by cause of a cycle of `cycle_s`, which `overheads` gave for `work`; they add up.
 
-    Host work that overlaps the device counts only as far as it makes the cycle longer.
+    Of the verification: its products, attention and all-reduces; drafts; trees built, accepted and
+    committed; prompts of other requests that the cycle waits for; gaps between kernels and the
+    engine's host work. What overlaps the device counts only as far as it makes the cycle longer.
     """
     c, draft = overheads, cycle.draft
     target_layers = work.layers - cycle.draft_layers
-    device = {
+    parts = {
         "weights_s": c.products * (work.products_s - draft.products)
         + target_layers * min(c.layer_s, 0.0),
         "attention_s": c.attention * (work.attention_s - draft.attention),
@@ -242,17 +226,19 @@ def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: fl
         + c.attention * draft.attention
         + c.all_reduce * draft.all_reduce
         + cycle.draft_layers * c.layer_s,
+        "acceptance_s": 0.0,
         "prompts_s": c.prompts * work.prompts_s
         + work.layers * work.prompt_steps * c.prompt_layer_s,
         "engine_s": target_layers * max(c.layer_s, 0.0) + c.logits * work.logits_s,
     }
     engine_s = c.step_s + work.running * c.sequence_s + math.log2(work.devices) * c.device_s
     engine_s += c.plan_s * work.planned
-    waited_s = cycle_s - sum(device.values())
+    waited_s = cycle_s - sum(parts.values())
     share = waited_s / host_s if (host_s := engine_s + work.host_s) else 0.0
-    device["draft_s"] += share * cycle.draft_host_s
-    device["engine_s"] += waited_s - share * (cycle.draft_host_s + cycle.tree_host_s)
-    return CycleParts(**device, acceptance_s=share * cycle.tree_host_s)
+    parts["draft_s"] += share * cycle.draft_host_s
+    parts["acceptance_s"] = share * cycle.tree_host_s
+    parts["engine_s"] += waited_s - share * (cycle.draft_host_s + cycle.tree_host_s)
+    return parts
 
 
 def work_columns(work: Sequence[TokenWork]) -> dict[str, Array]:

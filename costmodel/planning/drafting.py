@@ -201,34 +201,28 @@ def find_drafter(
     contains `+`. None means the drafter whose acceptance was `measured`, else the profile's only
     drafter, else a DFlash drafter of the target's width. Raises InputError.
     """
-    timed = forward.profile.drafters
-    engine = list(forward.profile.engine_drafters.values())
+    timed = {key: _timed(section, key) for key, section in forward.profile.drafters.items()}
+    engine = [_timed(section) for section in forward.profile.engine_drafters.values()]
     if name is None and measured is not None and (measured.drafter or measured.drafter_kind):
         if measured.drafter_hash in timed:
-            return _timed(timed[measured.drafter_hash], measured.drafter_hash)
+            return timed[measured.drafter_hash]
         kind = measured.drafter_kind or measured.drafter
         name = kind if kind in NAMES else measured.drafter
     if name is None:
-        if len(timed) == 1:
-            ((key, section),) = timed.items()
-            return _timed(section, key)
-        return _timed(engine[0]) if len(engine) == 1 else block_drafter()
+        only = list(timed.values()) if len(timed) == 1 else engine
+        return only[0] if len(only) == 1 else block_drafter()
     if name in timed:
-        return _timed(timed[name], name)
-    for key, section in timed.items():
-        if name.lower() in section.name.lower() and ("+" in name) == ("+" in section.name):
-            return _timed(section, key)
-    for timed_in_engine in engine:
-        if name.lower() in timed_in_engine.name.lower():
-            return _timed(timed_in_engine)
+        return timed[name]
+    alike = [one for one in timed.values() if ("+" in name) == ("+" in one.name)]
+    for one in (*alike, *engine):
+        if name.lower() in one.name.lower():
+            return one
     if name == "ngram":
         return lookup_drafter()
     published = name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values())
     if name in SIZES or published or (is_hub_id(name) and drafter_kind(name) in _OF_OTHERS):
         return block_drafter(name)
-    names = ", ".join(
-        [*NAMES, *(one.name for one in timed.values()), *(one.name for one in engine)]
-    )
+    names = ", ".join([*NAMES, *(one.name for one in (*timed.values(), *engine))])
     raise InputError(
         f"no drafter is called '{name}', and there is no time of one in the profile",
         hint=f"Use one of: {names}; or time it, by its folder or hub id: `rooftree calibrate"

@@ -12,7 +12,6 @@ from costmodel.planning.acceptance import Acceptance, Shape
 from costmodel.planning.accuracy import INTERVAL
 from costmodel.planning.batching import (
     Cycle,
-    CycleParts,
     Overheads,
     TokenWork,
     cycle_parts,
@@ -72,7 +71,7 @@ class OperatingPoint:
     ttft_s: float
     requests_per_s: float
     power_share: float = 1.0
-    parts: CycleParts | None = None
+    parts: Mapping[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint
 from profiler.report import drawing
 from profiler.report.console import note, paragraph, print_json, print_table
 
-# Causes of a cycle's time, in the order of `CycleParts`.
+# Causes of a cycle's time, in the order of `cycle_parts`.
 CAUSES = {
     "weights_s": "weights and products",
     "attention_s": "attention",
@@ -184,10 +183,10 @@ def print_plan(plan: Plan, *, details: bool = False) -> None:
         click.echo()
         print_server(best)
         point = best.sizing.at_load if best.sizing else None
-        if point is not None and point.parts is not None:
+        if point is not None and point.parts:
             shares = (
                 f"{CAUSES[name]} {seconds / point.cycle_s:.0%}"
-                for name, seconds in dataclasses.asdict(point.parts).items()
+                for name, seconds in point.parts.items()
                 if seconds > 0
             )
             cycle_ms, at_once = point.cycle_s * 1e3, f"{point.running} at once"

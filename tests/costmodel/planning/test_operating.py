@@ -231,13 +231,13 @@ def test_other_engines_get_no_trees(engine):
 def test_the_parts_of_a_cycle_by_hand():
     """Two at once, trees of 15: 32 rows, and 2 x (5 us + 15 x 50 ns) on the host."""
     parts = make("fixed:15").best(TRAFFIC, 2).parts
-    assert parts.weights_s == pytest.approx(10e-3 + 32 * 20e-6)
-    assert parts.attention_s == pytest.approx(2 * 1200 * 1e-8)
-    assert parts.acceptance_s == pytest.approx(2 * (5e-6 + 15 * 5e-8))
+    assert parts["weights_s"] == pytest.approx(10e-3 + 32 * 20e-6)
+    assert parts["attention_s"] == pytest.approx(2 * 1200 * 1e-8)
+    assert parts["acceptance_s"] == pytest.approx(2 * (5e-6 + 15 * 5e-8))
     committed = 1 + 6 * 15 / 23
-    assert parts.prompts_s == pytest.approx(committed * 0.5 * 1 / 400 * 1000 * 20e-6)
-    assert parts.communication_s == parts.draft_s == 0
-    assert parts.engine_s == pytest.approx(0, abs=1e-12)
+    assert parts["prompts_s"] == pytest.approx(committed * 0.5 * 1 / 400 * 1000 * 20e-6)
+    assert parts["communication_s"] == parts["draft_s"] == 0
+    assert parts["engine_s"] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["rooftree", "vllm", "sglang", "trtllm"])
@@ -248,6 +248,6 @@ def test_the_parts_add_up_to_the_cycle(engine):
     )
     for choice in server.choices(TRAFFIC, 64):
         for point in (choice.plain, choice.chain, choice.best):
-            assert sum(dataclasses.astuple(point.parts)) == pytest.approx(point.cycle_s)
-            assert min(dataclasses.astuple(point.parts)) >= 0
-        assert choice.chain.parts.draft_s > 0 and choice.plain.parts.draft_s == 0
+            assert sum(point.parts.values()) == pytest.approx(point.cycle_s)
+            assert min(point.parts.values()) >= 0
+        assert choice.chain.parts["draft_s"] > 0 and choice.plain.parts["draft_s"] == 0
