@@ -235,7 +235,7 @@ class PlanRequest:
         if self.simulation is not None:
             self.simulation.check()
         policy = self.policy
-        checks = (
+        contradictions = (
             (policy.kind in ("chain", "fixed") and self.acceptance is None,
              f"the policy {policy.kind} needs acceptance data",
              "Give --acceptance, such as --acceptance gsm8k, or --policy plain"),
@@ -246,7 +246,7 @@ class PlanRequest:
              "plain decoding accepts nothing, but acceptance data is given",
              "Leave out --acceptance, or use --policy auto"),
         )  # fmt: skip
-        _refuse(checks)
+        _refuse(contradictions)
 
     @property
     def engine_name(self) -> str:

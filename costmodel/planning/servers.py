@@ -194,7 +194,8 @@ class Server:
 
     def _cycles(self, traffic: Traffic, running: int) -> Iterator[Cycle]:
         """Cycles of the drafts that policy, engine and step size allow, the plain step first."""
-        policy, acceptance, most = self.policy, self.acceptance, self.forward.most_tree_rows
+        policy, acceptance = self.policy, self.acceptance
+        most = self.forward.most_tree_rows or math.inf
         sizes: list[tuple[Shape, int]] = [("plain", 0)]
         if policy.nodes is not None:
             sizes = [("chain" if policy.kind == "chain" else "tree", policy.nodes)]
@@ -203,11 +204,11 @@ class Server:
             if policy.kind == "auto" and self.rules.verifies_trees:
                 sizes += [("tree", n) for n in TREES if n < len(acceptance.tree)]
         for shape, nodes in sizes:
-            untimed = shape == "tree" and most and nodes >= most
+            untimed = shape == "tree" and nodes >= most
             if policy.nodes is not None and untimed:
                 raise InputError(
                     f"trees of {nodes} nodes have no times: the operator tables of recurrent"
-                    f" layers hold trees of up to {most} rows, {most - 1} nodes"
+                    f" layers hold trees of up to {most:.0f} rows, {most - 1:.0f} nodes"
                 )
             fits = running * (nodes + 1) <= self.most_rows
             if policy.nodes is not None or not nodes or (fits and not untimed):

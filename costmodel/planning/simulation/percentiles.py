@@ -188,12 +188,15 @@ def server_traces(
     """
     if (trace := settings.trace) is not None:
         times_s = (trace.arrival_s - trace.arrival_s[0]) * (trace.rate_per_s / rate)
-        columns = (times_s, trace.prompt_tokens, trace.output_tokens)
-        dealt = (
-            [column[: settings.count][server::servers] for column in columns]
-            for server in range(min(servers, settings.count))
-        )
-        return [Trace(arrival_s=a, prompt_tokens=p, output_tokens=o) for a, p, o in dealt]
+        parts = (slice(n, settings.count, servers) for n in range(min(servers, settings.count)))
+        return [
+            Trace(
+                arrival_s=times_s[part],
+                prompt_tokens=trace.prompt_tokens[part],
+                output_tokens=trace.output_tokens[part],
+            )
+            for part in parts
+        ]
     most = positions or MOST_TOKENS
     drawn = poisson_trace(
         1.0, settings.count, traffic, np.random.default_rng(settings.seed),
