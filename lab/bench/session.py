@@ -18,8 +18,7 @@ from decoder.model.making import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.builder import ArmBuilder, DecodingOptions
-from lab.bench.arms.choice import ArmNames, plan_arms
-from lab.bench.arms.drafter_names import drafter_labels
+from lab.bench.arms.choice import ArmNames, drafter_labels, plan_arms
 from lab.bench.engines.arm import check_engines, engine_info, engine_runners
 from lab.bench.engines.requested import RequestedEngine
 from lab.bench.environment import bandwidth_limit, describe_profile, machine, stored_profile
@@ -32,11 +31,13 @@ from profiler.demo import PROMPTS
 from profiler.measure.lock import device_lock
 
 Say = Callable[[str], None]
+# Options that the settings of a result have too.
+SAME = ("new_tokens", "temperature", "repeats", "seed", "same_text", "by_round", "ignore_eos")
 BUILT_IN = "built-in"  # name of the prompt set that is used without a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(DecodingOptions):
     """The options of a run. None takes the default of the device, target or tokenizer.
 
     engines   other engines as peers
@@ -48,9 +49,7 @@ class BenchOptions:
     target: str | None = None
     arms: ArmNames = field(default_factory=ArmNames)
     engines: Sequence[RequestedEngine] = ()
-    decoder: DecodingOptions = field(default_factory=DecodingOptions)
     files: Sequence[Path] = ()
-    seed: int = 0
     template: Mapping[str, Any] | None = field(default_factory=dict)
     new_tokens: int = 128
     repeats: int = 1
@@ -73,8 +72,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     """Run the benchmark, and write the result to `options.output` if that is set."""
     device = select_device(options.device)
     dtype = parse_dtype(options.dtype, device)
-    Sampling(temperature=options.decoder.temperature)
-    if options.decoder.same_text and options.decoder.temperature:
+    Sampling(temperature=options.temperature)
+    if options.same_text and options.temperature:
         raise InputError(
             "the text of plain decoding is the same for all arms at temperature 0 only",
             hint="Leave out --same-text or --temperature.",
@@ -90,7 +89,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     engines = check_engines(
         options.engines,
         name,
-        greedy=not options.decoder.temperature,
+        greedy=not options.temperature,
         pretrained=options.quantization is None,
         device=device.type,
     )
@@ -98,13 +97,13 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         environment, machine_warnings = machine(device)
         loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)
-        builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
+        builder = ArmBuilder(loaded, labels, options)
         if options.protocol is not None and options.template:  # papers give some that are not there
             text = str(getattr(builder.encoder.tokenizer, "chat_template", None))
             known = {name: value for name, value in options.template.items() if name in text}
             options = replace(options, template=known)
         chat = chat_options(builder.encoder.tokenizer, options.template)
-        sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
+        sampling = {"temperature": options.temperature, "seed": options.seed}
         prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
         for warning in machine_warnings:
@@ -118,7 +117,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
                 repeats=options.repeats,
                 ends=builder.ends,
                 seed=options.seed,
-                by_round=options.decoder.by_round,
+                by_round=options.by_round,
                 limit_s=bandwidth_limit(None if located is None else located[0]),
             )
             responses, failed_arms = run_schedule(runners, schedule, listeners.progress)
@@ -161,20 +160,14 @@ def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, .
 def _settings(
     options: BenchOptions, builder: ArmBuilder, files: tuple[PromptFile, ...], *, chat: bool
 ) -> BenchSettings:
-    target, decoder = builder.target, options.decoder
+    target = builder.target
     return BenchSettings(
-        new_tokens=options.new_tokens,
-        temperature=decoder.temperature,
-        repeats=options.repeats,
         chat=chat,
-        seed=options.seed,
         files=files,
         dtype=dtype_name(target.dtype),
         runtime=target.runtime.kind,
         device=target.device.type,
-        same_text=decoder.same_text,
-        by_round=decoder.by_round,
-        ignore_eos=decoder.ignore_eos,
         quantization=target.loaded.quantization,
         template=dict(options.template or {}),
+        **{name: getattr(options, name) for name in SAME},
     )

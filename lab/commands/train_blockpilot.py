@@ -51,8 +51,7 @@ def command(  # noqa: PLR0913 - one argument an option
     from decoder.model.making import make_target
     from lab.bench.environment import machine
     from lab.bench.prompts import training_prompts
-    from lab.papers.blockpilot.recipe import PilotRecipe, PilotTraining, distinct, train_blockpilot
-    from lab.papers.blockpilot.sweeps import Sweep
+    from lab.papers.blockpilot.recipe import PilotTraining, Sweep, distinct, train_blockpilot
     from lab.training.corpus import Collecting, collect, read_corpus
     from lab.training.recipe import load_target
     from profiler.report.console import note, print_json
@@ -73,10 +72,9 @@ def command(  # noqa: PLR0913 - one argument an option
         collect(loaded, texts, collecting, asked, note)
     corpus = read_corpus(texts, loaded.architecture.vocab, sweep.temperature)
     chosen = distinct(corpus, training.texts)
-    recipe = PilotRecipe(sweep=sweep, training=training)
     name = str(DEMO_DRAFTER) if drafter == "demo" else drafter
     place, result, figure = train_blockpilot(
-        make_target(loaded), name, chosen, output, recipe, note
+        make_target(loaded), name, chosen, output, (sweep, training), note
     )
     figures = result.held_out or result.trained
     if as_json:

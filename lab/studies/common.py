@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,6 @@ def greedy(model: Any, prompt: Sequence[int], new_tokens: int, **options: Any) -
     output = model.generate(ids, max_new_tokens=new_tokens, **options)
     text: list[int] = output[0, len(prompt) :].tolist()
     return text
-
-
-def first_difference(
-    last_logits: Callable[[list[int]], torch.Tensor],
-    prompt: list[int],
-    expected: list[int],
-    got: list[int],
-) -> dict[str, Any]:
-    """The position of the first differing token, and the gap of the top two logits there."""
-    pairs = enumerate(zip(expected, got, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
-    top = last_logits(prompt + expected[:at]).topk(2).values
-    return {"position": at, "gap": float(top[0] - top[1])}
 
 
 def pooled_ratio(arm: ArrayLike, base: ArrayLike) -> dict[str, Any]:

@@ -265,8 +265,16 @@ def store_archive(archive: Path, calibrations: Path) -> list[Path]:
         with tarfile.open(archive) as opened:
             opened.extractall(folder, filter="data")
         work = Path(folder)
-        results = read_results(work)
-        failures = read_parts(work, "failed.json")
+        results, failures = (read_parts(work, f"{name}.json") for name in ("result", "failed"))
+        if not results:
+            hint = "Run the suite again with --resume."
+            raise InputError("the archive holds no result", hint=hint)
+        on_cpu = [name for name, one in results.items() if one["scale"]["device"] != "cuda"]
+        if on_cpu:
+            raise InputError(
+                f"{on_cpu[0]} ran on a CPU: its numbers mean nothing",
+                hint="Store the archive of a run without --tiny.",
+            )
         written = []
         for path in sorted(work.glob("calibrate.*/profile.yaml")):
             written.append(ProfileStore([calibrations]).save(Profile.from_yaml(path)))
@@ -275,20 +283,6 @@ def store_archive(archive: Path, calibrations: Path) -> list[Path]:
     record = {"stored_utc": now_utc(), "parts": results, "failed": failures}
     written.append(store(f"gpu_{slug}", record))
     return written
-
-
-def read_results(work: Path) -> dict[str, Any]:
-    """The result of each part that has one, by name."""
-    results = read_parts(work, "result.json")
-    if not results:
-        raise InputError("the archive holds no result", hint="Run the suite again with --resume.")
-    on_cpu = [name for name, result in results.items() if result["scale"]["device"] != "cuda"]
-    if on_cpu:
-        raise InputError(
-            f"{on_cpu[0]} ran on a CPU: its numbers mean nothing",
-            hint="Store the archive of a run without --tiny.",
-        )
-    return results
 
 
 def read_parts(work: Path, name: str) -> dict[str, Any]:

@@ -108,25 +108,23 @@ def requests_of(
     return dataclasses.replace(drawn, prompt_tokens=lengths), picked
 
 
-def planned_server(options: argparse.Namespace, profile: Path, cell: dict[str, Any]) -> Server:
-    """The server that `rooftree plan` assumes for the cell's requests."""
-    drafted, acceptance_file = cell["drafted"], cell["acceptance_file"]
+def planned_server(
+    options: argparse.Namespace, profile: Path, traffic: Traffic, drafted: int, accepted: str | None
+) -> Server:
+    """The server that `rooftree plan` assumes for such requests; accepted: file of its rates."""
     request = PlanRequest(
-        target=str(options.model), gpus=(str(profile),), traffic=cell["trace"].means,
-        rate=cell["rate_per_s"],
+        target=str(options.model), gpus=(str(profile),), traffic=traffic, rate=1.0,
         policy=ServingPolicy.parse(f"chain:{drafted}" if drafted else "plain"),
-        acceptance=acceptance_file if drafted else None, drafter="ngram" if drafted else None,
+        acceptance=accepted, drafter="ngram" if drafted else None,
         utilisation=1.0, most_running=options.at_once,
     )  # fmt: skip
-    forward = TargetForward(Profile.from_yaml(profile))
-    found = find_acceptance(acceptance_file, str(options.model)) if drafted else None
-    return make_server(request, forward, found)
+    found = find_acceptance(accepted, str(options.model)) if accepted else None
+    return make_server(request, TargetForward(Profile.from_yaml(profile)), found)
 
 
-def replayed(options: argparse.Namespace, profile: Path, cell: dict[str, Any]) -> dict[str, Any]:
+def replayed(server: Server, requests: Trace, at_once: int) -> dict[str, Any]:
     """The plan's simulation of the cell's own requests."""
-    requests = cell["trace"]
-    result = replay(planned_server(options, profile, cell), requests, options.at_once)
+    result = replay(server, requests, at_once)
     span_s = float(result.last_s.max() - requests.arrival_s[0])
     tpot_s = result.tpot_s[~np.isnan(result.tpot_s)]
     return {
@@ -152,7 +150,7 @@ def measure_floor(url: str, model: str, texts: Sequence[Sequence[int]], prefill_
     prompt = next(text for text in texts if len(text) >= FLOOR_TOKENS)[:FLOOR_TOKENS]
     one = Request(arrival_s=0.0, prompt=prompt, output_tokens=1)
     load(url, model, [one])  # the first one allocates
-    times = [load(url, model, [one]).answers[0].ttft_s for _ in range(FLOOR_REQUESTS)]
+    times = [load(url, model, [one])[0][0].ttft_s for _ in range(FLOOR_REQUESTS)]
     return float(np.median(times)) - prefill_s
 
 
@@ -198,19 +196,19 @@ def run_cell(
         Request(arrival_s=float(at), prompt=texts[index], output_tokens=int(tokens))
         for at, index, tokens in columns
     ]
-    outcome = load(url, model, requests)
-    cell = {"drafted": drafted, "rate_per_s": rate, "trace": trace, "acceptance_file": None}
+    answers, client_share = load(url, model, requests)
     record: dict[str, Any] = {"rate_per_s": rate, "drafted": drafted}
+    path = options.work / f"acceptance_{drafted}_{number}.json"
     if drafted:
         record["acceptance"] = acceptance(before, metrics(read_url(f"{url}/metrics")), drafted)
-        path = options.work / f"acceptance_{drafted}_{number}.json"
         path.write_text(json.dumps(record["acceptance"]), encoding="utf-8")
-        cell["acceptance_file"] = str(path)
+    accepted = str(path) if drafted else None
+    server = planned_server(options, profile, trace.means, drafted, accepted)
     record["prompt_tokens"] = spread(trace.prompt_tokens.tolist())
     record["output_tokens"] = spread(trace.output_tokens.tolist())
-    record["client_cpu_share"] = outcome.cpu_share
-    record["measured"] = summary(outcome.answers)
-    record["replayed"] = replayed(options, profile, cell)
+    record["client_cpu_share"] = client_share
+    record["measured"] = summary(answers)
+    record["replayed"] = replayed(server, trace, options.at_once)
     return record | {"errors": errors(record["measured"], record["replayed"], floor_s)}
 
 
@@ -221,18 +219,10 @@ def cell_path(options: argparse.Namespace, drafted: int, number: int) -> Path:
 def rates_of(options: argparse.Namespace, profile: Path, texts: list[list[int]]) -> list[float]:
     """Requests a second: shares of the plain server's planned throughput."""
     trace, _ = requests_of(texts, 1.0, STEADY_REQUESTS, (2,))
-    cell = {"drafted": 0, "rate_per_s": 1.0, "trace": trace, "acceptance_file": None}
-    points = planned_server(options, profile, cell).points(trace.means, options.at_once)
+    server = planned_server(options, profile, trace.means, 0, None)
+    points = server.points(trace.means, options.at_once)
     capacity = max(point.requests_per_s for point in points)
     return [float(f"{share * capacity:.3g}") for share in LOADS]
-
-
-def overall(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Means over all cells of the errors' sizes."""
-    return {
-        f"mean_abs.{name}": float(np.mean([abs(cell["errors"][name]) for cell in cells]))
-        for name in cells[0]["errors"]
-    }
 
 
 def parse() -> argparse.Namespace:
@@ -278,7 +268,10 @@ def main() -> None:
         "calibration": Profile.from_yaml(profile).model_dump(
             mode="json", include={"runtime", "provenance", "held_out"}, exclude_none=True
         ),
-        "overall": overall(cells),
+        "overall": {  # means of the errors' sizes
+            f"mean_abs.{name}": float(np.mean([abs(cell["errors"][name]) for cell in cells]))
+            for name in cells[0]["errors"]
+        },
         "cells": cells,
     }
     print(json.dumps(result["overall"], indent=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +19,6 @@ from decoder.model.making import make_target
 from lab.training.corpus import Collecting, TrainingText, collect, read_corpus, split
 from lab.training.dflash import (
     DFlashObjective,
-    DFlashTraining,
     fresh_config,
     fresh_model,
     head_tokens,
@@ -30,21 +29,20 @@ from lab.training.kinds import KINDS
 from lab.training.loop import Objective, Say, TrainingSettings, train
 
 Kind = TypeVar("Kind")
-Sizes = TypeVar("Sizes")
 DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(Generic[Sizes]):
+class Recipe:
     """All settings that determine the trained drafter.
 
-    drafter  sizes and loss of its kind
+    drafter  sizes and loss of its kind: a `DFlashTraining` or `SpecBlockSettings`
     start    name of a trained drafter to continue from, whose sizes then apply; DFlash's backbone
              serves any kind
     kind     of block drafter
     """
 
-    drafter: Sizes
+    drafter: Any
     kind: str = "dflash"
     collecting: Collecting = field(default_factory=Collecting)
     settings: TrainingSettings = field(default_factory=TrainingSettings)
@@ -77,7 +75,7 @@ def load_target(name: str | None) -> LoadedModel:
 def train_dflash(
     loaded: LoadedModel,
     folder: Path,
-    recipe: Recipe[DFlashTraining],
+    recipe: Recipe,
     prompts: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Trained:
@@ -123,7 +121,8 @@ def _begun_model(loaded: LoadedModel, start: str, kind: str) -> DFlashModel:
     """A trained drafter in float32, of this kind or one of DFlash."""
     model = trainable_copy(begun(loaded, start, DFlashDrafter, "block").model)
     config = model.config
-    changed = any(config.windows) or config.embedding_scale != 1 or config.logit_scale != 1
+    windows = any(window for window, _ in config.kinds)
+    changed = windows or config.embedding_scale != 1 or config.logit_scale != 1
     if changed or config.softcap or config.name not in (kind, "dflash"):
         raise InputError(
             f"the drafter {start} is of the kind {config.name}, or has windows, scales or a cap",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from costmodel.online import Mode
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from decoder.drafters.base import Drafter
@@ -23,8 +22,7 @@ from decoder.model.target import Target
 from decoder.profiling.startup import CostSource, ProfileChoice
 from decoder.text import end_tokens
 from lab.bench.arms.base import ArmRunner
-from lab.bench.arms.choice import ESTIMATORS
-from lab.bench.arms.drafter_names import describe_drafters, public_name
+from lab.bench.arms.choice import ESTIMATORS, describe_drafters, public_name
 from lab.bench.arms.given_text import GivenTextTarget, PlainTexts
 from lab.bench.arms.peers import PeerArm, share_weights, tie_weights
 from lab.bench.arms.tree_decoder import TreeArm
@@ -35,8 +33,12 @@ from lab.papers.specblock.updates.specblock import split_updater, updatable, upd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingOptions:
-    """Options that all arms of this project's decoder share."""
+    """Options that all arms of this project's decoder share.
 
+    seed  of sampling, and of the exploration of drafters that learn
+    """
+
+    seed: int = 0
     temperature: float = 0.0
     ignore_eos: bool = False  # no token ends a text
     same_text: bool = False  # every arm writes the text of plain decoding
@@ -53,19 +55,16 @@ class ArmBuilder:
     """
 
     def __init__(
-        self, loaded: LoadedModel, drafters: dict[str, str], choice: DecodingOptions, seed: int = 0
+        self, loaded: LoadedModel, drafters: dict[str, str], options: DecodingOptions
     ) -> None:
-        """
-        drafters  short name by the name that `--drafter` takes
-        seed      of the exploration of drafters that learn
-        """
+        """drafters  short name by the name that `--drafter` takes"""
         self.loaded = loaded
-        if choice.ignore_eos:
+        if options.ignore_eos:
             loaded.model.generation_config.eos_token_id = loaded.model.config.eos_token_id = None
         self.ends = end_tokens(loaded.model)
         # Before the target changes its modules.
         self._peer_model = share_weights(loaded.model, self.ends)
-        self._choice, self._seed = choice, seed
+        self._options = options
         self.target = make_target(loaded)
         self._names = {label: name for name, label in drafters.items()}
         self._checkpoints: dict[str, tuple[Target, Drafter]] = {}
@@ -78,7 +77,7 @@ class ArmBuilder:
                 self._checkpoints[label] = (target, drafter)
         tie_weights(self._peer_model, loaded.model)  # fused layers have moved theirs
         self.encoder = TreeDecoder(self.target, policy="plain", drafter="ngram")
-        self._texts = PlainTexts(self.encoder) if choice.same_text else None
+        self._texts = PlainTexts(self.encoder) if options.same_text else None
         self.cost_sources: list[CostSource] = []
         self._drafts: dict[str, DrafterSection] = {}  # each timed or read once for all arms
         self._assistants: dict[str, Any] = {}
@@ -132,14 +131,14 @@ class ArmBuilder:
         else:
             target = self.target
             drafter = load_drafter("ngram" if label is None else self._names[label], target)
-        if self._choice.by_round:
+        if self._options.by_round:
             target = make_target(self.loaded)
         return target, drafter
 
     def _tree_arm(self, arm: Arm) -> ArmRunner:
         target, drafter = self._drafter(arm.drafter)
         if arm.updates:
-            random = np.random.default_rng(self._seed)
+            random = np.random.default_rng(self._options.seed)
             drafter = updated(updatable(drafter, arm.name), arm.updates, random)
         profile = self.profile
         decoder = TreeDecoder(
@@ -147,8 +146,8 @@ class ArmBuilder:
             drafter=drafter,
             policy=arm.policy,
             profile=replace(
-                self._choice.profile,
-                estimator=cast(Mode, arm.variant) if arm.variant in ESTIMATORS else None,
+                self._options.profile,
+                estimator=arm.variant if arm.variant in ESTIMATORS else None,
                 drafts=dict(self._drafts),
                 probed=None if profile is None else profile[0],
             ),
@@ -160,7 +159,7 @@ class ArmBuilder:
             if draft is not None:
                 self._drafts[drafter.architecture_hash] = draft
             arm = replace(arm, estimator=source.cost.mode, cost=without_home(source.line))
-        return TreeArm(arm, decoder, self._choice.temperature, self._texts)
+        return TreeArm(arm, decoder, self._options.temperature, self._texts)
 
     def _peer(self, arm: Arm) -> ArmRunner:
         options: dict[str, Any] = dict(arm.options)
@@ -170,7 +169,7 @@ class ArmBuilder:
             model.set_attn_implementation(attention)
         if arm.drafter is not None:
             options["assistant_model"] = self._assistant(arm.drafter)
-        return PeerArm(arm, model, self._choice.temperature, options)
+        return PeerArm(arm, model, self._options.temperature, options)
 
     def _assistant(self, label: str) -> Any:
         """A drafter for assisted generation, loaded again without this project's attention."""

@@ -191,21 +191,15 @@ def drafter_tables(figures: ResultFigures) -> list[Table]:
     result = figures.result
     tables = (
         *_update_tables(figures),
-        Table(
-            title="SpecBlock's ablations",
-            columns=_family_columns("lacks", "over the whole drafter"),
-            rows=_family_rows(
-                figures, ablations(result), lambda one: ", ".join(one.without) or "nothing"
-            ),
+        _family_table(
+            figures, ablations(result), "SpecBlock's ablations",
+            ("lacks", "over the whole drafter"), lambda one: ", ".join(one.without) or "nothing",
         ),
-        Table(
-            title="DFlash's block sizes and BlockPilot",
-            columns=_family_columns("block", "over BlockPilot"),
-            rows=_family_rows(
-                figures, block_sizes(result), lambda one: f"{one.block_size or 'by prompt'}"
-            ),
+        _family_table(
+            figures, block_sizes(result), "DFlash's block sizes and BlockPilot",
+            ("block", "over BlockPilot"), lambda one: f"{one.block_size or 'by prompt'}",
         ),
-    )
+    )  # fmt: skip
     return [table for table in tables if table.rows]
 
 
@@ -243,29 +237,32 @@ def _update_tables(figures: ResultFigures) -> tuple[Table, Table]:
     )
 
 
-def _family_columns(difference: str, base: str) -> tuple[str, ...]:
-    return (
-        "arm", difference, "tokens/verification", "tokens/s", "over plain", INTERVAL, base,
-        INTERVAL,
-    )  # fmt: skip
-
-
-def _family_rows(
-    figures: ResultFigures, families: Sequence[Family], difference: Callable[[FamilyArm], str]
-) -> list[Row]:
+def _family_table(
+    figures: ResultFigures,
+    families: Sequence[Family],
+    title: str,
+    columns: tuple[str, str],
+    difference: Callable[[FamilyArm], str],
+) -> Table:
     """One row for each arm; `difference` tells its drafter from the others of the family."""
-    return [
-        [
-            member.arm,
-            difference(member),
-            number_text(one.tokens_per_verification, ".2f"),
-            number_text(one.tokens_per_s, ".1f"),
-            *with_interval(one.over_plain, member.over_base),
-        ]
-        for family in families
-        for member in family.members
-        for one in [figures.of(member.arm)]
-    ]
+    first, base = columns
+    members = [member for family in families for member in family.members]
+    return Table(
+        title=title,
+        columns=("arm", first, "tokens/verification", "tokens/s", "over plain", INTERVAL, base,
+                 INTERVAL),
+        rows=[
+            [
+                member.arm,
+                difference(member),
+                number_text(one.tokens_per_verification, ".2f"),
+                number_text(one.tokens_per_s, ".1f"),
+                *with_interval(one.over_plain, member.over_base),
+            ]
+            for member in members
+            for one in [figures.of(member.arm)]
+        ],
+    )  # fmt: skip
 
 
 def hindsight_table(sweep: Hindsight) -> Table:

@@ -45,7 +45,7 @@ RUN = TrainingSettings(learning_rate=1.5e-3, clip=0.5)
 def train_specblock(
     loaded: LoadedModel,
     folder: Path,
-    recipe: Recipe[SpecBlockSettings],
+    recipe: Recipe,
     prompts: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Trained:

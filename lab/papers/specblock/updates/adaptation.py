@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -40,19 +40,6 @@ class Redrafted:
     extra: torch.Tensor | None = None
 
 
-class Adaptable(Protocol):
-    """The operations that an update needs for a kind of drafter."""
-
-    def parameters(self, model: nn.Module, action: Action) -> Sequence[nn.Parameter]:
-        """The weights that `heads` or `full` trains."""
-
-    def redraft(self, model: nn.Module, response: TargetResponse) -> Redrafted:
-        """This model's drafts at the response's rejected positions."""
-
-    def wanted(self, response: TargetResponse) -> torch.Tensor:
-        """The target's distribution at the same positions, [R, drafted]."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
     """The settings of an update; the paper gives that of the penalty alone.
@@ -78,11 +65,14 @@ class AdaptiveDrafter(Drafter):
         self,
         drafter: Drafter,
         model: nn.Module,
-        kind: Adaptable,
+        kind: Any,
         updater: Updater,
-        settings: UpdateSettings | None = None,
+        settings: UpdateSettings = UpdateSettings(),
     ) -> None:
-        """model: the drafter's module, whose weights serve"""
+        """
+        model  the drafter's module, whose weights serve
+        kind   says what an update trains and drafts again, as `updates.specblock.SpecBlockKind`
+        """
         self.name = f"{drafter.name}+adapt"
         self.architecture_hash = drafter.architecture_hash
         self.max_depth, self.feature_layers = drafter.max_depth, drafter.feature_layers
@@ -90,11 +80,11 @@ class AdaptiveDrafter(Drafter):
         self.updates: list[tuple[Action, float]] = []  # each with its seconds
         self.rollbacks = 0
         self._drafter, self._serving = drafter, model
-        self._updater, self._settings = updater, settings or UpdateSettings()
+        self._updater = updater
         with torch.inference_mode(False):
             self._model = deepcopy(model).float().requires_grad_(False)
             first = deepcopy(self._model)
-        self._trainer = Trainer(self._model, first, kind, self._settings)
+        self._trainer = Trainer(self._model, first, kind, settings)
         self._good = self._opening = self._now = _copy(self._model)
         self._buffers: dict[Action, list[TargetResponse]] = {}
         self._session: RecordingSession | None = None
@@ -172,7 +162,7 @@ class Trainer:
     """Trains a model in place; `first` is the drafter before it served, theta_0."""
 
     def __init__(
-        self, model: nn.Module, first: nn.Module, kind: Adaptable, settings: UpdateSettings
+        self, model: nn.Module, first: nn.Module, kind: Any, settings: UpdateSettings
     ) -> None:
         self._model, self._first, self._kind, self._settings = model, first, kind, settings
         self._optimisers: dict[Action, torch.optim.Optimizer] = {}
