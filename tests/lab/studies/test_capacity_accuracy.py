@@ -28,7 +28,7 @@ TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
 def work(**changes) -> TokenWork:
     fields = {
         "products_s": 4e-3, "attention_s": 1e-3, "all_reduce_s": 0.5e-3, "prompts_s": 2e-3,
-        "prompt_steps": 0.1, "layers": 32, "devices": 4, "running": 64, "waiting": 0,
+        "prompt_steps": 0.1, "layers": 32, "devices": 4, "running": 64,
     }  # fmt: skip
     return TokenWork(**(fields | changes))
 
