@@ -7,19 +7,16 @@ rows of one head walks over all keys, one tile a multiprocessor, so
     seconds(s, c) = context(s) + c x key_s x waves,   waves = ceil(heads x ceil(s / M) / SMs)
 
 with key_s the time of a tile for one key. The additive form, the wave count and M were fitted to
-chunked attention measured on other devices (`integrations/llmservingsim`). key_s comes from the
-context tables of the device itself, where few heads over long prompts leave one wave of tiles.
+chunked attention measured on other devices (`integrations/llmservingsim`).
 
 A verification of few rows leaves most multiprocessors idle in that form. Kernels made for it
-(FlashAttention 3, Flash-Decoding, TensorRT-LLM's decoding kernels, this decoder's own) pack the
-query heads of one key-value head into tiles of few rows and split the keys over all multiprocessors
-(`Attention.splitting_keys`), so that attention takes the longer of one row's time, which reads the
-same keys, and
+(FlashAttention 3, Flash-Decoding, TensorRT-LLM's, this decoder's own) pack the query heads of one
+key-value head into tiles and split the keys over all multiprocessors (`Attention.splitting_keys`),
+so that attention takes the longer of one row's time, which reads the same keys, and
 
     seconds(s, c) = one row's start + context(s) - context(1) + c x busy_key_s x filled tiles / SMs
 
-where a tile is filled by fragments of 64 rows. Generation tables show it, at every batch: 64 query
-heads on one key-value head are 16 rows of a group of 4, and take about as long as 4 heads.
+where a tile is filled by fragments of 64 rows, as generation tables show at every batch.
 """
 
 from __future__ import annotations
@@ -45,25 +42,24 @@ _OUTLIER = 2.0  # times that of half the heads at twice the batch
 class TileForm:
     """Tiling of an attention kernel.
 
-    `tile_rows`: rows of a tile; `splits_keys`: all multiprocessors share the keys of all tiles;
-    `packs_groups`: the query heads of one key-value head share tiles.
+    `tile_rows`: rows of a tile; `splits_keys`: the query heads of one key-value head share tiles,
+    and all multiprocessors share the keys of all tiles.
     """
 
     tile_rows: int
     splits_keys: bool = False
-    packs_groups: bool = False
 
-    def tiles(self, rows: ArrayLike, heads: int, kv_heads: int, batch: int = 1) -> Array:
-        """Number of tiles of one attention call, for each of `rows`."""
-        s = np.asarray(rows, dtype=np.float64)
-        packed, groups = (s * (heads / kv_heads), kv_heads) if self.packs_groups else (s, heads)
-        return np.asarray(batch * groups * np.ceil(packed / self.tile_rows), dtype=np.float64)
+    def tiles(
+        self, rows: ArrayLike, heads: int, kv_heads: int, batch: int = 1, *, step: int = 0
+    ) -> Array:
+        """Number of tiles of one attention call, for each of `rows`.
 
-    def filled_tiles(self, rows: int, heads: int, kv_heads: int, batch: int) -> float:
-        """Number of full tiles that take as long as those of a call, filled by fragments."""
-        fragment = min(FRAGMENT_ROWS, self.tile_rows)
-        packed, groups = (rows * heads / kv_heads, kv_heads) if self.packs_groups else (rows, heads)
-        return batch * groups * float(np.ceil(packed / fragment)) * fragment / self.tile_rows
+        step  rows that are computed at a time [default: a whole tile]
+        """
+        s, step = np.asarray(rows, dtype=np.float64), step or self.tile_rows
+        packed, groups = (s * (heads / kv_heads), kv_heads) if self.splits_keys else (s, heads)
+        count = batch * groups * np.ceil(packed / step) * step / self.tile_rows
+        return np.asarray(count, dtype=np.float64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +80,7 @@ class Attention:
 
     def splitting_keys(self) -> Attention:
         """The same attention in the form that a verification of few rows runs."""
-        form = dataclasses.replace(self.form, splits_keys=True, packs_groups=True)
+        form = dataclasses.replace(self.form, splits_keys=True)
         return dataclasses.replace(self, form=form)
 
     def seconds(
@@ -111,7 +107,8 @@ class Attention:
     def per_key_s(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
         """Seconds that each cached token adds for more than one row."""
         if self.form.splits_keys:
-            filled = self.form.filled_tiles(rows, heads, kv_heads, batch)
+            fragment = min(FRAGMENT_ROWS, self.form.tile_rows)
+            filled = float(self.form.tiles(rows, heads, kv_heads, batch, step=fragment))
             return self.busy_key_s * filled / self.sm_count
         tiles = float(self.form.tiles(rows, heads, kv_heads, batch))
         return max(self.key_s, self.busy_key_s * float(np.ceil(tiles / self.sm_count)))
@@ -143,14 +140,6 @@ class LatentTable:
     projects: bool
     source: str
 
-    def one_row_s(self, heads: int, tokens: Array, batch: int) -> Array:
-        """Seconds of one row of each of `batch` sequences over `tokens` [tokens]."""
-        return interpolate(self.generation[heads], np.maximum(tokens, 1), batch)
-
-    def prompts_s(self, heads: int, tokens: Array) -> Array:
-        """Seconds of one prompt of `tokens` [tokens]."""
-        return interpolate(self.context[heads], tokens, 1)
-
 
 def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     """{(batch, tokens): seconds} in which none exceeds that of more tokens or sequences.
@@ -166,33 +155,17 @@ def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], floa
     return risen
 
 
-def measure_keys(
-    context: AttentionTable, form: TileForm, sm_count: int, head_dim: int
-) -> tuple[float, float]:
-    """(key_s, busy_key_s) of a device, from attention with an empty cache.
-
-    key_s is the median over prompts of at least 1024 tokens whose tiles all run at once; busy_key_s
-    comes from the largest measured case. Raises InputError where the table is too small for either.
-    """
-    alone: list[float] = []
-    largest, busy = 0.0, 0.0
-    for (heads, kv_heads), table in context.items():
-        start = min((s for (b, n), s in table.items() if b == 1 and n <= 64), default=0.0)
-        for (batch, rows), seconds in table.items():
-            if batch != 1 or rows < 1024 or seconds <= start:
-                continue
-            tiles = float(form.tiles(rows, heads, kv_heads))
-            if tiles <= sm_count:
-                splits = max(1.0, np.floor(sm_count / tiles)) if form.splits_keys else 1.0
-                alone.append((seconds - start) * splits / rows)
-            work = heads * rows * (rows + form.tile_rows) / 2 / form.tile_rows
-            if work > largest:
-                largest, busy = work, (seconds - start) * sm_count / work
-    if not alone or not busy:
-        raise InputError(
-            f"the context attention table (head size {head_dim}) has no long prompt of few heads"
-        )
-    return float(np.median(alone)), float(busy)
+def checked(tables: AttentionTable) -> AttentionTable:
+    """The tables without times over twice those of half the heads at twice the batch."""
+    sound: dict[tuple[int, int], Mapping[tuple[int, int], float]] = {}
+    for (heads, kv_heads), table in sorted(tables.items()):
+        half = sound.get((heads // 2, kv_heads // 2), {}) if heads % 2 == kv_heads % 2 == 0 else {}
+        beside = {(b, n): half.get((2 * b, n), s) for (b, n), s in table.items()}
+        sound[heads, kv_heads] = {
+            place: beside[place] if s > _OUTLIER * beside[place] else s
+            for place, s in table.items()
+        }
+    return sound
 
 
 def _pick(
@@ -216,19 +189,6 @@ def _pick(
             hint="Measure the target with `rooftree calibrate`",
         )
     return tables[min(larger, key=lambda pair: (pair[0] * pair[1], pair))], 1
-
-
-def checked(tables: AttentionTable) -> AttentionTable:
-    """The tables without times over twice those of half the heads at twice the batch."""
-    sound: dict[tuple[int, int], Mapping[tuple[int, int], float]] = {}
-    for (heads, kv_heads), table in sorted(tables.items()):
-        half = sound.get((heads // 2, kv_heads // 2), {}) if heads % 2 == kv_heads % 2 == 0 else {}
-        beside = {(b, n): half.get((2 * b, n), s) for (b, n), s in table.items()}
-        sound[heads, kv_heads] = {
-            place: beside[place] if s > _OUTLIER * beside[place] else s
-            for place, s in table.items()
-        }
-    return sound
 
 
 def interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:

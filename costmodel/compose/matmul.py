@@ -87,7 +87,6 @@ class MatmulTable:
         return float(np.mean(errors)) if errors else 0.2
 
     def smallest_s(self) -> float:
-        """Seconds of the smallest measured product, which is mostly its launch."""
         return min(float(np.min(seconds)) for _, seconds in self.shapes.values())
 
     def outside(self, n: int, k: int) -> str:
@@ -101,7 +100,6 @@ class MatmulTable:
         return " and ".join(parts)
 
     def _measured(self, m: Array, shape: Shape) -> Array:
-        """Linear interpolation over m at one shape; constant utilisation beyond the last m."""
         grid, seconds = self.shapes[shape]
         inside = np.interp(m, grid, seconds)
         beyond = self._roof(m, *shape) * float(seconds[-1] / self._roof(grid[-1], *shape))
@@ -144,7 +142,6 @@ def _neighbours(
 
 
 def _bracket(value: int, sizes: list[int]) -> list[tuple[int, float]]:
-    """The two sizes around `value` and their shares, linear in the logarithm; one at an edge."""
     if value <= sizes[0]:
         return [(sizes[0], 1.0)]
     if value >= sizes[-1]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.attention import Attention, LatentTable
+from costmodel.compose.attention import LatentTable, interpolate
 from costmodel.compose.tables import ExpertTable, OperatorTables
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
@@ -37,12 +37,11 @@ ROUNDING = 1.0 + 1e-5
 class ComposedForward:
     """Kernel seconds of a target's forwards, without host time and gaps.
 
-    `tensor_parallel` devices share heads, FFN and vocabulary evenly. The sum is that of one device,
-    with two all-reduces a layer where they were measured. `data_parallel` groups of them, each
-    with sequences of its own, share the experts of a mixture: seconds are of one group, with as
-    many rows in the others, and an all-reduce stands for the rows' way to the experts and back.
-    With `expert_parallel` a device has whole experts, otherwise a part of each. Raises InputError
-    for a target that cannot be split so, or that the tables do not cover.
+    `tensor_parallel` devices share heads, FFN and vocabulary evenly, with two all-reduces a layer
+    where they were measured. `data_parallel` groups, each with sequences of its own, share the
+    experts: seconds are of one group, with as many rows in the others, and an all-reduce stands for
+    the rows' way to the experts and back. With `expert_parallel` a device has whole experts,
+    otherwise a part of each. Raises InputError for a target that cannot be split so.
     """
 
     architecture: ModelArchitecture
@@ -52,44 +51,34 @@ class ComposedForward:
     expert_parallel: bool = False
 
     def __post_init__(self) -> None:
-        a, tp = self.architecture, self.tensor_parallel
-        if tp < 1 or a.heads % tp or (a.kv_heads % tp and tp % a.kv_heads):
-            raise InputError(
-                f"tensor_parallel {tp} does not divide {a.heads} heads and {a.kv_heads}"
-                " key-value heads"
-            )
-        if a.sparse_layers < a.ffn_layers and a.ffn % tp:
-            raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.ffn}")
-        if not a.experts and (self.data_parallel > 1 or self.expert_parallel):
-            raise InputError(
-                f"{a.name} has no experts to share",
-                hint="Data-parallel groups of it are servers of their own: leave the option out",
-            )
-        if a.shared_ffn % tp:
-            raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
-        part = a.expert_ffn // self.devices if not self.expert_parallel else 0
-        if self.tables.weights == "fp8_block" and part % BLOCK_COLUMNS:
-            raise InputError(
-                f"blocks of {BLOCK_COLUMNS} do not divide the {part} columns of an expert that a"
-                " device has",
-                hint="Give whole experts: --enable-expert-parallel",
-            )
-        if self.tables.head_dim != a.head_dim and not a.latent_rank:
-            raise InputError(
-                f"the attention tables are for heads of size {self.tables.head_dim},"
-                f" {a.name} has {a.head_dim}"
-            )
-        measured = self.tables.tensor_parallel
-        if measured is not None and measured != tp:
-            raise InputError(f"these operator tables are of tensor_parallel {measured}, not {tp}")
-        if a.recurrent and (a.state_heads % tp or a.state_inner % tp):
-            raise InputError(
-                f"tensor_parallel {tp} does not divide {a.state_heads} heads of a state"
-            )
-        if a.experts % self.data_parallel:
-            raise InputError(
-                f"data_parallel {self.data_parallel} does not divide {a.experts} experts"
-            )
+        a, tables, tp, dp = self.architecture, self.tables, self.tensor_parallel, self.data_parallel
+        n, undivided = max(tp, 1), f"tensor_parallel {tp} does not divide"
+        part = 0 if self.expert_parallel else a.expert_ffn // (n * dp)
+        checks = (
+            (tp < 1 or a.heads % n or (a.kv_heads % n and n % a.kv_heads),
+             f"{undivided} {a.heads} heads and {a.kv_heads} key-value heads", ""),
+            (a.sparse_layers < a.ffn_layers and a.ffn % n,
+             f"{undivided} the FFN width {a.ffn}", ""),
+            (not a.experts and (dp > 1 or self.expert_parallel),
+             f"{a.name} has no experts to share",
+             "Data-parallel groups of it are servers of their own: leave the option out"),
+            (a.shared_ffn % n, f"{undivided} the FFN width {a.shared_ffn}", ""),
+            (tables.weights == "fp8_block" and part % BLOCK_COLUMNS,
+             f"blocks of {BLOCK_COLUMNS} do not divide the {part} columns of an expert that a"
+             " device has", "Give whole experts: --enable-expert-parallel"),
+            (tables.head_dim != a.head_dim and not a.latent_rank,
+             f"the attention tables are for heads of size {tables.head_dim},"
+             f" {a.name} has {a.head_dim}", ""),
+            (tables.tensor_parallel not in (None, tp),
+             f"these operator tables are of tensor_parallel {tables.tensor_parallel}, not {tp}",
+             ""),
+            (a.recurrent and (a.state_heads % n or a.state_inner % n),
+             f"{undivided} {a.state_heads} heads of a state", ""),
+            (a.experts % dp, f"data_parallel {dp} does not divide {a.experts} experts", ""),
+        )  # fmt: skip
+        for refused, problem, hint in checks:
+            if refused:
+                raise InputError(problem, hint=hint)
 
     @property
     def devices(self) -> int:
@@ -121,7 +110,6 @@ class ComposedForward:
 
     @property
     def _heads(self) -> tuple[int, int]:
-        """Query heads and key-value heads of one device, which several may have alike."""
         a, tp = self.architecture, self.tensor_parallel
         return a.heads // tp, max(a.kv_heads // tp, 1)
 
@@ -142,15 +130,24 @@ class ComposedForward:
         return np.maximum(total, ROUNDING * bound)
 
     def prefill_s(self, tokens: ArrayLike) -> Array:
-        """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only."""
+        """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only.
+
+        Under a sliding window of w the pairs of row and key are 2 tokens / w - 1 times those of w
+        tokens.
+        """
         counts = np.atleast_1d(np.asarray(tokens, dtype=np.float64))
-        a = self.architecture
+        a, table = self.architecture, self.tables.attention
         if a.latent_rank:
             attention = a.attention_layers * self._latent_prompts_s(counts)
         else:
-            attention = np.array(
-                [prompt_attention_s(self.tables.attention, a, int(s), self._heads) for s in counts]
-            )
+            attention = np.array([table.on_nothing(int(s), 1, *self._heads) for s in counts])
+            every = a.attention_layers * attention
+            if (window := a.sliding_window) is not None:
+                windowed = table.on_nothing(window, 1, *self._heads) * (2 * counts / window - 1)
+                full = a.full_layers * a.full_score_ratio * attention
+                full = full + (a.layers - a.full_layers) * np.minimum(windowed, attention)
+                every = np.where(counts <= window, every, full)
+            attention = every
         last = self.lm_head_s(np.ones(1))
         total: Array = self.linear_s(counts) + self.recurrent_s(counts) + attention + last
         return total
@@ -204,7 +201,7 @@ class ComposedForward:
             one_s = _LATENT_S + row_s + moved / (_LATENT_READ * device.peak_bytes_per_s)
             one_s = one_s + self._indexer_s(batch * tokens, batch * tokens)
         else:
-            one_s = table.one_row_s(a.heads // self.tensor_parallel, tokens, batch)
+            one_s = interpolate(table.generation[self._heads[0]], np.maximum(tokens, 1), batch)
             if table.projects:
                 one_s = np.maximum(one_s - self._projections_s(np.array([float(batch)])), 0.0)
         return np.asarray(one_s + (rows - 1) * row_s, dtype=np.float64)
@@ -222,7 +219,7 @@ class ComposedForward:
         """One layer's latent attention in prompts of `tokens` [tokens], keys and values made."""
         a, table = self.architecture, self.latent
         if table is not None:
-            whole_s = table.prompts_s(a.heads // self.tensor_parallel, tokens)
+            whole_s = interpolate(table.context[self._heads[0]], tokens, 1)
             made_s = self._projections_s(tokens) if table.projects else 0.0
             return np.asarray(np.maximum(whole_s - made_s, 0.0), dtype=np.float64)
         pairs = tokens * np.minimum(tokens / 2, a.index_topk or np.inf)
@@ -268,49 +265,39 @@ class ComposedForward:
         layers = a.layers * layer + mixers * attention_s + a.ffn_layers * ffn_s
         layers = layers + 2 * a.other_weights / tables.read_bytes_per_s
         layers = layers + a.attention_layers * self._projections_s(rows)
-        layers = layers + a.recurrent_layers * self._recurrent_projections_s(rows)
+        if a.recurrent:
+            names = "state input", "state gates", "state output"
+            normed_s = small.seconds("norm", rows, a.state_inner // self.tensor_parallel)
+            layers = layers + a.recurrent_layers * (self._products_s(rows, names) + normed_s)
         total: Array = layers + self._ffn_s(rows) + ends
         return total
 
     def products(self) -> list[tuple[str, int, int]]:
         """(name, n, k) of a layer's matrix products and of the LM head, on one device."""
-        a, tp = self.architecture, self.tensor_parallel
-        if a.latent_rank:
-            return [*self._latent_products(), *self._other_products()]
+        a, tp, heads = self.architecture, self.tensor_parallel, self._heads[0]
         value, key = a.query_width // tp, a.head_dim * self._heads[1]
         query = value * (2 if a.gated_attention else 1)
-        if self.tables.fused:
+        if a.latent_rank:  # keys are absorbed
+            shapes = [("key and value", a.cached_width, a.hidden)]
+            if a.query_rank:
+                shapes = [("query, key and value", a.cached_width + a.query_rank, a.hidden)]
+            shapes += [
+                ("query", heads * a.head_dim, a.query_rank or a.hidden),
+                ("key", a.latent_rank, heads * (a.head_dim - a.rope_dim)),
+                ("value", heads * a.value_dim, a.latent_rank),
+            ]
+            value = heads * a.value_dim
+        elif self.tables.fused:
             shapes = [("query, key and value", query + 2 * key, a.hidden)]
         else:
             shapes = [("query", query, a.hidden), ("key", key, a.hidden), ("value", key, a.hidden)]
-        return [*shapes, ("output", a.hidden, value), *self._other_products()]
-
-    def _latent_products(self) -> list[tuple[str, int, int]]:
-        """(name, n, k) of a layer's latent attention, which multiplies with keys absorbed."""
-        a, heads = self.architecture, self.architecture.heads // self.tensor_parallel
-        query = heads * a.head_dim
-        shapes = [("key and value", a.cached_width, a.hidden)]
-        if a.query_rank:
-            shapes = [("query, key and value", a.cached_width + a.query_rank, a.hidden)]
-        return [
-            *shapes,
-            ("query", query, a.query_rank or a.hidden),
-            ("key", a.latent_rank, heads * (a.head_dim - a.rope_dim)),
-            ("value", heads * a.value_dim, a.latent_rank),
-            ("output", a.hidden, heads * a.value_dim),
-        ]
-
-    def _other_products(self) -> list[tuple[str, int, int]]:
-        """(name, n, k) of what is not attention: of states, FFNs and the LM head."""
-        a, tp = self.architecture, self.tensor_parallel
-        shapes = []
+        shapes.append(("output", a.hidden, value))
         if a.recurrent:
-            inner = a.state_inner // tp
             gates = a.state_heads * (2 if a.recurrent == "gated_delta" else 1) // tp
             made = (a.recurrent_matrices // a.hidden - a.state_inner) // tp
             shapes.append(("state input", made - gates, a.hidden))
             shapes += [("state gates", gates, a.hidden)] if gates else []
-            shapes.append(("state output", a.hidden, inner))
+            shapes.append(("state output", a.hidden, a.state_inner // tp))
         if a.experts:
             shapes.append(("router", a.experts + a.shared_gate, a.hidden))
         if a.shared_ffn:
@@ -320,7 +307,6 @@ class ComposedForward:
         return [*shapes, ("LM head", a.vocab // tp, a.hidden)]
 
     def _dense_products(self, width: int) -> list[tuple[str, int, int]]:
-        """(name, n, k) of the products of an FFN that every token passes."""
         a, split = self.architecture, width // self.tensor_parallel
         if self.tables.fused or not a.gated_ffn:
             first = [("gate and up", (a.ffn_matrices - 1) * split, a.hidden)]
@@ -345,14 +331,6 @@ class ComposedForward:
         if a.gated_attention:
             total = total + small.seconds("activation", rows, a.query_width // tp)
         return total + small.seconds("rotary", rows, heads_width)
-
-    def _recurrent_projections_s(self, rows: Array) -> Array:
-        a = self.architecture
-        if not a.recurrent:
-            return np.zeros_like(rows)
-        products_s = self._products_s(rows, ("state input", "state gates", "state output"))
-        inner = a.state_inner // self.tensor_parallel
-        return products_s + self.tables.small.seconds("norm", rows, inner)
 
     def _ffn_s(self, rows: Array) -> Array:
         a = self.architecture
@@ -448,21 +426,3 @@ def unread_parts(architecture: ModelArchitecture) -> list[str]:
         "other matrices": a.other_weights,
     }
     return [name for name, size in parts.items() if size]
-
-
-def prompt_attention_s(
-    attention: Attention, architecture: ModelArchitecture, tokens: int, heads: tuple[int, int]
-) -> float:
-    """Seconds of all layers' attention in a prompt of `tokens`; `heads` are those of one device.
-
-    Under a sliding window of w the pairs of row and key are 2 tokens / w - 1 times those of w
-    tokens.
-    """
-    a = architecture
-    full = attention.on_nothing(tokens, 1, *heads)
-    if a.sliding_window is None or tokens <= a.sliding_window:
-        return a.attention_layers * full
-    windowed = attention.on_nothing(a.sliding_window, 1, *heads)
-    windowed *= 2 * tokens / a.sliding_window - 1
-    wide = a.full_layers * a.full_score_ratio * full
-    return wide + (a.layers - a.full_layers) * min(windowed, full)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -63,19 +64,20 @@ class ErrorBar:
 
     @property
     def total(self) -> float:
-        return math.hypot(self.sums, self.tables, self.attention, self.estimated)
+        return math.hypot(*dataclasses.astuple(self))
 
     @property
     def text(self) -> str:
         """The parts and their sources, for people."""
-        parts = [f"{self.sums:.1%} as composed forwards differ from measured ones elsewhere"]
-        if self.tables:
-            parts.append(f"{self.tables:.1%} as operator tables of this device differ")
-        if self.attention:
-            parts.append(f"{self.attention:.1%} as splitting keys in a verification is unverified")
-        if self.estimated:
-            parts.append(f"{self.estimated:.1%} as parts are estimated or of other weights")
-        return "; ".join(parts)
+        sources = {
+            "sums": "composed forwards differ from measured ones elsewhere",
+            "tables": "operator tables of this device differ",
+            "attention": "splitting keys in a verification is unverified",
+            "estimated": "parts are estimated or of other weights",
+        }
+        parts = dataclasses.asdict(self)
+        return "; ".join(f"{parts[name]:.1%} as {why}" for name, why in sources.items()
+                         if parts[name])  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,10 @@ class ComposeOptions:
     cache: Cache = "bfloat16"
     operators: Path | None = None
     source: str = ""
+
+    @property
+    def shares_experts(self) -> bool:
+        return self.data_parallel > 1 or self.expert_parallel
 
 
 def compose(options: ComposeOptions) -> Profile:
@@ -135,15 +141,11 @@ def compose(options: ComposeOptions) -> Profile:
             expert_parallel=options.expert_parallel,
         )
 
-    chosen = forward(options.engine)
-    others = []
+    chosen, others = forward(options.engine), []
     for engine in published.engines:
-        if engine == options.engine:
-            continue
-        try:
-            others.append(forward(engine))
-        except RooftreeError:
-            continue  # its tables lack an operator, so they say nothing on the error bar
+        # Tables that lack an operator say nothing on the error bar.
+        with contextlib.suppress(RooftreeError):
+            others += [forward(engine)] if engine != options.engine else []
     return composed_profile(chosen, error_bar(chosen, others))
 
 
@@ -159,41 +161,37 @@ def error_bar(forward: ComposedForward, others: Sequence[ComposedForward] = ()) 
         return one.linear_s(rows) + one.lm_head_s(rows) + one.recurrent_s(rows)
 
     rows = np.array(_CHECKED_ROWS, dtype=np.float64)
+    contexts = np.array(CONTEXTS, dtype=np.float64)
     seconds = without_attention_s(forward)
     gaps = [float(np.mean(np.abs(np.log(without_attention_s(one) / seconds)))) for one in others]
     if not others:
         matmul = forward.tables.matmul
         interpolated = any((n, k) not in matmul.shapes for _, n, k in forward.products())
         gaps = [matmul.left_out_error()] if interpolated else []
-    taken = bool(forward.experts_form) and "experts" not in forward.estimated
-    other = FORM_ERROR * float(np.mean(forward.experts_s(rows) / seconds)) if taken else 0.0
+    estimated, parts = 0.0, set(forward.estimated)
+    if parts:  # their mean share of the time
+        estimated_s = np.zeros((len(rows), len(contexts)))
+        if parts - {"recurrent layers", "experts"}:
+            estimated_s += [forward.attention_s(count, contexts) for count in _CHECKED_ROWS]
+        if "recurrent layers" in parts:
+            estimated_s += forward.recurrent_s(rows)[:, None]
+        if "experts" in parts:
+            estimated_s += forward.experts_s(rows)[:, None]
+        share = float(np.mean(estimated_s / forward.seconds(rows, contexts)))
+        estimated = ESTIMATE_ERROR * share
+    if forward.experts_form and "experts" not in parts:
+        estimated += FORM_ERROR * float(np.mean(forward.experts_s(rows) / seconds))
     # The mean share of time that verifications take less than where no tile shares its keys.
     attention = forward.tables.attention
     unsplit = dataclasses.replace(attention, form=TileForm(tile_rows=attention.form.tile_rows))
     tables = dataclasses.replace(forward.tables, attention=unsplit)
-    slower_s = dataclasses.replace(forward, tables=tables).seconds(rows[1:], CONTEXTS)
-    split_s = forward.verifying().seconds(rows[1:], CONTEXTS)
+    slower_s = dataclasses.replace(forward, tables=tables).seconds(rows[1:], contexts)
+    split_s = forward.verifying().seconds(rows[1:], contexts)
     return ErrorBar(
         tables=float(np.mean(gaps)) if gaps else 0.0,
         attention=FORM_DOUBT * float(np.mean(np.maximum(1 - split_s / slower_s, 0.0))),
-        estimated=ESTIMATE_ERROR * _estimated_share(forward) + other,
+        estimated=estimated,
     )
-
-
-def _estimated_share(forward: ComposedForward) -> float:
-    """Mean share of time of the parts that are estimated."""
-    if not forward.estimated:
-        return 0.0
-    contexts, parts = np.array(CONTEXTS, dtype=np.float64), set(forward.estimated)
-    attends = bool(parts - {"recurrent layers", "experts"})
-    shares = []
-    for rows in _CHECKED_ROWS:
-        one, part = np.array([float(rows)]), np.zeros(len(contexts))
-        part = part + (forward.attention_s(rows, contexts) if attends else 0.0)
-        part = part + (forward.recurrent_s(one) if "recurrent layers" in parts else 0.0)
-        part = part + (forward.experts_s(one) if "experts" in parts else 0.0)
-        shares.append(float(np.mean(part / forward.seconds(rows, contexts)[0])))
-    return float(np.mean(shares))
 
 
 def composed_profile(
@@ -209,78 +207,63 @@ def composed_profile(
     rows, contexts = np.meshgrid(ROWS, CONTEXTS, indexing="ij")
     points = Points(rows=rows.ravel(), context=contexts.ravel(), seconds=seconds.ravel())
     tables = forward.tables
-    plain_weights = tables.weights == "bfloat16"
+    weight_bytes = None if tables.weights == "bfloat16" else _weight_bytes(forward)
     return assemble(
-        ProfileParts(
-            kind="composed",
-            device=tables.device,
-            architecture=forward.group,
-            points=points,
-            provenance={
-                "created_utc": created_utc or now_utc(),
-                "source": tables.source,
-                "error_bar": round(bar.total, 3),
-                "experts": forward.experts_form,
-                "note": _note(forward, bar),
-            },
-            runtime=schema.RuntimeSection(
-                kind="kernels",
-                dtype="bfloat16",
-                quantization=quantization(tables.weights, tables.cache),
-                weight_bytes=None if plain_weights else _weight_bytes(forward),
-                cache_bytes=None if tables.cache == "bfloat16" else CACHE_BYTES[tables.cache],
-                attention=tables.engine,
-                tensor_parallel=forward.tensor_parallel,
-            ),
-            roofline=forward.roofline(),
-            stages=_stages(forward),
-        )
+        tables.device,
+        points,
+        forward.roofline(),
+        {
+            "kind": "composed",
+            "created_utc": created_utc or now_utc(),
+            "source": tables.source,
+            "error_bar": round(bar.total, 3),
+            "experts": forward.experts_form,
+            "note": _note(forward, bar),
+        },
+        runtime=schema.RuntimeSection(
+            kind="kernels",
+            dtype="bfloat16",
+            quantization=quantization(tables.weights, tables.cache),
+            weight_bytes=weight_bytes,
+            cache_bytes=None if tables.cache == "bfloat16" else CACHE_BYTES[tables.cache],
+            attention=tables.engine,
+            tensor_parallel=forward.tensor_parallel,
+        ),
+        stages=_stages(forward),
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ProfileParts:
-    """The parts of a profile that was not measured.
+def assemble(
+    device: DeviceSpec,
+    points: Points,
+    roofline: Roofline,
+    provenance: dict[str, Any],
+    *,
+    scales: StairsScales | None = None,
+    **sections: Any,
+) -> Profile:
+    """The profile of points that were not measured; its calibration passes through all of them.
 
-    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points;
-    `scales` are those of a calibration whose points were scaled, which are not chosen again.
+    provenance  fields of its section but tool_version and points
+    scales      those of a calibration whose points were scaled, which are not chosen again
+    sections    the runtime and the stages
     """
-
-    kind: schema.ProvenanceKind
-    device: DeviceSpec
-    architecture: ModelArchitecture
-    points: Points
-    provenance: dict[str, Any]
-    runtime: schema.RuntimeSection
-    roofline: Roofline
-    stages: schema.StagesSection
-    scales: StairsScales | None = None
-
-
-def assemble(parts: ProfileParts) -> Profile:
-    """The profile of points that were not measured; its calibration passes through all of them."""
-    device, points = parts.device, parts.points
-    physical = fit_physical(points, parts.roofline)
+    physical = fit_physical(points, roofline)
     return Profile(
         provenance=schema.ProvenanceSection(
-            kind=parts.kind, tool_version=tool_version(), points=len(points), **parts.provenance
+            tool_version=tool_version(), points=len(points), **provenance
         ),
         device=DeviceFingerprint(kind="cuda", name=device.name, memory_bytes=device.memory_bytes),
-        target=schema.TargetSection.of(parts.architecture),
-        runtime=parts.runtime,
-        peaks=schema.PeaksSection(
-            source="datasheet",
-            flops_per_s=parts.roofline.peaks.flops_per_s,
-            bytes_per_s=parts.roofline.peaks.bytes_per_s,
-        ),
+        target=schema.TargetSection.of(roofline.architecture),
+        peaks=schema.PeaksSection(source="datasheet", **dataclasses.asdict(roofline.peaks)),
         calibration=schema.CalibrationSection(
             selected="stairs",
-            linear=fit_linear(points, parts.roofline),
+            linear=fit_linear(points, roofline),
             physical=physical,
-            stairs=parts.scales or fit_stairs(points, physical, exact=True).scales,
+            stairs=scales or fit_stairs(points, physical, exact=True).scales,
         ),
         surface=schema.SurfaceSection.of(points),
-        stages=parts.stages,
+        **sections,
     )
 
 
@@ -296,12 +279,11 @@ def _stages(forward: ComposedForward) -> schema.StagesSection:
         contexts = [c for c, fit in zip(CONTEXTS, fits, strict=True) if b == 1 or fit]
         if contexts:
             seconds = _rising(forward.seconds([1], contexts, b))[0]
-            steps.extend((b, c, t) for c, t in zip(contexts, seconds, strict=True))
-    prompts = forward.prefill_s(PROMPTS)
-    batches, steps_of, times_s = zip(*steps, strict=True)
-    plain = {"batch": batches, "context": steps_of, "median_s": tuple(map(float, times_s)), "n": 1}
+            steps.extend((b, c, float(t)) for c, t in zip(contexts, seconds, strict=True))
+    plain = dict(zip(("batch", "context", "median_s"), zip(*steps, strict=True), strict=True))
+    prefill = {"tokens": PROMPTS, "median_s": forward.prefill_s(PROMPTS)}
     return schema.StagesSection.model_validate(
-        {"plain": plain, "prefill": {"tokens": PROMPTS, "median_s": prompts, "n": 1}}
+        {"plain": plain | {"n": 1}, "prefill": prefill | {"n": 1}}
     )
 
 

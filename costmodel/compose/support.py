@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -51,9 +52,8 @@ class Support:
 def supported(store: ProfileStore | None = None) -> list[Support]:
     """Every known target on every known device, and whatever else has a profile."""
     profiles: dict[tuple[str, str], list[Profile]] = {}
-    for stored in (store or ProfileStore()).list():
-        if stored.profile is not None:
-            profile = stored.profile
+    for profile in (stored.profile for stored in (store or ProfileStore()).list()):
+        if profile is not None:
             place = device_slug(profile.device.name), profile.target.architecture_hash
             profiles.setdefault(place, []).append(profile)
     devices = load_devices()
@@ -65,19 +65,23 @@ def supported(store: ProfileStore | None = None) -> list[Support]:
         target = group[0].target
         if target.architecture_hash not in hashes:
             targets.setdefault(target.name, (target.architecture, "bfloat16"))
-    slugs = [*devices, *sorted({slug for slug, _ in profiles} - devices.keys())]
-    rows = [row for slug in slugs for row in _rows(slug, devices.get(slug), targets, profiles)]
-    by_hash: dict[str, list[Profile]] = {}
-    for (_, architecture_hash), group in profiles.items():
-        by_hash.setdefault(architecture_hash, []).extend(filter(can_be_scaled, group))
-    with_tables = published_tables().devices
-    tables = {(row.target, row.device): row for row in rows if row.provenance == "operators"}
-    return [
-        row
-        if row.provenance or row.device in with_tables or row.device not in devices
-        else _scaled(row, devices[row.device], by_hash.get(targets[row.target][0].hash, []), tables)
-        for row in rows
-    ]
+    rows = []
+    for slug in (*devices, *sorted({slug for slug, _ in profiles} - devices.keys())):
+        for name, (architecture, weights) in targets.items():
+            same = {s: group for (s, made), group in profiles.items() if made == architecture.hash}
+            labels = {profile.runtime.quantization for profile in same.get(slug, ())}
+            rows += [_stored(slug, name, same[slug], one) for one in sorted(filter(None, labels))]
+            if None in labels:
+                rows.append(_stored(slug, name, same[slug], None))
+                continue
+            label = None if weights == "bfloat16" else weights
+            found: dict[str, Any] = {"provenance": None, "reason": _NO_TABLES}
+            if slug in devices and slug in published_tables().devices:
+                found = _composed(slug, architecture, weights)
+            elif slug in devices:
+                found = _scaled(devices[slug], architecture, weights, same) or found
+            rows.append(Support(device=slug, target=name, weights=label, **found))
+    return rows
 
 
 def can_be_scaled(profile: Profile) -> bool:
@@ -88,26 +92,28 @@ def can_be_scaled(profile: Profile) -> bool:
 
 
 def _scaled(
-    row: Support,
     device: DeviceSpec,
-    profiles: list[Profile],
-    tables: Mapping[tuple[str, str], Support],
-) -> Support:
-    """The row where a plan scales another device's times (`planning.sources`), else as it was."""
-    plain = [one for one in profiles if one.runtime.quantization == row.weights is None]
-    degrees = {one.runtime.tensor_parallel for one in plain}
-    error = min(
-        (transferred_error(one, device) for one in plain if one.runtime.tensor_parallel == 1),
-        default=None,
-    )
-    for slug in nearest_systems(device.slug):
-        if (row.target, slug) in tables:
-            degrees |= set(tables[row.target, slug].degrees)
-    if not degrees:
-        return row
-    return dataclasses.replace(
-        row, provenance="scaled", degrees=tuple(sorted(degrees)), error_bar=error, reason=""
-    )
+    architecture: ModelArchitecture,
+    weights: Weights,
+    profiles: Mapping[str, list[Profile]],
+) -> dict[str, Any]:
+    """Fields of a row where a plan scales another device's times (`planning.sources`), else none.
+
+    profiles  of the target, by their devices' slugs
+    """
+    plain = {
+        slug: [one for one in group if one.runtime.quantization is None]
+        for slug, group in profiles.items()
+    }
+    composed = (slug for slug in nearest_systems(device.slug) if not plain.get(slug))
+    degrees = {n for slug in composed for n in _composed(slug, architecture, weights)["degrees"]}
+    stored = itertools.chain(*plain.values()) if weights == "bfloat16" else ()
+    usable = [one for one in stored if can_be_scaled(one)]
+    degrees |= {one.runtime.tensor_parallel for one in usable}
+    single = [one for one in usable if one.runtime.tensor_parallel == 1]
+    error = min((transferred_error(one, device) for one in single), default=None)
+    found = {"provenance": "scaled", "degrees": tuple(sorted(degrees)), "error_bar": error}
+    return found if degrees else {}
 
 
 def nearest_systems(slug: str) -> list[str]:
@@ -140,7 +146,13 @@ def _stored(device: str, target: str, group: list[Profile], label: str | None) -
     fitting = [profile for profile in group if profile.runtime.quantization == label]
     best = min(fitting, key=lambda profile: profile.provenance.rank)
     weights = weights_label(label)
-    unknown = weights and not best.runtime.weight_bytes and label_bytes(weights) is None
+    reason = (
+        ""
+        if device in load_devices()
+        else (f"{device} is no known device: plans take the path of its profile")
+    )
+    if weights and not best.runtime.weight_bytes and label_bytes(weights) is None:
+        reason = f"not planned, as the bytes of weights '{weights}' are not known"
     return Support(
         device=device,
         target=target,
@@ -148,11 +160,7 @@ def _stored(device: str, target: str, group: list[Profile], label: str | None) -
         provenance=best.provenance.kind,
         degrees=tuple(sorted({profile.runtime.tensor_parallel for profile in fitting})),
         error_bar=best.provenance.error_bar,
-        reason=f"not planned, as the bytes of weights '{weights}' are not known"
-        if unknown
-        else ""
-        if device in load_devices()
-        else f"{device} is no known device: plans take the path of its profile",
+        reason=reason,
     )
 
 
@@ -166,31 +174,11 @@ def _tables(
         return failure
 
 
-def _rows(
-    slug: str,
-    device: DeviceSpec | None,
-    targets: Mapping[str, tuple[ModelArchitecture, Weights]],
-    profiles: Mapping[tuple[str, str], list[Profile]],
-) -> Iterator[Support]:
-    for name, (architecture, weights) in targets.items():
-        group = profiles.get((slug, architecture.hash), [])
-        labels = sorted({p.runtime.quantization for p in group if p.runtime.quantization})
-        plain = [p for p in group if p.runtime.quantization is None]
-        yield from (_stored(slug, name, group, label) for label in labels)
-        if plain:
-            yield _stored(slug, name, plain, None)
-            continue
-        degrees: tuple[int, ...] = ()
-        reason = _NO_TABLES
-        if device is not None and slug in published_tables().devices:
-            reasons = [composes(device, architecture, n, weights) for n in DEGREES]
-            degrees = tuple(n for n, why in zip(DEGREES, reasons, strict=True) if not why)
-            reason = "" if degrees else reasons[0]
-        yield Support(
-            device=slug,
-            target=name,
-            weights=None if weights == "bfloat16" else weights,
-            provenance="operators" if degrees else None,
-            degrees=degrees,
-            reason=reason,
-        )
+@cache
+def _composed(slug: str, architecture: ModelArchitecture, weights: Weights) -> dict[str, Any]:
+    """Fields of a row of a device with operator tables, of which a plan composes profiles."""
+    device = load_devices()[slug]
+    reasons = {n: composes(device, architecture, n, weights) for n in DEGREES}
+    degrees = tuple(n for n, reason in reasons.items() if not reason)
+    reason = "" if degrees else reasons[DEGREES[0]]
+    return {"provenance": "operators" if degrees else None, "degrees": degrees, "reason": reason}

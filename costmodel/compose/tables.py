@@ -52,7 +52,6 @@ class BytesAtBandwidth:
     element_bytes: float = 2
 
     def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Launch plus bytes over bandwidth [rows]."""
         moved = MOVED[kind] * self.element_bytes * rows * width
         speedup = np.where(moved <= self.device.l2_bytes / 2, _CACHE_SPEEDUP, 1.0)
         seconds: Array = self.launch_s + moved / (self.device.peak_bytes_per_s * speedup)
@@ -64,13 +63,11 @@ class ExpertTable:
     """Times of a layer's experts by tokens, for one (hidden, expert width, active, experts).
 
     `balanced`: the measured tokens were spread over as many distinct experts as possible, so the
-    table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
-    `estimated`: nothing was measured. `form`: the type of weights whose times these are, where the
-    experts' own were measured slower than in bfloat16, or faster than the memory. `wider`: the
-    table of 16-bit weights, whose times none of these exceeds; `narrower`: one of fewer bits, below
-    whose times none of these falls. `skewed`: of tokens that are spread by a power law, where even
-    spreading was measured too. Routers lie in between: the geometric mean of both is taken, for few
-    tokens at most the expected distinct experts.
+    table gives the time by distinct experts. `skewed`: of tokens that are spread by a power law.
+    Routers lie in between: the geometric mean of both is taken, for few tokens at most the expected
+    distinct experts. `estimated`: nothing was measured. `form`: the type of weights whose times
+    these are, where the experts' own are not sound. None exceeds those of `wider`, the table of
+    16-bit weights, or falls below those of `narrower`, one of fewer bits.
     """
 
     tokens: Array
@@ -83,7 +80,6 @@ class ExpertTable:
     skewed: ExpertTable | None = None
 
     def measured_at(self, tokens: Array) -> Array:
-        """Seconds [tokens] between the measured ones, and as the outermost beyond them."""
         return np.asarray(np.interp(tokens, self.tokens, self.seconds_measured), dtype=np.float64)
 
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name, load_devices
 from costmodel.compose.operators import ROUNDING
-from costmodel.compose.profiles import ProfileParts, assemble
+from costmodel.compose.profiles import assemble
 from costmodel.compose.tables import product_peaks
 from costmodel.errors import InputError
 from costmodel.io import now_utc, read_yaml, shipped_directory
@@ -67,36 +67,30 @@ def transfer_profile(
     before = profile.roofline("physical")
     peaks = product_peaks(device, weights)
     after = dataclasses.replace(before, peaks=peaks)
-    points = scaled_points(profile.surface.points(), before, after)
     made, scales = profile.provenance, profile.calibration.stairs
-    made_in = profile.runtime.dtype
+    dtype = profile.runtime.dtype
     return assemble(
-        ProfileParts(
-            kind="transferred",
-            device=device,
-            architecture=profile.target.architecture,
-            points=points,
-            provenance={
-                "created_utc": created_utc or now_utc(),
-                "source": f"{made.kind} profile of {profile.device.name}"
-                + (f" ({made.source})" if made.source else ""),
-                "error_bar": transferred_error(profile, device),
-                "experts": made.experts,
-                "note": _note(profile, device),
-            },
-            runtime=profile.runtime.model_copy(
-                update={
-                    "torch": None,
-                    "transformers": None,
-                    "python": None,
-                    # A device without bfloat16 runs float16, in as many bytes.
-                    "dtype": device.dtype if made_in == "bfloat16" else made_in,
-                }
-            ),
-            roofline=after.with_count("paper"),
-            stages=_stages(profile, before, after),
-            scales=scales if scales and scales.exact else None,
-        )
+        device,
+        scaled_points(profile.surface.points(), before, after),
+        after.with_count("paper"),
+        {
+            "kind": "transferred",
+            "created_utc": created_utc or now_utc(),
+            "source": f"{made.kind} profile of {profile.device.name}"
+            + (f" ({made.source})" if made.source else ""),
+            "error_bar": transferred_error(profile, device),
+            "experts": made.experts,
+            "note": _note(profile, device),
+        },
+        scales=scales if scales and scales.exact else None,
+        runtime=profile.runtime.model_copy(
+            update={
+                **dict.fromkeys(("torch", "transformers", "python")),
+                # A device without bfloat16 runs float16, in as many bytes.
+                "dtype": device.dtype if dtype == "bfloat16" else dtype,
+            }
+        ),
+        stages=_stages(profile, before, after),
     )
 
 
@@ -127,34 +121,32 @@ def _scaled(
     fixed_s_per_layer: float | None = None,
 ) -> Array:
     """Times with all but the fixed part scaled, at rows, contexts and batches `place`."""
+
+    def smooth_s(roofline: Roofline) -> Array:
+        compute_s, memory_s = roofline.branches_s(*place)
+        bent: Array = (compute_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
+        return bent
+
     before, after = rooflines
     if fixed_s_per_layer is None:
         fixed_s_per_layer = transfer_errors().fixed_s_per_layer
     times = np.asarray(seconds, dtype=np.float64)
     fixed = np.minimum(fixed_s_per_layer * before.architecture.layers, _LARGEST_FIXED_SHARE * times)
-    ratio = _smooth(after, *place) / _smooth(before, *place)
+    ratio = smooth_s(after) / smooth_s(before)
     return np.asarray(fixed + (times - fixed) * ratio, dtype=np.float64)
-
-
-def _smooth(roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Array:
-    compute_s, memory_s = roofline.branches_s(rows, context, batch)
-    seconds: Array = (compute_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
-    return seconds
 
 
 def _stages(profile: Profile, before: Roofline, after: Roofline) -> StagesSection:
     plain, prefill = profile.stages.plain, profile.stages.prefill
     if plain is not None:
-        place = 1, plain.context, plain.batch
-        seconds = np.maximum(
-            _scaled(plain.median_s, (before, after), place), ROUNDING * after.seconds(*place)
-        )
         axes = {"context": plain.context, "batch": plain.batch}
-        plain = PlainSection.model_validate(axes | {"median_s": seconds, "n": 1})
+        steps = scaled_points(Points(rows=1, seconds=plain.median_s, **axes), before, after)
+        plain = PlainSection.model_validate(axes | {"median_s": steps.seconds, "n": 1})
     if prefill is not None:
         prompts = _scaled(prefill.median_s, (before, after), (prefill.tokens, 0, 1))
-        axes = {"tokens": prefill.tokens}
-        prefill = TokensSection.model_validate(axes | {"median_s": prompts, "n": 1})
+        prefill = TokensSection.model_validate(
+            {"tokens": prefill.tokens, "median_s": prompts, "n": 1}
+        )
     return StagesSection(plain=plain, prefill=prefill)
 
 
@@ -189,10 +181,8 @@ class TransferErrors:
     def expected(self, source: str, device: str) -> tuple[float, str]:
         """The expected error of a transfer, at least LEAST_ERROR, and what it rests on.
 
-        A pair of the study has its own error, and devices of one chip at about the same rate have
-        the mean of such pairs. Other devices of one vendor have both deviations, added in squares;
-        that of a device that the study does not know is the largest of all. Between vendors it is
-        the largest error.
+        Devices of one chip at about the same rate have the mean error of such pairs, others of one
+        vendor both deviations (the largest of all for an unknown device), added in squares.
         """
         relation = self._relation(source, device)
         if (source, device) in self.pairs:
@@ -242,16 +232,13 @@ class TransferErrors:
 
 def _equal_rates(source: str, device: str) -> bool:
     """Whether the 16-bit rates differ by less than 30 %, or either is not known."""
-    first, second = (load_devices().get(slug) for slug in (source, device))
-    if first is None or second is None:
-        return True
-    rates = sorted((first.peak_flops_per_s, second.peak_flops_per_s))
-    return rates[0] > _EQUAL_RATES * rates[1]
+    known = load_devices()
+    rates = [known[slug].peak_flops_per_s for slug in (source, device) if slug in known]
+    return len(rates) < 2 or min(rates) > _EQUAL_RATES * max(rates)
 
 
 @cache
 def transfer_errors() -> TransferErrors:
-    """The shipped study."""
     table = read_yaml(shipped_directory() / "transfers.yaml")
     return TransferErrors(
         pairs={

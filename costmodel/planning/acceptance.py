@@ -56,6 +56,9 @@ class AcceptanceSource:
     policy: str | None = None
 
 
+_SAID = tuple(field.name for field in dataclasses.fields(AcceptanceSource))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Acceptance:
     """A(N), expected tokens per cycle with the bonus token, for chains and best-first trees.
@@ -85,7 +88,6 @@ class Acceptance:
         return float(curve[nodes])
 
     def relative_error(self, committed: float) -> float:
-        """Expected relative error of a committed length."""
         return self.spread * (committed - 1.0) / committed
 
 
@@ -184,7 +186,7 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     """Acceptance from a JSON file.
 
     The data is at the top, under `acceptance`, or, with `arm`, under `acceptance_by_arm` and the
-    arm's name. It has one of these forms:
+    arm's name. Beside it stand the fields of `AcceptanceSource`, and `doubts`. Its forms:
 
     - `by_depth`: rates of the drafter's first choice at depth 1, 2, ... given that all before it
       were accepted; `rounds`: the verifications behind them; `drafted_share`: share of all rounds
@@ -192,9 +194,8 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     - `nodes` and `committed`: A(N) of best-first trees, optionally with `spread`;
     - `accepted_depths` and `tree_nodes` of each round of a run with chains.
 
-    Beside it stand the fields of `AcceptanceSource`: target, drafter and policy of the rounds, and
-    `doubts`. Files of other tools are read by the entry points of `rooftree.readers`. Raises
-    InputError with the field that is missing or wrong.
+    Files of other tools are read by the entry points of `rooftree.readers`. Raises InputError with
+    the field that is missing or wrong.
     """
     text = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES).decode(errors="replace")
     data: Any = None
@@ -219,10 +220,16 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
         for field, read in _FORMS.items():
             if field in data:
                 try:
+                    # What the rounds were of; rates by depth and rounds are of chains.
+                    said = {name: data[name] for name in _SAID if data.get(name) is not None}
+                    for name, value in said.items():
+                        if not isinstance(value, str) or not value:
+                            raise InputError(f"{name} must be a text (is {value!r})")
+                    policy = "fixed" if field == "committed" else "chain"
+                    measured = AcceptanceSource(**{"policy": policy} | said)
+                    doubts = tuple(data.get("doubts", ()))
                     return dataclasses.replace(
-                        read(data, path.name),
-                        measured=_measured(data, field),
-                        doubts=tuple(data.get("doubts", ())),
+                        read(data, path.name), measured=measured, doubts=doubts
                     )
                 except (TypeError, ValueError, LookupError, ArithmeticError) as failure:
                     raise InputError(f"{path}: {field} cannot be used ({failure})") from None
@@ -233,28 +240,30 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     )
 
 
-def _measured(data: Mapping[str, Any], form: str) -> AcceptanceSource:
-    """What the file says that its rounds were of; rates by depth and rounds are of chains."""
-    said: dict[str, str] = {"policy": "fixed" if form == "committed" else "chain"}
-    for field in dataclasses.fields(AcceptanceSource):
-        value = data.get(field.name)
-        if value is None:
-            continue
-        if not isinstance(value, str) or not value:
-            raise InputError(f"{field.name} must be a text (is {value!r})")
-        said[field.name] = value
-    return AcceptanceSource(**said)
-
-
-def _from_depths(data: Mapping[str, Any], label: str) -> Acceptance:
-    rates = tuple(float(rate) for rate in data["by_depth"])
-    while rates and rates[-1] == 0.0:  # positions that a server never accepted
-        rates = rates[:-1]
-    if not rates or not all(0.0 < rate <= 1.0 for rate in rates):
-        raise InputError(f"must be one or more rates above 0, at most 1: {rates}")
-    process = AcceptanceProcess(label=label, kind="recorded", rank1=rates)
-    share = float(data.get("drafted_share", 1.0))
-    return _thinned(_acceptance(process, _spread(data.get("rounds"))), share)
+def _from_chains(data: Mapping[str, Any], label: str) -> Acceptance:
+    """From rates by depth, or from rounds; where a round has no draft it commits one token."""
+    if "by_depth" in data:
+        rates = tuple(float(rate) for rate in data["by_depth"])
+        while rates and rates[-1] == 0.0:  # positions that a server never accepted
+            rates = rates[:-1]
+        if not rates or not all(0.0 < rate <= 1.0 for rate in rates):
+            raise InputError(f"must be one or more rates above 0, at most 1: {rates}")
+        process = AcceptanceProcess(label=label, kind="recorded", rank1=rates)
+        rounds, share = data.get("rounds"), float(data.get("drafted_share", 1.0))
+    else:
+        accepted, drafted = (
+            [int(n) for n in data[name]] for name in ("accepted_depths", "tree_nodes")
+        )
+        process = recorded(accepted, drafted, label=label)
+        rounds = sum(1 for nodes in drafted if nodes)
+        share = rounds / len(drafted)
+    # Accepted lengths vary by about their mean.
+    spread = RATE_SPREAD if rounds is None else float(max(int(rounds), 1) ** -0.5)
+    acceptance = _acceptance(process, max(LEAST_SPREAD, spread))
+    if not 0 < share <= 1:
+        raise InputError(f"the share of rounds with a draft must be above 0, at most 1 ({share})")
+    chain, tree = (1.0 + share * (curve - 1.0) for curve in (acceptance.chain, acceptance.tree))
+    return dataclasses.replace(acceptance, chain=chain, tree=tree, drafted_share=share)
 
 
 def _from_curve(data: Mapping[str, Any], label: str) -> Acceptance:
@@ -272,33 +281,11 @@ def _from_curve(data: Mapping[str, Any], label: str) -> Acceptance:
     return Acceptance(label=label, kind="recorded", chain=np.ones(1), tree=tree, spread=spread)
 
 
-def _from_rounds(data: Mapping[str, Any], label: str) -> Acceptance:
-    accepted, drafted = ([int(n) for n in data[name]] for name in ("accepted_depths", "tree_nodes"))
-    process = recorded(accepted, drafted, label=label)
-    rounds = sum(1 for nodes in drafted if nodes)
-    return _thinned(_acceptance(process, _spread(rounds)), rounds / len(drafted))
-
-
-def _thinned(acceptance: Acceptance, share: float) -> Acceptance:
-    """The acceptance where only a share of the rounds has a draft; the others commit one token."""
-    if not 0 < share <= 1:
-        raise InputError(f"the share of rounds with a draft must be above 0, at most 1 ({share})")
-    chain, tree = (1.0 + share * (curve - 1.0) for curve in (acceptance.chain, acceptance.tree))
-    return dataclasses.replace(acceptance, chain=chain, tree=tree, drafted_share=share)
-
-
 _FORMS: dict[str, Callable[[Mapping[str, Any], str], Acceptance]] = {
-    "by_depth": _from_depths,
+    "by_depth": _from_chains,
     "committed": _from_curve,
-    "accepted_depths": _from_rounds,
+    "accepted_depths": _from_chains,
 }
-
-
-def _spread(rounds: Any) -> float:
-    """Relative error of a mean over `rounds`; accepted lengths vary by about their mean."""
-    if rounds is None:
-        return RATE_SPREAD
-    return max(LEAST_SPREAD, float(max(int(rounds), 1) ** -0.5))
 
 
 def _acceptance(process: AcceptanceProcess, spread: float) -> Acceptance:
@@ -312,7 +299,6 @@ def _acceptance(process: AcceptanceProcess, spread: float) -> Acceptance:
 
 
 def chain_curve(process: AcceptanceProcess) -> Array:
-    """A(N) of chains of 0 .. gamma nodes."""
     return np.concatenate([[1.0], 1.0 + np.cumsum(np.cumprod(process.rank1))])
 
 

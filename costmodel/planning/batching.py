@@ -6,11 +6,8 @@ prompts. Engines that never mix prompts and decoding keep equal requests in step
 prefilled before any request decodes on, so a request waits, after its own first token, for half of
 them on average. (With unequal lengths it would wait for all of them.)
 
-Data-parallel ranks that share experts meet in every layer, so that each step takes as long as the
-slowest one's: a prompt of any rank delays all of them.
-
-Overheads were fitted on measured servers (`lab/studies/capacity_accuracy.py`);
-calibrations/engines.yaml holds them.
+Data-parallel ranks that share experts meet in every layer, so that a prompt of any rank delays all
+of them. Overheads (calibrations/engines.yaml) were fitted on measured servers.
 
     device = products + attention + all-reduces + prompts, each x a factor near 1,
              + layers x (layer + prompt steps x prompt layer) + logits x one read of them
@@ -18,10 +15,10 @@ calibrations/engines.yaml holds them.
     time per token = sqrt(device^2 + host^2) where the engine prepares a step while the device
                      runs the one before it (a smooth maximum), else device + host
 
-`layer` covers gaps between kernels; it is negative for an engine that fuses operators whose times
-the profile adds up. `prompt layer` covers steps with a prompt, which run outside of a captured
-graph. `logits`: how often sampling reads the logits of all sequences, which engines sort for top-p.
-`plan`: on B200 vLLM attends with FlashInfer, whose plan of every step the host makes.
+`layer`: gaps between kernels, negative for an engine that fuses operators whose times the profile
+adds up; `prompt layer`: those of steps with a prompt, outside of a captured graph; `logits`: how
+often sampling reads the logits of all sequences, which engines sort for top-p; `plan`: FlashInfer's
+plan of every step, on B200.
 """
 
 from __future__ import annotations
@@ -32,8 +29,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
+from scipy.special import pdtr
 
 from costmodel.io import read_yaml, shipped_directory
+from costmodel.planning.acceptance import Shape
 from costmodel.planning.engines import EngineRules, planned_version
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.traffic import Traffic
@@ -56,10 +55,10 @@ _LEAST_S = 1e-6
 class TokenWork:
     """Work of one token of an answer: kernel seconds by kind, and the counts overheads scale with.
 
-    `running`: requests that run at once; `waiting`: requests of a closed loop that do not fit;
-    `prompt_steps`: steps with a prompt, per token; `host_s`: work of the host beside the engine's
-    own; `logits_s`: one read of the logits; `planned`: share of PLANNED_SEQUENCES whose attention
-    the host plans. Under speculation everything is per cycle, which commits several tokens.
+    `running`: requests that run at once; `prompt_steps`: steps with a prompt, per token; `host_s`:
+    work of the host beside the engine's own; `logits_s`: one read of the logits; `planned`: share
+    of PLANNED_SEQUENCES whose attention the host plans. Under speculation everything is per cycle,
+    which commits several tokens.
     """
 
     products_s: float
@@ -70,7 +69,6 @@ class TokenWork:
     layers: int
     devices: int
     running: float
-    waiting: float
     host_s: float = 0.0
     logits_s: float = 0.0
     planned: float = 0.0
@@ -85,6 +83,7 @@ class Cycle:
     and committing all trees. The default is a plain step: one row verified, one token committed.
     """
 
+    shape: Shape = "plain"
     nodes: int = 0
     committed: float = 1.0
     drafted_share: float = 1.0
@@ -92,30 +91,6 @@ class Cycle:
     draft_layers: int = 0
     draft_host_s: float = 0.0
     tree_host_s: float = 0.0
-
-    @property
-    def host_s(self) -> float:
-        """Seconds on the host beside the engine's own."""
-        return self.draft_host_s + self.tree_host_s
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CycleParts:
-    """Seconds of one cycle by cause; they add up to the cycle.
-
-    `weights_s`: the verification's matrix products, which read the weights or multiply by them;
-    `attention_s`, `communication_s`: its attention and all-reduces; `draft_s`: the drafts;
-    `acceptance_s`: building, accepting and committing the trees; `prompts_s`: prompts of other
-    requests that the cycle waits for; `engine_s`: gaps between kernels and the engine's host work.
-    """
-
-    weights_s: float
-    attention_s: float
-    communication_s: float
-    draft_s: float
-    acceptance_s: float
-    prompts_s: float
-    engine_s: float
 
 
 def prompt_share(rules: EngineRules, running: float, output_tokens: float) -> float:
@@ -129,9 +104,7 @@ def slowest_count(mean: float, ranks: int) -> float:
     if ranks == 1 or mean <= 0.0:
         return mean
     counts = np.arange(math.ceil(mean + 12 * math.sqrt(mean)) + 12)
-    log_factorial = np.cumsum(np.log(np.maximum(counts, 1)))
-    reached = np.cumsum(np.exp(counts * math.log(mean) - mean - log_factorial))
-    return float(np.sum(1.0 - np.minimum(reached, 1.0) ** ranks))
+    return float(np.sum(1.0 - pdtr(counts, mean) ** ranks))
 
 
 def chunks_of(rules: EngineRules, prompt_tokens: float, rows: float) -> int:
@@ -162,28 +135,34 @@ def cycle_work(
     verify = verification_s(forward, shape, cycle.nodes + 1, cycle.drafted_share)
     arriving = cycle.committed * prompt_share(rules, running, traffic.output_tokens)
     share = slowest_count(arriving * chunks, ranks) / chunks
+    # Prompts that come at random share steps where the engine mixes them.
+    mixed_steps = -math.expm1(-arriving * chunks * ranks)
+    steps = mixed_steps if rules.mixes_prompts else share * chunks
+    return step_work(forward, running, verify, cycle, (share * prompt_s, steps))
+
+
+def step_work(
+    forward: TargetForward,
+    running: float,
+    verify: ForwardSeconds,
+    cycle: Cycle,
+    prompts: tuple[float, float],
+) -> TokenWork:
+    """Work of a step: verification, drafts of the cycle, and prompts (seconds, steps with one)."""
+    kernels = verify + cycle.draft
     return TokenWork(
-        products_s=verify.products + cycle.draft.products,
-        attention_s=verify.attention + cycle.draft.attention,
-        all_reduce_s=verify.all_reduce + cycle.draft.all_reduce,
-        prompts_s=share * prompt_s,
-        # Prompts that come at random share steps where the engine mixes them.
-        prompt_steps=-math.expm1(-arriving * chunks * ranks)
-        if rules.mixes_prompts
-        else share * chunks,
+        products_s=kernels.products,
+        attention_s=kernels.attention,
+        all_reduce_s=kernels.all_reduce,
+        prompts_s=prompts[0],
+        prompt_steps=prompts[1],
         layers=forward.architecture.layers + cycle.draft_layers,
         devices=forward.tensor_parallel,
         running=running,
-        waiting=0.0,
-        host_s=cycle.host_s,
-        logits_s=forward.logits_s(running),
-        planned=planned_share(forward, running),
+        host_s=cycle.draft_host_s + cycle.tree_host_s,
+        logits_s=forward.logits_s(max(running, 1)),
+        planned=min(running / PLANNED_SEQUENCES, 1.0) if forward.plans_on_host else 0.0,
     )
-
-
-def planned_share(forward: TargetForward, running: float) -> float:
-    """Share of PLANNED_SEQUENCES whose attention the host plans; 0 where kernels plan for it."""
-    return min(running / PLANNED_SEQUENCES, 1.0) if forward.plans_on_host else 0.0
 
 
 def verification_s(
@@ -197,11 +176,7 @@ def verification_s(
     if rows == 1 or drafted_share == 1.0:
         return full
     plain = forward.decode(*shape, 1)
-    return ForwardSeconds(
-        products=plain.products + drafted_share * (full.products - plain.products),
-        attention=plain.attention + drafted_share * (full.attention - plain.attention),
-        all_reduce=plain.all_reduce + drafted_share * (full.all_reduce - plain.all_reduce),
-    )
+    return plain + (full + plain.scaled(-1.0)).scaled(drafted_share)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,18 +203,21 @@ class Overheads:
     def time_per_token_s(self, work: TokenWork, *, overlaps_host: bool) -> float:
         """Seconds between two tokens of one answer in steady state."""
         values = np.array([getattr(self, name) for name in COEFFICIENTS])
-        seconds = seconds_per_token(work_columns([work]), values, np.array([overlaps_host]))
-        return float(seconds[0])
+        return float(seconds_per_token(work_columns([work]), values, np.array([overlaps_host]))[0])
 
 
-def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: float) -> CycleParts:
-    """The causes of a cycle of `cycle_s`, which `overheads` gave for `work`.
+def cycle_parts(
+    overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: float
+) -> dict[str, float]:
+    """Seconds by cause of a cycle of `cycle_s`, which `overheads` gave for `work`; they add up.
 
-    Host work that overlaps the device counts only as far as it makes the cycle longer.
+    Of the verification: its products, attention and all-reduces; drafts; trees built, accepted and
+    committed; prompts of other requests that the cycle waits for; gaps between kernels and the
+    engine's host work. What overlaps the device counts only as far as it makes the cycle longer.
     """
     c, draft = overheads, cycle.draft
     target_layers = work.layers - cycle.draft_layers
-    device = {
+    parts = {
         "weights_s": c.products * (work.products_s - draft.products)
         + target_layers * min(c.layer_s, 0.0),
         "attention_s": c.attention * (work.attention_s - draft.attention),
@@ -248,21 +226,22 @@ def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: fl
         + c.attention * draft.attention
         + c.all_reduce * draft.all_reduce
         + cycle.draft_layers * c.layer_s,
+        "acceptance_s": 0.0,
         "prompts_s": c.prompts * work.prompts_s
         + work.layers * work.prompt_steps * c.prompt_layer_s,
         "engine_s": target_layers * max(c.layer_s, 0.0) + c.logits * work.logits_s,
     }
     engine_s = c.step_s + work.running * c.sequence_s + math.log2(work.devices) * c.device_s
     engine_s += c.plan_s * work.planned
-    waited_s = cycle_s - sum(device.values())
+    waited_s = cycle_s - sum(parts.values())
     share = waited_s / host_s if (host_s := engine_s + work.host_s) else 0.0
-    device["draft_s"] += share * cycle.draft_host_s
-    device["engine_s"] += waited_s - share * (cycle.draft_host_s + cycle.tree_host_s)
-    return CycleParts(**device, acceptance_s=share * cycle.tree_host_s)
+    parts["draft_s"] += share * cycle.draft_host_s
+    parts["acceptance_s"] = share * cycle.tree_host_s
+    parts["engine_s"] += waited_s - share * (cycle.draft_host_s + cycle.tree_host_s)
+    return parts
 
 
 def work_columns(work: Sequence[TokenWork]) -> dict[str, Array]:
-    """The fields of TokenWork as arrays [rows]."""
     fields = [field.name for field in dataclasses.fields(TokenWork)]
     return {name: np.array([float(getattr(row, name)) for row in work]) for name in fields}
 

@@ -11,6 +11,7 @@ from costmodel.catalog import Peaks, device_by_name
 from costmodel.compose.transfer import transfer_errors
 from costmodel.errors import InputError
 from costmodel.hf_config import is_hub_id
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.profile.schema import DrafterSection, EngineDrafterSection
@@ -50,41 +51,14 @@ class DraftSize:
         return self.rank * target.vocab
 
 
-_LAYER = "1 layer, one forward a token"
-SIZES = {
-    "dflash": DraftSize(
-        text="DFlash by its size: 5 layers of the target's width and its LM head over blocks of 16"
-    ),
-    "dspark": DraftSize(
-        text="DSpark by its size: DFlash's, and a product of rank 256 over the vocabulary a token",
-        rank=256,
-    ),
-    "eagle3": DraftSize(
-        text=f"EAGLE-3 by its size: {_LAYER}, and an LM head over 32,000 tokens",
-        layers=1, features=3, each_token=True, vocab=32_000, wide=True,
-    ),
-    "mtp": DraftSize(
-        text=f"MTP by its size: {_LAYER}, experts included, and the target's LM head",
-        layers=1, features=2, each_token=True, experts=True,
-    ),
-}  # fmt: skip
+_TABLE = read_yaml(shipped_directory() / "drafters.yaml")
+SIZES = {kind: DraftSize(**sizes) for kind, sizes in _TABLE["sizes"].items()}
+CHECKPOINTS: dict[str, str] = _TABLE["checkpoints"]
 NAMES = ("dflash", "ngram", "dspark", "eagle3", "mtp")
 _OF_OTHERS = ("dspark", "eagle3", "mtp")
 BLOCK_KINDS = ("dflash2", "dflash", "dspark", "domino", "jetspec")  # the longer name first
-# Published DFlash drafters (z-lab on the Hugging Face hub) by the last part of the target's name.
-CHECKPOINTS = {
-    "qwen3-4b": "z-lab/Qwen3-4B-DFlash-b16",
-    "qwen3-8b": "z-lab/Qwen3-8B-DFlash-b16",
-    "llama-3.1-8b-instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
-}
-# Host seconds of one n-gram look-up where none was timed: 0.55 % of the cycles of chain+ngram in
-# lab/studies/results/bench.json.
-NGRAM_S = 1.8e-4
-# Seconds that an engine's host takes at least for each forward of a drafter that drafts one token:
-# metadata, launches around its captured pieces, sampling. vLLM's step for 3 to 8 tokens of EAGLE-3,
-# 7.58, 8.48, 9.36, 10.22, 11.02 and 11.80 ms, by time a token and acceptance (vLLM PR #32628, of
-# 0.14, one request); its drafters run in pieces as late as 0.22 (issue #45258).
-FORWARD_S = {"vllm": 0.84e-3}
+NGRAM_S: float = _TABLE["lookup_s"]
+FORWARD_S: dict[str, float] = _TABLE["forward_s"]
 # Peaks only decide where memory and compute meet; of an unknown device the usual ratio does.
 _USUAL_PEAKS = Peaks(flops_per_s=3e14, bytes_per_s=2e12)
 
@@ -227,34 +201,28 @@ def find_drafter(
     contains `+`. None means the drafter whose acceptance was `measured`, else the profile's only
     drafter, else a DFlash drafter of the target's width. Raises InputError.
     """
-    timed = forward.profile.drafters
-    engine = list(forward.profile.engine_drafters.values())
+    timed = {key: _timed(section, key) for key, section in forward.profile.drafters.items()}
+    engine = [_timed(section) for section in forward.profile.engine_drafters.values()]
     if name is None and measured is not None and (measured.drafter or measured.drafter_kind):
         if measured.drafter_hash in timed:
-            return _timed(timed[measured.drafter_hash], measured.drafter_hash)
+            return timed[measured.drafter_hash]
         kind = measured.drafter_kind or measured.drafter
         name = kind if kind in NAMES else measured.drafter
     if name is None:
-        if len(timed) == 1:
-            ((key, section),) = timed.items()
-            return _timed(section, key)
-        return _timed(engine[0]) if len(engine) == 1 else block_drafter()
+        only = list(timed.values()) if len(timed) == 1 else engine
+        return only[0] if len(only) == 1 else block_drafter()
     if name in timed:
-        return _timed(timed[name], name)
-    for key, section in timed.items():
-        if name.lower() in section.name.lower() and ("+" in name) == ("+" in section.name):
-            return _timed(section, key)
-    for timed_in_engine in engine:
-        if name.lower() in timed_in_engine.name.lower():
-            return _timed(timed_in_engine)
+        return timed[name]
+    alike = [one for one in timed.values() if ("+" in name) == ("+" in one.name)]
+    for one in (*alike, *engine):
+        if name.lower() in one.name.lower():
+            return one
     if name == "ngram":
         return lookup_drafter()
     published = name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values())
     if name in SIZES or published or (is_hub_id(name) and drafter_kind(name) in _OF_OTHERS):
         return block_drafter(name)
-    names = ", ".join(
-        [*NAMES, *(one.name for one in timed.values()), *(one.name for one in engine)]
-    )
+    names = ", ".join([*NAMES, *(one.name for one in (*timed.values(), *engine))])
     raise InputError(
         f"no drafter is called '{name}', and there is no time of one in the profile",
         hint=f"Use one of: {names}; or time it, by its folder or hub id: `rooftree calibrate"
@@ -263,14 +231,15 @@ def find_drafter(
 
 
 def _timed(section: DrafterSection | EngineDrafterSection, key: str | None = None) -> DraftCost:
-    """The drafter of a section; `key` is the hash of its architecture, of one outside engines."""
-    how, block = "measured in the engine", "gram" not in section.name.lower()
-    if isinstance(section, DrafterSection):
-        how = "timed by a decoder at its start" if section.kind == "quick" else "measured"
-    made = DraftCost(name=section.name, label=f"{section.name}, {how}", block=block)
-    if isinstance(section, DrafterSection):
-        return dataclasses.replace(made, timed=section, architecture_hash=key)
-    return dataclasses.replace(made, in_engine=section)
+    block = "gram" not in section.name.lower()
+    if isinstance(section, EngineDrafterSection):
+        label = f"{section.name}, measured in the engine"
+        return DraftCost(name=section.name, label=label, block=block, in_engine=section)
+    how = "timed by a decoder at its start" if section.kind == "quick" else "measured"
+    return DraftCost(
+        name=section.name, label=f"{section.name}, {how}", block=block, timed=section,
+        architecture_hash=key,
+    )  # fmt: skip
 
 
 def drafter_kind(name: str) -> str:
@@ -353,5 +322,4 @@ def _bench_command(target: str, drafter: str) -> str:
 
 
 def _last(name: str | None) -> str | None:
-    """The last part of a target's name, in lower case."""
     return None if name is None else name.rstrip("/").lower().rpartition("/")[2]

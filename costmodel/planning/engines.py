@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
+from costmodel.io import read_yaml, shipped_directory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,6 @@ class ValueBytes:
 def weight_bytes(
     architecture: ModelArchitecture, value: ValueBytes, tensor_parallel: int = 1
 ) -> float:
-    """Bytes of the weights on one of `tensor_parallel` devices."""
     a = architecture
     embeddings = a.vocab * a.hidden * (1 if a.tied else 2)
     rest = a.parameters - embeddings
@@ -113,7 +113,6 @@ class MemoryRule:
         return prompt_tokens + output_tokens * (1.0 if self.whole_answer else 0.5)
 
 
-_GB = 1e9
 # vLLM's largest step, if none is asked for, on devices below 70 GiB and on A100s.
 _LARGE_BYTES, _SMALL_STEP_TOKENS = 70 * 2**30, 2048
 _SAMPLED = 256  # sequences of the profiling step, max_num_seqs
@@ -140,38 +139,6 @@ class EngineRules:
     verifies_trees: bool = False
 
 
-# Defaults as the engines document them: vLLM gpu_memory_utilization 0.9, prompts in chunks of
-# 8192 tokens; SGLang mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks,
-# overlapped schedule; TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlapped
-# schedule, no eviction. Beside weights, cache and activations vLLM's server of an 8B model on an
-# RTX 4090 had 0.75 GB, by the blocks that it reported. The others' reserves are round guesses.
-# rooftree is this project's decoder: one loop that prepares, launches and waits. The others verify
-# chains only (vLLM removed tree attention in PR #42121).
-RULES = {
-    "trtllm": EngineRules(
-        name="trtllm",
-        memory=MemoryRule(
-            fraction=0.9, reserve_bytes=4 * _GB, after_weights=True, whole_answer=True
-        ),
-    ),
-    "vllm": EngineRules(
-        name="vllm",
-        memory=MemoryRule(fraction=0.9, reserve_bytes=0.75 * _GB, sets_aside=True),
-        overlaps_host=False,
-    ),
-    "sglang": EngineRules(
-        name="sglang", memory=MemoryRule(fraction=0.88, reserve_bytes=2 * _GB), mixes_prompts=False
-    ),
-    "rooftree": EngineRules(
-        name="rooftree",
-        memory=MemoryRule(fraction=0.9, reserve_bytes=1 * _GB, drops=False),
-        mixes_prompts=False,
-        overlaps_host=False,
-        verifies_trees=True,
-    ),
-}
-
-
 class EngineVersion(NamedTuple):
     """The versions of an engine that are planned alike.
 
@@ -185,9 +152,15 @@ class EngineVersion(NamedTuple):
     overlaps_host: bool
 
 
-# vLLM schedules asynchronously by default from 0.14 on (djl-serving #3833).
-VERSIONS: dict[str, tuple[EngineVersion, ...]] = {
-    "vllm": (EngineVersion("0.11", "0.11", False), EngineVersion("0.14", "0.19", True))
+_SCHEDULERS = read_yaml(shipped_directory() / "schedulers.yaml")
+RULES = {
+    name: EngineRules(name=name, memory=MemoryRule(**row["memory"]), **row.get("rules", {}))
+    for name, row in _SCHEDULERS.items()
+}
+VERSIONS = {
+    name: tuple(EngineVersion(**version) for version in row["versions"])
+    for name, row in _SCHEDULERS.items()
+    if "versions" in row
 }
 
 

@@ -16,15 +16,11 @@ from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.drafting import BLOCK_KINDS, CHECKPOINTS, drafter_kind
-from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.result import Plan, PlanOption
-from costmodel.planning.search import make_server
 from costmodel.planning.servers import OperatingPoint, Server
-from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.plugins import SETTINGS, load_plugin
-from costmodel.profile.store import ProfileStore
 
 NO_DIFFERENCE = 0.01  # a shorter draft within this share of the highest rate is taken instead
 _MOST_LOSS = 0.05  # of a schedule, where acceptance is less certain than that
@@ -32,14 +28,10 @@ _MOST_LOSS = 0.05  # of a schedule, where acceptance is less certain than that
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What a writer makes settings of: a plan, its best option, and that option's times.
-
-    forward  None: looked up again where costs are asked for
-    """
+    """What a writer makes settings of: a plan, and its best option."""
 
     plan: Plan
     best: PlanOption
-    forward: TargetForward | None = None
 
     @property
     def request(self) -> PlanRequest:
@@ -47,7 +39,6 @@ class Export:
 
     @property
     def target(self) -> str:
-        """The target's name as engines take it."""
         return served_name(self.request.target)
 
     @property
@@ -63,7 +54,6 @@ class Export:
 
     @property
     def at_load(self) -> OperatingPoint:
-        """The operating point at the planned load."""
         return self.best.sizing.at_load if self.best.sizing else self.best.points[0]
 
     @property
@@ -102,15 +92,6 @@ class Export:
             )
         return kind
 
-    def server(self) -> Server:
-        """The best option's server, of which tables of costs are made."""
-        request, forward = self.request, self.forward
-        if forward is None:
-            target = resolve_target(request.target, hub=True)
-            choice = self.best.gpu, self.best.tensor_parallel
-            forward = forward_for(request, target, choice, ProfileStore())
-        return make_server(request, forward, self.plan.acceptance)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsWriter:
@@ -131,15 +112,13 @@ class SettingsWriter:
 
 
 def settings_writer(name: str) -> SettingsWriter:
-    """The form of settings of a name. Raises InputError."""
     writer: SettingsWriter = load_plugin(SETTINGS, name)
     return writer
 
 
-def export_plan(plan: Plan, name: str, forward: TargetForward | None = None) -> str:
+def export_plan(plan: Plan, name: str) -> str:
     """Settings in this form for the plan's best option.
 
-    forward  the best option's times, of which tables of costs are made [default: looked up again]
     Raises InputError where there is none, and where the engine cannot run what was planned.
     """
     writer = settings_writer(name)
@@ -169,7 +148,7 @@ def export_plan(plan: Plan, name: str, forward: TargetForward | None = None) -> 
         lines += losses
     if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
-    lines += writer.write(Export(plan=plan, best=best, forward=forward))
+    lines += writer.write(Export(plan=plan, best=best))
     return "\n".join(lines) + "\n"
 
 
@@ -225,7 +204,6 @@ def checkpoint_of(drafter: str, target: str) -> str:
 
 
 def written_file(name: str, *lines: str) -> list[str]:
-    """Shell lines that write a file."""
     return [f"cat > {name} <<'END'", *lines, "END"]
 
 
@@ -291,8 +269,3 @@ def joined(
     for start, after in zip(starts, [*starts[1:], None], strict=True):
         end = last if after is None else firsts[after] - 1
         yield (firsts[start], end), values[start]
-
-
-def doubling(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
-    return sorted({most, *(2**power for power in range(most.bit_length()))})

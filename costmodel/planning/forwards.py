@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Calibration
-from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name, protocols_of
+from costmodel.catalog import all_reduce_s, device_by_name, protocols_of
 from costmodel.compose.operators import CHUNK_ROWS
-from costmodel.compose.transfer import transfer_errors
+from costmodel.compose.transfer import UNKNOWN_ERROR, transfer_errors
 from costmodel.errors import InputError
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
 from costmodel.statistics import extend_linear
@@ -22,31 +24,16 @@ from costmodel.weights import layer_bytes, weights_label
 # Share of a data sheet's memory that a driver leaves: 23.5 of 24 GiB of an RTX 4090, 79.1 of 80 of
 # an H100. A measured profile has what its driver reported.
 _VISIBLE = 0.98
-# Expected error of a profile that states none.
-UNKNOWN_ERROR = 0.1
 # Shortest prompt that the squared term of attention is fitted to.
 _LONG_PROMPT = 1024
 # Bytes of one logit when it is sampled from. The generation settings of gpt-oss (the models with
 # sinks) name no top-p, so that nothing is sorted: 0.6 of the time (lab/studies/served_rows.py).
 _LOGIT_BYTES, _UNSORTED_SHARE = 4, 0.6
-# Power of a device over its limit at the peak rate, its exponent, and the error of estimates: the
-# mean one of all rows, and that of chips whose host decides how busy they are. Fitted to half of
-# the models of published servers (lab/studies/served_rows.py).
-POWER_SHARE, POWER_EXPONENT = 1.08, 0.119
-_POWER_ERROR, _HOST_POWER_ERROR = 0.12, 0.2
-# Chips on which vLLM attends with FlashInfer, whose plan of each step the host makes.
-_HOST_PLANNED_CHIPS = ("GB100", "GB110")
-# Chips whose devices meet over PCIe alone.
-_PCIE_CHIPS = ("TU104", "AD102", "AD104", "GB202")
+_CHIPS: dict[str, Any] = read_yaml(shipped_directory() / "chips.yaml")
+POWER_SHARE, POWER_EXPONENT = _CHIPS["power"]["share"], _CHIPS["power"]["exponent"]
 # Query rows of one head that one processor attends with at a time (FlashAttention's tiles).
 _TILE_ROWS = 128
-# vLLM attends with FlashAttention 2 on Ampere, Ada and RTX Blackwell GPUs. It splits the keys of a
-# single row over idle processors. Of several rows, each tile of 64 rows of a head walks over all
-# keys on one processor, at a share of its peak rate: 0.47 and 0.48 on A100 and RTX A6000, 0.61 to
-# 0.83 on RTX PRO 6000, L40S and RTX 4090.
-_UNSPLIT_CHIPS = ("GA100", "GA102", "AD102", "AD104", "GB202")
-_UNSPLIT_ROWS = 64
-_UNSPLIT_SHARE, _UNSPLIT_SHARE_AMPERE = 0.66, 0.48
+_UNSPLIT: dict[str, Any] = _CHIPS["unsplit"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +49,14 @@ class ForwardSeconds:
         return self.products + self.attention + self.all_reduce
 
     def scaled(self, factor: float) -> ForwardSeconds:
+        parts = dataclasses.asdict(self)
+        return ForwardSeconds(**{name: factor * seconds for name, seconds in parts.items()})
+
+    def __add__(self, other: ForwardSeconds) -> ForwardSeconds:
         return ForwardSeconds(
-            products=factor * self.products,
-            attention=factor * self.attention,
-            all_reduce=factor * self.all_reduce,
+            products=self.products + other.products,
+            attention=self.attention + other.attention,
+            all_reduce=self.all_reduce + other.all_reduce,
         )
 
 
@@ -92,12 +83,11 @@ class TargetForward:
     """Forwards of a profile's target on `tensor_parallel` equal devices, served by `engine`.
 
     Most profiles hold verifications at batch 1 and plain steps at many batches. A forward of B
-    sequences with r rows each is composed: the forward of r x B rows over the shortest context,
-    plus attention over the cache. That attention is the one of B plain steps, scaled by the ratio
-    of r rows to one row at batch 1, and at most B times that of one sequence. Verifications
-    measured at larger batches are used as they are. Where the engine splits no keys of several
-    rows, their attention takes at least what one walk over all keys does. `ranks` data-parallel
-    groups share the experts, and step together.
+    sequences with r rows each is the forward of r x B rows over the shortest context, plus the
+    attention of B plain steps, scaled by the ratio of r rows to one row at batch 1, and at most B
+    times that of one sequence. Where the engine splits no keys of several rows, their attention
+    takes at least one walk over all keys. `ranks` data-parallel groups share the experts, and step
+    together.
     """
 
     def __init__(self, profile: Profile, engine: str = "vllm", ranks: int = 1) -> None:
@@ -132,14 +122,22 @@ class TargetForward:
         )
         # The engine walks over all keys with several rows, which times not measured in it lack.
         apart = engine == "vllm" and runtime.kind != "vllm" and not runtime.cache_bytes
-        chip = _chip(self._device)[1] if self._device is not None else ""
-        self.unsplit = apart and chip in _UNSPLIT_CHIPS
+        chips, slug = transfer_errors().chips, "" if spec is None else spec.slug
+        self._generation, self._chip = chips.get(slug, ("", ""))
+        self.unsplit = apart and self._chip in _UNSPLIT["chips"]
+        # Whether the engine's attention is planned on the host in every step.
+        self.plans_on_host = self._chip in _CHIPS["host_planned"]
+        # Of messages that go over PCIe the all-reduces are published for the best case.
+        shared = self.tensor_parallel * ranks > 1
+        self.shares_pcie = shared and self._chip in _CHIPS["pcie"]
+        errors = _CHIPS["power"]["errors"]
+        self.power_error: float = errors["host_planned" if self.plans_on_host else "others"]
         self._protocols = protocols_of(profile.device.slug, runtime.tensor_parallel)
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
         self._most_rows = max(surface.rows) if surface else 0
         # A plan asks for the same steps again and again.
-        self._step_once = cache(self._step)
+        self.decode = cache(self._step)
         self._plain_once_s = cache(self._plain_s)
         self._verify_once_s = cache(self._verify_s)
 
@@ -151,22 +149,6 @@ class TargetForward:
         """
         composed = self.profile.runtime.kind == "kernels" and self.architecture.recurrent
         return CHUNK_ROWS if composed else None
-
-    @cached_property
-    def plans_on_host(self) -> bool:
-        """Whether the engine's attention is planned on the host in every step."""
-        return self._device is not None and _chip(self._device)[1] in _HOST_PLANNED_CHIPS
-
-    @property
-    def power_error(self) -> float:
-        """Expected relative error of `power_share`."""
-        return _HOST_POWER_ERROR if self.plans_on_host else _POWER_ERROR
-
-    @property
-    def shares_pcie(self) -> bool:
-        """Whether messages go over PCIe, whose all-reduces are published for the best case."""
-        chip = "" if self._device is None else _chip(self._device)[1]
-        return self.tensor_parallel * self.ranks > 1 and chip in _PCIE_CHIPS
 
     def logits_s(self, rows: float) -> float:
         """Seconds to read the logits of so many rows once; 0 on a device that is not known."""
@@ -188,18 +170,15 @@ class TargetForward:
         share = flops_per_s / self._device.peak_flops_per_s
         return float(min(POWER_SHARE * share**POWER_EXPONENT, 1.0))
 
-    def decode(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
+    def _step(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
         """Seconds of `rows` rows for each of `batch` sequences with `context` cached tokens.
 
         The part of all-reduces is estimated from published ones; without any it is in the products.
         """
-        return self._step_once(batch, context, rows)
-
-    def _step(self, batch: float, context: float, rows: int) -> ForwardSeconds:
         padded = min((b for b in self.profile.runtime.buckets if b >= rows > 1), default=rows)
         whole = self._decode(batch, context, padded)
-        if self.unsplit and rows > 1 and self._device is not None:
-            walk_s = self._walk_s(self._device, batch, context, rows)
+        if self.unsplit and rows > 1:
+            walk_s = self._walk_s(batch, context, rows)
             whole = dataclasses.replace(whole, attention=max(whole.attention, walk_s))
         if not self._protocols:
             return whole
@@ -240,7 +219,11 @@ class TargetForward:
             products += max(plain_least - self._verify_once_s(batch, least), 0.0)
         products = max(products, plain_least or 0.0)
         one = self._cached_s(rows, context)
-        attention = one * max(1.0, batch * self._busy_share(rows))
+        busy = 1.0  # share of the processors that one sequence's attention keeps busy, if known
+        if self._device is not None:
+            tiles = self.architecture.heads / self.tensor_parallel * np.ceil(rows / _TILE_ROWS)
+            busy = float(min(tiles / self._device.sm_count, 1.0))
+        attention = one * max(1.0, batch * busy)
         if plain is not None and plain_least is not None:
             base, one_row = max(plain - plain_least, 0.0), self._cached_s(1, context)
             ratio = max(one / one_row, 1.0) if one_row > 0 else 1.0
@@ -275,29 +258,23 @@ class TargetForward:
         return float(extend_linear(batches, steps, batch))
 
     def _cached_s(self, rows: int, context: float) -> float:
-        """Seconds that cached tokens add to a verification at batch 1."""
         added = self._verify_once_s(rows, context) - self._verify_once_s(rows, self._least_context)
         return max(added, 0.0)
 
-    def _busy_share(self, rows: int) -> float:
-        """Share of the processors that one sequence's attention keeps busy; 1 if not known."""
-        if self._device is None:
-            return 1.0
-        tiles = self.architecture.heads / self.tensor_parallel * np.ceil(rows / _TILE_ROWS)
-        return float(min(tiles / self._device.sm_count, 1.0))
-
-    def _walk_s(self, device: DeviceSpec, batch: float, context: float, rows: int) -> float:
+    def _walk_s(self, batch: float, context: float, rows: int) -> float:
         """Seconds of all layers' walks over cached tokens whose keys are not split."""
-        a = self.architecture
-        share = _UNSPLIT_SHARE_AMPERE if "Ampere" in _chip(device)[0] else _UNSPLIT_SHARE
+        a, device = self.architecture, self._device
+        if device is None:
+            return 0.0
+        share = _UNSPLIT["shares"]["Ampere" if "Ampere" in self._generation else "others"]
         processor_flops_per_s = device.peak_flops_per_s / device.sm_count
-        tile_key_flops = 4 * _UNSPLIT_ROWS * a.head_dim  # scores and values, product and sum
-        tiles = batch * a.heads / self.tensor_parallel * np.ceil(rows / _UNSPLIT_ROWS)
+        tile_key_flops = 4 * _UNSPLIT["rows"] * a.head_dim  # scores and values, product and sum
+        tiles = batch * a.heads / self.tensor_parallel * np.ceil(rows / _UNSPLIT["rows"])
         waves = float(np.ceil(tiles / device.sm_count))
         seen = min(context, a.sliding_window or context)
         full = a.attention_layers if a.sliding_window is None else a.full_layers
         tokens = full * a.full_score_ratio * context + (a.attention_layers - full) * seen
-        return tile_key_flops / processor_flops_per_s / share * waves * tokens
+        return float(tile_key_flops / processor_flops_per_s / share * waves * tokens)
 
     def _prompt_rows_s(self, rows: float) -> float:
         """Seconds of a prompt's forward, without the part that grows with its squared length."""
@@ -336,11 +313,6 @@ def _weight_bytes(profile: Profile) -> float:
             hint="Write the bytes of one weight into it, as weight_bytes under runtime",
         )
     return held
-
-
-def _chip(device: DeviceSpec) -> tuple[str, str]:
-    """Generation and chip of a device; empty where they are not known."""
-    return transfer_errors().chips.get(device.slug, ("", ""))
 
 
 def _split(fixed: float, total: float) -> ForwardSeconds:

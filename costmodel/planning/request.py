@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from costmodel.catalog import TargetEntry, find_device, load_devices
 from costmodel.errors import InputError
@@ -17,6 +17,7 @@ from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 PERCENTS = (50, 90, 95, 99)
 DEGREES = (1, 2, 4, 8, 16)
 MOST_GROUPS = 128  # of data-parallel devices
+CURRENCY = "USD"  # of prices
 # Value of --simulate without a number: REQUESTS requests, or the whole trace.
 DEFAULT_REQUESTS = -1
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
@@ -28,15 +29,14 @@ _HINT = "Use --slo tpot=30ms,ttft=1s for means, ttft.p95=1s for a percentile"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PercentileGoal:
-    """A limit on a percentile: `percent` % of the requests see at most `seconds`."""
+    """A limit on tpot or ttft: `percent` % of the requests see at most `seconds`."""
 
-    metric: Literal["tpot", "ttft"]
+    metric: str
     percent: int
     seconds: float
 
     @property
     def name(self) -> str:
-        """The name as it is typed, such as `ttft.p95`."""
         return f"{self.metric}.p{self.percent}"
 
 
@@ -49,32 +49,33 @@ class Goals:
     percentiles: tuple[PercentileGoal, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.tpot_s is not None or self.ttft_s is not None or bool(self.percentiles)
+        return bool(self.limits)
+
+    @property
+    def limits(self) -> list[tuple[str, str, int | None, float]]:
+        """Each goal's name, metric, percentile (None: the mean) and seconds."""
+        means = (("tpot", self.tpot_s), ("ttft", self.ttft_s))
+        limits = [(goal.name, goal.metric, goal.percent, goal.seconds) for goal in self.percentiles]
+        return [*((name, name, None, s) for name, s in means if s is not None), *limits]
 
     @classmethod
     def parse(cls, text: str) -> Goals:
         """Goals from text such as `tpot=30ms,ttft=1s,ttft.p95=2s`. Raises InputError."""
         means: dict[str, float] = {}
         percentiles: list[PercentileGoal] = []
-        seen: set[str] = set()
         for part in split_commas(text):
             name, _, value = part.partition("=")
             name = name.strip().lower()
             metric, dot, percent = name.partition(".")
             if metric not in ("tpot", "ttft") or (dot and not re.fullmatch(r"p\d+", percent)):
                 raise InputError(f"no goal is called '{name}'", hint=_HINT)
-            if name in seen:
+            if f"{name}_s" in means or name in [goal.name for goal in percentiles]:
                 raise InputError(f"the goal {name} is given twice")
-            seen.add(name)
             if value.strip().replace(".", "", 1).isdecimal():  # 30 is hardly ever 30 s a token
                 raise InputError(f"the goal {part} has no unit", hint=f"Write {part}ms or {part}s")
             seconds = parse_seconds(value)
             if dot:
-                goal = PercentileGoal(
-                    metric="tpot" if metric == "tpot" else "ttft",
-                    percent=int(percent[1:]),
-                    seconds=seconds,
-                )
+                goal = PercentileGoal(metric=metric, percent=int(percent[1:]), seconds=seconds)
                 percentiles.append(goal)
             else:
                 means[f"{metric}_s"] = seconds
@@ -82,9 +83,7 @@ class Goals:
 
     def check(self, *, simulated: bool) -> None:
         """Raise InputError for goals that are no times, or that need a simulation."""
-        times = {"tpot": self.tpot_s, "ttft": self.ttft_s}
         for goal in self.percentiles:
-            times[goal.name] = goal.seconds
             if goal.percent not in PERCENTS:
                 names = ", ".join(f"p{percent}" for percent in PERCENTS)
                 raise InputError(f"the percentile p{goal.percent} is no goal", hint=f"Use {names}")
@@ -93,8 +92,8 @@ class Goals:
                     f"the goal {goal.name} is a percentile, which needs a simulation",
                     hint="Give --simulate, or simulation=SimulationSettings() in Python",
                 )
-        for name, seconds in times.items():
-            if seconds is not None and not 0 < seconds < math.inf:
+        for name, _, _, seconds in self.limits:
+            if not 0 < seconds < math.inf:
                 raise InputError(f"the goal {name} must be a time above 0 (is {seconds!r})")
 
     def describe(self) -> str:
@@ -136,10 +135,9 @@ class ServingPolicy:
 class Precision:
     """Types of weights and of cached keys and values; the LM head stays in bfloat16.
 
-    Weights of None: those that the target's checkpoint stores. `fp8`: one scale per tensor, stored
-    in the checkpoint; `fp8_dynamic`: one per tensor, computed for every product; `fp8_block`: one
-    per block; `mxfp4`: experts alone. Or the label of a quantised checkpoint, which is planned
-    from a profile with that label.
+    Weights of None: those that the target's checkpoint stores. `fp8`: one stored scale per tensor;
+    `fp8_dynamic`: one computed for every product; `fp8_block`: one per block; `mxfp4`: experts
+    alone. Or the label of a quantised checkpoint, which is planned from a profile with that label.
     """
 
     weights: str | None = None
@@ -155,7 +153,7 @@ class PlanRequest:
     """The input of `plan`.
 
     `gpus` are device slugs or paths of profiles. `rate` is in requests a second. `prices` are
-    per GPU and hour in `currency`, keyed by the names in `gpus`. `utilisation` is the share of a
+    per GPU and hour in CURRENCY, keyed by the names in `gpus`. `utilisation` is the share of a
     server's throughput that it is loaded to where `servers`, their number, is None.
     `engine_version`, such as 0.19, may be empty. `step_tokens` are the most of a step (None: the
     engine's default), `prefix_hits` the share of prompt tokens found in the cache. `data_parallel`
@@ -173,7 +171,6 @@ class PlanRequest:
     acceptance: str | None = None
     temperature: int = 0
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    currency: str = "USD"
     degrees: tuple[int, ...] = (1,)
     data_parallel: int = 1
     expert_parallel: bool = False
@@ -191,44 +188,28 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         lengths = (self.traffic.prompt_tokens, self.traffic.output_tokens)
-        if not all(1 <= length < math.inf for length in lengths):
-            raise InputError("prompt and output tokens must be at least 1")
-        if not 0 < self.rate < math.inf:
-            raise InputError(f"the rate must be above 0 (is {self.rate:g})")
-        if not 0 < self.utilisation <= 1:
-            raise InputError(
-                f"the utilisation must lie above 0 and be at most 1 (is {self.utilisation:g})"
-            )
-        if self.servers is not None and self.servers < 1:
-            raise InputError("at least one server must run")
-        if self.most_running < 1:
-            raise InputError("at least one request must run at once")
-        if self.step_tokens is not None and self.step_tokens < 1:
-            raise InputError(f"a step must have room for tokens ({STEP_TOKENS} {self.step_tokens})")
-        if not 0 <= self.prefix_hits < 1:
-            raise InputError(
-                f"the share of prefix hits must be 0 or more and below 1 (is {self.prefix_hits:g})",
-                hint=f"Write {PREFIX_HITS}=0.3 where 30 % of the prompt tokens are found in the"
-                " cache",
-            )
-        if not 1 <= self.data_parallel <= MOST_GROUPS:
-            raise InputError(
-                f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {self.data_parallel})"
-            )
-        for degree in self.degrees:
-            if degree not in DEGREES:
-                raise InputError(
-                    f"a tensor-parallel degree of {degree} is not planned",
-                    hint=f"Use some of {', '.join(map(str, DEGREES))}",
-                )
-        if not self.gpus:
-            raise InputError("say which GPUs", hint="Give --gpus, such as --gpus h100-sxm,l40s")
-        if len(set(self.gpus)) < len(self.gpus):
-            raise InputError("a GPU is named twice in --gpus")
-        if not re.fullmatch(r"\S{1,8}", self.currency) or not self.currency.isprintable():
-            raise InputError(
-                f"{self.currency!r} is no currency", hint="Write a code or sign, such as EUR"
-            )
+        steps, degrees = self.step_tokens, [n for n in self.degrees if n not in DEGREES]
+        checks = (
+            (not all(1 <= length < math.inf for length in lengths),
+             "prompt and output tokens must be at least 1", ""),
+            (not 0 < self.rate < math.inf, f"the rate must be above 0 (is {self.rate:g})", ""),
+            (not 0 < self.utilisation <= 1, "the utilisation must lie above 0 and be at most 1 (is"
+             f" {self.utilisation:g})", ""),
+            (self.servers is not None and self.servers < 1, "at least one server must run", ""),
+            (self.most_running < 1, "at least one request must run at once", ""),
+            (steps is not None and steps < 1,
+             f"a step must have room for tokens ({STEP_TOKENS} {steps})", ""),
+            (not 0 <= self.prefix_hits < 1, "the share of prefix hits must be 0 or more and below 1"
+             f" (is {self.prefix_hits:g})", f"Write {PREFIX_HITS}=0.3 where 30 % of the prompt"
+             " tokens are found in the cache"),
+            (not 1 <= self.data_parallel <= MOST_GROUPS,
+             f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {self.data_parallel})", ""),
+            (bool(degrees), f"a tensor-parallel degree of {next(iter(degrees), 0)} is not planned",
+             f"Use some of {', '.join(map(str, DEGREES))}"),
+            (not self.gpus, "say which GPUs", "Give --gpus, such as --gpus h100-sxm,l40s"),
+            (len(set(self.gpus)) < len(self.gpus), "a GPU is named twice in --gpus", ""),
+        )  # fmt: skip
+        _refuse(checks)
         for name, price in self.prices.items():
             if name not in self.gpus:
                 raise InputError(
@@ -254,22 +235,18 @@ class PlanRequest:
         if self.simulation is not None:
             self.simulation.check()
         policy = self.policy
-        if policy.kind in ("chain", "fixed") and self.acceptance is None:
-            raise InputError(
-                f"the policy {policy.kind} needs acceptance data",
-                hint="Give --acceptance, such as --acceptance gsm8k, or --policy plain",
-            )
-        if policy.kind == "fixed" and not RULES[self.engine].verifies_trees:
-            raise InputError(
-                f"{self.engine} verifies chains only, and the policy fixed:{policy.nodes} is of"
-                " trees",
-                hint="Use --policy chain, or plan for this decoder with --engine rooftree",
-            )
-        if policy.kind == "plain" and self.acceptance is not None:
-            raise InputError(
-                "plain decoding accepts nothing, but acceptance data is given",
-                hint="Leave out --acceptance, or use --policy auto",
-            )
+        contradictions = (
+            (policy.kind in ("chain", "fixed") and self.acceptance is None,
+             f"the policy {policy.kind} needs acceptance data",
+             "Give --acceptance, such as --acceptance gsm8k, or --policy plain"),
+            (policy.kind == "fixed" and not RULES[self.engine].verifies_trees,
+             f"{self.engine} verifies chains only, and the policy fixed:{policy.nodes} is of trees",
+             "Use --policy chain, or plan for this decoder with --engine rooftree"),
+            (policy.kind == "plain" and self.acceptance is not None,
+             "plain decoding accepts nothing, but acceptance data is given",
+             "Leave out --acceptance, or use --policy auto"),
+        )  # fmt: skip
+        _refuse(contradictions)
 
     @property
     def engine_name(self) -> str:
@@ -283,6 +260,13 @@ class PlanRequest:
         """Whether a trace is served by given servers, so that every request of it counts."""
         trace = self.simulation is not None and self.simulation.trace is not None
         return trace and self.servers is not None
+
+
+def _refuse(checks: Iterable[tuple[bool, str, str]]) -> None:
+    """Raise InputError for the first that holds, with its problem and hint."""
+    for wrong, problem, hint in checks:
+        if wrong:
+            raise InputError(problem, hint=hint)
 
 
 def request_from_options(options: Mapping[str, Any]) -> PlanRequest:
@@ -378,7 +362,6 @@ def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
     """
 
     def slug(gpu: str) -> str:
-        """The slug of a known device's name; any other text as it is."""
         try:
             return find_device(gpu).slug
         except InputError:
@@ -437,7 +420,6 @@ def seconds_text(seconds: float) -> str:
 
 
 def split_commas(text: str) -> list[str]:
-    """The parts between commas, stripped; empty ones are dropped."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,20 +12,20 @@ from costmodel.planning.accuracy import DRAFTING_ERROR, server_error
 from costmodel.planning.drafting import DraftCost
 from costmodel.planning.engines import VERSIONS, planned_version
 from costmodel.planning.forwards import Origin
-from costmodel.planning.request import PlanRequest
-from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint, Sizing
+from costmodel.planning.request import CURRENCY, PlanRequest
+from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint, Server, Sizing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOption:
     """One GPU and tensor-parallel degree: its sizing, or the problem and the nearest that works.
 
-    `error` is the expected relative error of all times, `slower` that of longer ones; `points` are
-    the best ones by requests at once, and `choices` those with the plain step, chain and tree
-    beside each. `with_trees` are the choices of this project's decoder, where the engine verifies
-    no trees. `doubts` say why the acceptance may not hold. `unsplit`: the engine splits no keys of
-    several rows on this device. `draft_bytes`: of a GPU's memory, the drafter's weights, and its
-    cache a token.
+    `server` is one of its servers, `error` the expected relative error of all times, `slower` that
+    of longer ones; `points` are
+    the best ones by requests at once, `choices` the same with the plain step, chain and tree, and
+    `with_trees` those of this project's decoder, where the engine verifies no trees. `doubts` say
+    why the acceptance may not hold. `unsplit`: the engine splits no keys of several rows here.
+    `draft_bytes`: of a GPU's memory, the drafter's weights, and its cache a token.
     """
 
     gpu: str
@@ -38,14 +39,14 @@ class PlanOption:
     error: float | None = None
     slower: float | None = None
     points: tuple[OperatingPoint, ...] = ()
-    choices: tuple[BatchChoice, ...] = ()
-    with_trees: tuple[BatchChoice, ...] = ()
+    server: Server | None = None
+    choices: tuple[DraftComparison, ...] = ()
+    with_trees: tuple[DraftComparison, ...] = ()
     sizing: Sizing | None = None
     problem: str = ""
     nearest: str = ""
 
     def describe_problem(self) -> str:
-        """The problem and the nearest that works, in one line."""
         return f"{self.gpu} tp {self.tensor_parallel}: {self.problem}; nearest: {self.nearest}"
 
 
@@ -58,18 +59,14 @@ class ShapeRange:
     last: int
 
 
-def shape_ranges(choices: Sequence[BatchChoice]) -> list[ShapeRange]:
+def shape_ranges(choices: Sequence[DraftComparison]) -> list[ShapeRange]:
     """Where plain steps, chains and trees cross over; only planned numbers of requests are known.
 
     Each range ends at the largest planned number at which its shape is still the best.
     """
-    ranges: list[ShapeRange] = []
-    for choice in choices:
-        shape, first = choice.best.shape, choice.running
-        if ranges and ranges[-1].shape == shape:
-            first = ranges.pop().first
-        ranges.append(ShapeRange(shape=shape, first=first, last=choice.running))
-    return ranges
+    groups = itertools.groupby(choices, key=lambda choice: choice.best.shape)
+    spans = [(shape, [choice.running for choice in group]) for shape, group in groups]
+    return [ShapeRange(shape=shape, first=at[0], last=at[-1]) for shape, at in spans]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,18 +150,16 @@ class Plan:
         best = self.best.sizing if self.best else None
         if best is None:
             return ()
-
-        def overlaps(other: Sizing | None) -> bool:
-            if other is None or best is None:
-                return False
-            first, second = best.gpus, other.gpus
-            if best.cost_per_hour is not None:
-                if other.cost_per_hour is None:  # nothing to compare
-                    return False
-                first, second = best.cost_per_hour, other.cost_per_hour
-            return first.high is None or second.low <= first.high
-
-        return tuple(option for option in self.options[1:] if overlaps(option.sizing))
+        quantity = "gpus" if best.cost_per_hour is None else "cost_per_hour"
+        first: Interval = getattr(best, quantity)
+        others: list[tuple[PlanOption, Interval | None]] = [
+            (option, getattr(option.sizing, quantity, None)) for option in self.options[1:]
+        ]
+        return tuple(
+            option
+            for option, other in others
+            if other is not None and (first.high is None or other.low <= first.high)
+        )
 
     def queues(self, option: PlanOption) -> bool:
         """Whether the queue grows, or requests wait longer than the plan's time to the first token.
@@ -207,7 +202,7 @@ class Plan:
                 "servers": request.servers,
                 "most_running": request.most_running,
                 "prices_per_hour": dict(request.prices),
-                "currency": request.currency,
+                "currency": CURRENCY,
             },
             "simulation": simulation
             and {
@@ -349,7 +344,7 @@ def _option_record(option: PlanOption, queues: bool) -> dict[str, Any]:
     }
 
 
-def _pays_record(choices: Sequence[BatchChoice]) -> dict[str, Any] | None:
+def _pays_record(choices: Sequence[DraftComparison]) -> dict[str, Any] | None:
     """Speed-ups over plain decoding by requests at once, and where the shapes cross over."""
     if not choices:
         return None

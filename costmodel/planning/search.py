@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -16,9 +17,8 @@ from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
 from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_remarks
-from costmodel.planning.servers import Group, Server, choose, nearest, size
-from costmodel.planning.simulation.engine import import_simpy
-from costmodel.planning.simulation.percentiles import SimulatedChoice, simulate_option
+from costmodel.planning.servers import Server, choose, nearest, size
+from costmodel.planning.simulation.percentiles import simulate_option
 from costmodel.planning.sources import forward_for, is_file
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
@@ -41,7 +41,6 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
             hint=f"Plan for at most {target.positions} tokens together",
         )
     if request.simulation is not None:
-        import_simpy()
         request.simulation.check_window(target.architecture.name, target.positions)
     slugs, unknown = [], []
     for gpu in request.gpus:
@@ -53,22 +52,23 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
         raise unknown[0]
     if twice := next((slug for slug in slugs if slugs.count(slug) > 1), None):
         raise InputError(f"{twice} is named twice in --gpus", hint="Name each GPU once")
-    acceptance = _acceptance(request)
-    search = _Search(request, target, acceptance, store or ProfileStore())
-    options = [search.option(gpu, degree) for gpu in request.gpus for degree in request.degrees]
+    acceptance, store = _acceptance(request), store or ProfileStore()
+    places = itertools.product(request.gpus, request.degrees)
+    options = [_option(request, target, acceptance, store, place) for place in places]
     options.sort(key=_rank)
     without_times = all(option.origin is None for option in options)
     if without_times and len({option.problem for option in options}) == 1:
         raise InputError(options[0].problem, hint=options[0].nearest)
     notes, assumptions = plan_remarks(request, options)
+    simulated = _simulated(request, options, target.positions) if request.simulation else ()
     return Plan(
         request=request,
         options=tuple(options),
         acceptance=acceptance,
         notes=tuple(notes),
         assumptions=tuple(assumptions),
-        simulated=tuple(search.simulated(options)),
-        published=tuple(search.published(options[0])),
+        simulated=tuple(simulated),
+        published=tuple(_published(request, options[0])),
     )
 
 
@@ -89,7 +89,7 @@ def plan_profile(request: PlanRequest, profile: Profile, running: int) -> Plan:
         raise InputError(option.problem, hint=option.nearest)
     loaded = next((p for p in option.points if p.running >= running), option.points[-1])
     request = dataclasses.replace(request, rate=loaded.requests_per_s, utilisation=1.0)
-    option = _sized(request, option, make_server(request, forward, acceptance))
+    option = _sized(request, option)
     return Plan(request=request, options=(option,), acceptance=acceptance, notes=())
 
 
@@ -141,77 +141,63 @@ def _acceptance(request: PlanRequest) -> Acceptance | None:
     return acceptance
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Search:
-    """What the options of a plan are sized for, and the profiles that give their times."""
+def _option(
+    request: PlanRequest,
+    target: TargetEntry,
+    acceptance: Acceptance | None,
+    store: ProfileStore,
+    place: tuple[str, int],
+) -> PlanOption:
+    """One GPU and degree, with its sizing or the problem."""
+    option = PlanOption(gpu=place[0], device=place[0], tensor_parallel=place[1])
+    try:
+        forward = forward_for(request, target, place, store)
+    except RooftreeError as failure:
+        return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
+    option = _planned(request, option, forward, acceptance)
+    if not option.choices or acceptance is None or request.policy.kind != "auto":
+        return option
+    if engine_rules(request.engine).verifies_trees:
+        return option
+    # The choices of this project's decoder, as the request's engine verifies no trees.
+    decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
+    if request.engine == "vllm":  # whose operators time this decoder too
+        forward = TargetForward(forward.profile, decoder.engine, forward.ranks)
+    else:
+        forward = forward_for(decoder, target, place, store)
+    server = make_server(decoder, forward, acceptance)
+    trees = server.choices(request.traffic, request.most_running)
+    return dataclasses.replace(option, with_trees=tuple(trees))
 
-    request: PlanRequest
-    target: TargetEntry
-    acceptance: Acceptance | None
-    store: ProfileStore
 
-    def option(self, gpu: str, degree: int) -> PlanOption:
-        """One GPU and degree, with its sizing or the problem."""
-        request, acceptance = self.request, self.acceptance
-        option = PlanOption(gpu=gpu, device=gpu, tensor_parallel=degree)
+def _published(request: PlanRequest, best: PlanOption) -> Iterator[tuple[str, float]]:
+    """Speed-ups by published acceptance where the plan has none: labels, the least first."""
+    at, plain = best.sizing, best.server
+    if request.acceptance or request.policy.kind != "auto" or at is None or plain is None:
+        return
+    if request.drafter not in (None, "dflash"):
+        return
+    for dataset in published_extremes(request.target):
+        acceptance = find_acceptance(dataset, request.target)
+        server = make_server(request, plain.forward, acceptance)
+        drafting = server.best(request.traffic, at.at_load.running)
+        yield acceptance.label, at.at_load.tpot_s / drafting.tpot_s
+
+
+def _simulated(
+    request: PlanRequest, options: Sequence[PlanOption], positions: int | None
+) -> Iterator[SimulatedOption]:
+    """The best option of each GPU under the simulated requests."""
+    best_of_gpu: dict[str, PlanOption] = {}
+    for option in (option for option in options if option.sizing):
+        best_of_gpu.setdefault(option.gpu, option)
+    for option in best_of_gpu.values():
         try:
-            forward = forward_for(request, self.target, (gpu, degree), self.store)
-        except RooftreeError as failure:
-            return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
-        option = _planned(request, option, forward, acceptance)
-        if not option.choices or acceptance is None or request.policy.kind != "auto":
-            return option
-        if engine_rules(request.engine).verifies_trees:
-            return option
-        # The choices of this project's decoder, as the request's engine verifies no trees.
-        decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
-        if request.engine == "vllm":  # whose operators time this decoder too
-            forward = TargetForward(forward.profile, decoder.engine, forward.ranks)
-        else:
-            forward = forward_for(decoder, self.target, (gpu, degree), self.store)
-        server = make_server(decoder, forward, acceptance)
-        trees = server.choices(request.traffic, request.most_running)
-        return dataclasses.replace(option, with_trees=tuple(trees))
-
-    def published(self, best: PlanOption) -> Iterator[tuple[str, float]]:
-        """Speed-ups by published acceptance where the plan has none: labels, the least first."""
-        request, at, place = self.request, best.sizing, (best.gpu, best.tensor_parallel)
-        if request.acceptance or request.policy.kind != "auto" or at is None:
-            return
-        if request.drafter not in (None, "dflash"):
-            return
-        forward = forward_for(request, self.target, place, self.store)
-        for dataset in published_extremes(request.target):
-            acceptance = find_acceptance(dataset, request.target)
-            server = make_server(request, forward, acceptance)
-            drafting = server.best(request.traffic, at.at_load.running)
-            yield acceptance.label, at.at_load.tpot_s / drafting.tpot_s
-
-    def simulated(self, options: Sequence[PlanOption]) -> Iterator[SimulatedOption]:
-        request = self.request
-        if request.simulation is None:
-            return
-        first_of_gpu = {option.gpu: option for option in reversed(options) if option.sizing}
-        for option in options:
-            if option is not first_of_gpu.get(option.gpu) or option.sizing is None:
-                continue
-            place = option.gpu, option.tensor_parallel
-            forward = forward_for(request, self.target, place, self.store)
-            choice = SimulatedChoice(
-                gpu=option.gpu,
-                server=make_server(request, forward, self.acceptance),
-                points=option.points,
-                gpus=round(option.sizing.gpus.value),
-                error=option.error or 0.0,
-                slower=option.slower or 0.0,
-                positions=self.target.positions,
+            yield simulate_option(request, option, positions)
+        except InputError as failure:
+            yield SimulatedOption(
+                gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)
             )
-            try:
-                yield simulate_option(request, request.simulation, choice)
-            except InputError as failure:
-                yield SimulatedOption(
-                    gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)
-                )
 
 
 def _planned(
@@ -226,6 +212,7 @@ def _planned(
             origin=forward.origin,
             unsplit=forward.unsplit,
             drafter=server.drafter,
+            server=server,
         )
         drafter, a, degree = server.drafter, forward.architecture, forward.tensor_parallel
         if drafter is not None:
@@ -256,12 +243,12 @@ def _planned(
     option = dataclasses.replace(
         option, choices=tuple(choices), points=tuple(choice.best for choice in choices)
     )
-    return _sized(request, option, server)
+    return _sized(request, option)
 
 
-def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOption:
-    at_most = choose(option.points, request.goals)
-    if at_most is None:
+def _sized(request: PlanRequest, option: PlanOption) -> PlanOption:
+    at_most, server = choose(option.points, request.goals), option.server
+    if at_most is None or server is None:
         near = nearest(option.points, request.goals)
         return dataclasses.replace(
             option,
@@ -279,18 +266,12 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
         running=at_most.running,
     )
     slower = slower_error(forward, server.rules, error)
-    group = Group(
-        gpu=option.gpu,
-        devices=option.tensor_parallel * request.data_parallel,
-        power_w=forward.device.power_limit_w,
-        power_error=forward.power_error,
-        ranks=request.data_parallel,
-    )
-    sizing = size(request, group, option.points, error, slower)
+    sizing = size(request, option.gpu, forward, option.points, error, slower)
     doubts = option.doubts
     if sizing is not None and server.drafter is not None:
         alone = dataclasses.replace(server, drafter=None, acceptance=None)
-        plain = size(request, group, alone.points(request.traffic, request.most_running), error)
+        points = alone.points(request.traffic, request.most_running)
+        plain = size(request, option.gpu, forward, points, error)
         if plain is not None and plain.gpus.value < sizing.gpus.value:
             doubts += (
                 f"{option.gpu}: {plain.gpus.value:.0f} GPUs are enough without a drafter, whose"

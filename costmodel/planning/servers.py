@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance, Shape
 from costmodel.planning.accuracy import INTERVAL
 from costmodel.planning.batching import (
     Cycle,
-    CycleParts,
     Overheads,
     TokenWork,
     cycle_parts,
@@ -55,11 +55,10 @@ _TOKENS = 1e6
 class OperatingPoint:
     """One server that always has `running` requests at once.
 
-    `shape` and `nodes`: the best draft tree; `committed`: tokens a cycle; `cycle_s`: seconds of a
-    cycle, by cause in `parts` (None where a point was not computed by a server). `tpot_s`: mean
-    time per output token after the first. `ttft_s`: mean time to the first token, of which
-    `prefill_s` is the request's own prompt. `requests_per_s`: throughput. `power_share`: mean
-    power of a device over its limit or TDP.
+    `shape` and `nodes`: the best draft tree; `committed`: tokens a cycle; `parts`: its seconds by
+    cause (None where no server computed the point). `tpot_s`: mean time per output token after the
+    first; `ttft_s`: mean time to the first, of which `prefill_s` is the request's own prompt.
+    `power_share`: mean power of a device over its limit or TDP.
     """
 
     running: int
@@ -72,11 +71,11 @@ class OperatingPoint:
     ttft_s: float
     requests_per_s: float
     power_share: float = 1.0
-    parts: CycleParts | None = None
+    parts: Mapping[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BatchChoice:
+class DraftComparison:
     """The plain step, best chain and best tree at one number of requests; `best` is that to run.
 
     `chain` and `tree` are None where policy, engine or step size allow none. `chains_s`: time per
@@ -139,7 +138,7 @@ class Server:
         """The best point at each number of requests that fits, the largest included."""
         return [choice.best for choice in self.choices(traffic, most)]
 
-    def choices(self, traffic: Traffic, most: int | None = None) -> list[BatchChoice]:
+    def choices(self, traffic: Traffic, most: int | None = None) -> list[DraftComparison]:
         """The choice at each number of requests that fits, the largest included.
 
         A tree is never larger than that of fewer requests at once unless it saves over 2 %.
@@ -151,91 +150,86 @@ class Server:
         tried = [b for b in CONCURRENCIES if b <= limit]
         if limit and limit < CONCURRENCIES[-1] and limit not in tried:
             tried.append(limit)
-        choices: list[BatchChoice] = []
+        choices: list[DraftComparison] = []
         for running in tried:
-            choices.append(self._choice(traffic, running, choices[-1] if choices else None))
+            choices.append(self._compare(traffic, running, choices[-1] if choices else None))
         return choices
 
     def best(self, traffic: Traffic, running: int) -> OperatingPoint:
         """The smallest tree whose time per token is within 1 % of the shortest."""
-        return self._choice(traffic, running, None).best
+        return self._compare(traffic, running, None).best
 
-    def _choice(self, traffic: Traffic, running: int, fewer: BatchChoice | None) -> BatchChoice:
-        """The choice at one number of requests, after that at `fewer`."""
+    def _compare(
+        self, traffic: Traffic, running: int, fewer: DraftComparison | None
+    ) -> DraftComparison:
 
-        def size_of(shape: Shape, cycle: Cycle) -> _Size:
+        def timed(cycle: Cycle) -> _TimedCycle:
             work = cycle_work(self.forward, self.rules, traffic, running, cycle)
-            return _Size(self._seconds(work) / cycle.committed, shape, cycle)
+            return _TimedCycle(self._seconds(work) / cycle.committed, cycle)
 
-        sizes = [size_of(shape, cycle) for shape, cycle in self._cycles(traffic, running)]
-        plain = size_of("plain", Cycle())
-        best = _smallest(sizes, fewer.best if fewer else None)
+        cycles = [timed(cycle) for cycle in self._cycles(traffic, running)]
+        plain = timed(Cycle())
+        best = _smallest(cycles, fewer.best if fewer else None)
         point = self._point(traffic, running, best)
 
         def beside(shape: Shape) -> OperatingPoint | None:
-            of = [size for size in sizes if size.shape == shape]
-            if best.shape == shape or not of:
+            of = [one for one in cycles if one.cycle.shape == shape]
+            if best.cycle.shape == shape or not of:
                 return point if of else None
             return self._point(traffic, running, _smallest(of, getattr(fewer, shape, None)))
 
-        return BatchChoice(
+        chains = [one for one in (*cycles, plain) if one.cycle.shape != "tree"]
+        return DraftComparison(
             running=running,
             best=point,
             plain=self._point(traffic, running, plain),
             chain=beside("chain"),
             tree=beside("tree"),
-            chains_s={
-                size.cycle.nodes: size.tpot_s for size in (*sizes, plain) if size.shape != "tree"
-            },
+            chains_s={one.cycle.nodes: one.tpot_s for one in chains},
         )
 
     @property
     def most_rows(self) -> int:
         return int(_STEP_SHARE * self.rules.step_tokens)
 
-    def _cycles(self, traffic: Traffic, running: int) -> Iterator[tuple[Shape, Cycle]]:
-        context = traffic.prompt_tokens + traffic.output_tokens / 2
-        drafter = self.drafter
-        fixed = self.policy.nodes is not None
-        for shape, nodes in self._tree_sizes():
-            if nodes == 0 or self.acceptance is None or drafter is None:
-                yield shape, Cycle()
-                continue
-            if not fixed and running * (nodes + 1) > self.most_rows:
-                continue
-            most = self.forward.most_tree_rows
-            if shape == "tree" and most and nodes >= most:
-                if fixed:
-                    raise InputError(
-                        f"trees of {nodes} nodes have no times: the operator tables of recurrent"
-                        f" layers hold trees of up to {most} rows, {most - 1} nodes"
-                    )
-                continue
-            yield (
-                shape,
-                Cycle(
-                    nodes=nodes,
-                    committed=self.acceptance.committed(shape, nodes),
-                    drafted_share=self.acceptance.drafted_share,
-                    draft=drafter.draft_s(self.forward, running, context, nodes),
-                    draft_layers=drafter.layers,
-                    draft_host_s=running * drafter.host_s,
-                    tree_host_s=running * self.tree_s(shape, nodes),
-                ),
-            )
-
-    def _tree_sizes(self) -> Iterator[tuple[Shape, int]]:
-        """Shapes and node counts that policy and engine allow, the plain step first."""
+    def _cycles(self, traffic: Traffic, running: int) -> Iterator[Cycle]:
+        """Cycles of the drafts that policy, engine and step size allow, the plain step first."""
         policy, acceptance = self.policy, self.acceptance
+        most = self.forward.most_tree_rows or math.inf
+        sizes: list[tuple[Shape, int]] = [("plain", 0)]
         if policy.nodes is not None:
-            yield "chain" if policy.kind == "chain" else "tree", policy.nodes
-            return
-        yield "plain", 0
-        if acceptance is None or policy.kind == "plain":
-            return
-        yield from (("chain", n) for n in range(1, len(acceptance.chain)))
-        if policy.kind == "auto" and self.rules.verifies_trees:
-            yield from (("tree", n) for n in TREES if n < len(acceptance.tree))
+            sizes = [("chain" if policy.kind == "chain" else "tree", policy.nodes)]
+        elif acceptance is not None and policy.kind != "plain":
+            sizes += [("chain", n) for n in range(1, len(acceptance.chain))]
+            if policy.kind == "auto" and self.rules.verifies_trees:
+                sizes += [("tree", n) for n in TREES if n < len(acceptance.tree)]
+        for shape, nodes in sizes:
+            untimed = shape == "tree" and nodes >= most
+            if policy.nodes is not None and untimed:
+                raise InputError(
+                    f"trees of {nodes} nodes have no times: the operator tables of recurrent"
+                    f" layers hold trees of up to {most:.0f} rows, {most - 1:.0f} nodes"
+                )
+            fits = running * (nodes + 1) <= self.most_rows
+            if policy.nodes is not None or not nodes or (fits and not untimed):
+                context = traffic.prompt_tokens + traffic.output_tokens / 2
+                yield self.cycle(shape, nodes, running, context)
+
+    def cycle(self, shape: Shape, nodes: int, running: int, context: float) -> Cycle:
+        """A round of requests with drafts of a shape and size, and so many cached tokens each."""
+        acceptance, drafter = self.acceptance, self.drafter
+        if not nodes or acceptance is None or drafter is None:
+            return Cycle()
+        return Cycle(
+            shape=shape,
+            nodes=nodes,
+            committed=acceptance.committed(shape, nodes),
+            drafted_share=acceptance.drafted_share,
+            draft=drafter.draft_s(self.forward, running, context, nodes),
+            draft_layers=drafter.layers,
+            draft_host_s=running * drafter.host_s,
+            tree_host_s=running * self.tree_s(shape, nodes),
+        )
 
     def tree_s(self, shape: Shape, nodes: int) -> float:
         """Host seconds to build, accept and commit one tree; measured ones where there are any."""
@@ -249,8 +243,8 @@ class Server:
     def _seconds(self, work: TokenWork) -> float:
         return self.overheads.time_per_token_s(work, overlaps_host=self.rules.overlaps_host)
 
-    def _point(self, traffic: Traffic, running: int, size: _Size) -> OperatingPoint:
-        tpot_s, shape, cycle = size.tpot_s, size.shape, size.cycle
+    def _point(self, traffic: Traffic, running: int, timed: _TimedCycle) -> OperatingPoint:
+        tpot_s, cycle = timed
         prefill_s = self._prefill_s(traffic, running, cycle)
         residence_s = prefill_s + (traffic.output_tokens - 1) * tpot_s
         requests_per_s = running / residence_s
@@ -268,7 +262,7 @@ class Server:
         rows_per_s = running * rows / cycle_s
         return OperatingPoint(
             running=running,
-            shape=shape if cycle.nodes else "plain",
+            shape=cycle.shape,
             nodes=cycle.nodes,
             committed=cycle.committed,
             cycle_s=cycle_s,
@@ -293,35 +287,31 @@ class Server:
         return chunks * self._seconds(chunk)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Size:
-    """One candidate: a cycle of a shape, and its time per token."""
-
+class _TimedCycle(NamedTuple):
     tpot_s: float
-    shape: Shape
     cycle: Cycle
 
 
-def _smallest(sizes: Sequence[_Size], before: OperatingPoint | None) -> _Size:
-    """The smallest size within 1 % of the best.
+def _smallest(cycles: Sequence[_TimedCycle], before: OperatingPoint | None) -> _TimedCycle:
+    """The smallest draft within 1 % of the best.
 
     More nodes than `before`, the choice of fewer requests, or a return from chains to trees must
     save over 2 %.
     """
 
-    def near(of: Sequence[_Size]) -> _Size:
-        shortest_s = min(size.tpot_s for size in of)
-        close = [size for size in of if size.tpot_s <= shortest_s * (1 + _NO_DIFFERENCE)]
-        return min(close, key=lambda size: (size.cycle.nodes, size.tpot_s))
+    def near(of: Sequence[_TimedCycle]) -> _TimedCycle:
+        shortest_s = min(one.tpot_s for one in of)
+        close = [one for one in of if one.tpot_s <= shortest_s * (1 + _NO_DIFFERENCE)]
+        return min(close, key=lambda one: (one.cycle.nodes, one.tpot_s))
 
-    chosen = near(sizes)
+    chosen = near(cycles)
     if before is None:
         return chosen
     limit_s = chosen.tpot_s * (1 + _WORTH_GROWING)
-    not_larger = [size for size in sizes if size.cycle.nodes <= before.nodes]
-    no_return = [size for size in not_larger if _RANKS[size.shape] <= _RANKS[before.shape]]
+    not_larger = [one for one in cycles if one.cycle.nodes <= before.nodes]
+    no_return = [one for one in not_larger if _RANKS[one.cycle.shape] <= _RANKS[before.shape]]
     for preferred in (no_return, not_larger):
-        if preferred and min(size.tpot_s for size in preferred) <= limit_s:
+        if preferred and min(one.tpot_s for one in preferred) <= limit_s:
             return near(preferred)
     return chosen
 
@@ -333,6 +323,10 @@ class Interval:
     value: float
     low: float
     high: float | None
+
+    def scaled(self, factor: float) -> Interval:
+        high = None if self.high is None else factor * self.high
+        return Interval(value=factor * self.value, low=factor * self.low, high=high)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,72 +351,65 @@ class Sizing:
     load: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The devices of one server: number, name in the price list, power limit and its error.
-
-    `ranks` data-parallel groups of them have the point's requests each.
-    """
-
-    gpu: str
-    devices: int
-    power_w: float | None
-    power_error: float = 0.0
-    ranks: int = 1
-
-
 def size(
     request: PlanRequest,
-    group: Group,
+    gpu: str,
+    forward: TargetForward,
     points: Sequence[OperatingPoint],
     error: float,
     slower: float = 0.0,
 ) -> Sizing | None:
     """The sizing for the request's rate; None where no point holds the goals.
 
-    `error` is the expected relative error of all times, `slower` a larger one of times that are
-    longer than planned. For the intervals the choice is repeated with all times shorter and longer.
-    A given number of servers is taken as it is.
+    A server has `forward`'s devices for each of its data-parallel groups, and each group has the
+    point's requests. `error` is the expected relative error of all times, `slower` a larger one of
+    times that are longer than planned. For the intervals the choice is repeated with all times
+    shorter and longer. A given number of servers is taken as it is.
     """
     at_most = choose(points, request.goals)
     if at_most is None:
         return None
+    ranks, power_w = request.data_parallel, forward.device.power_limit_w
+    devices = forward.tensor_parallel * ranks
     ends = 1 / math.exp(INTERVAL * error), math.exp(INTERVAL * max(error, slower))
 
     def gpus_for(point: OperatingPoint, factor: float) -> int:
         if request.servers is not None:
-            return request.servers * group.devices
-        per_server = group.ranks * point.requests_per_s / factor
-        return replicas_for(request.rate, per_server, request.utilisation) * group.devices
+            return request.servers * devices
+        per_server = ranks * point.requests_per_s / factor
+        return replicas_for(request.rate, per_server, request.utilisation) * devices
 
     count = gpus_for(at_most, 1.0)
     quick, slow = (choose(points, request.goals, factor) for factor in ends)
     low = count if quick is None else min(gpus_for(quick, ends[0]), count)
     high = None if slow is None else max(gpus_for(slow, ends[1]), count)
     gpus = Interval(value=count, low=low, high=high)
-    groups = count / group.devices * group.ranks
+    groups = count / devices * ranks
     load = request.rate / (at_most.requests_per_s * groups)
     each = request.rate / groups
     at_load = next((point for point in points if point.requests_per_s >= each), at_most)
-    price = request.prices.get(group.gpu)
-    per_hour = None if price is None else _scaled(gpus, price)
+    price = request.prices.get(gpu)
+    per_hour = None if price is None else gpus.scaled(price)
     tokens_per_s = request.rate / max(load, 1.0) * request.traffic.output_tokens
     watts = None
-    if group.power_w is not None:
-        most_w, wide = group.power_w * count, math.exp(INTERVAL * group.power_error)
+    if power_w is not None:
+        most_w, wide = power_w * count, math.exp(INTERVAL * forward.power_error)
         mean_w = most_w * at_load.power_share
         watts = Interval(value=mean_w, low=mean_w / wide, high=min(mean_w * wide, most_w))
-    per_token = _TOKENS / (3600 * tokens_per_s)
+
+    def around(value: float) -> Interval:
+        return Interval(value=value, low=value * ends[0], high=value * ends[1])
+
     return Sizing(
         at_most=at_most,
         at_load=at_load,
         gpus=gpus,
-        tpot_s=_around(at_load.tpot_s, ends),
-        ttft_s=_around(at_load.ttft_s, ends),
+        tpot_s=around(at_load.tpot_s),
+        ttft_s=around(at_load.ttft_s),
         cost_per_hour=per_hour,
-        cost_per_million=None if per_hour is None else _scaled(per_hour, per_token),
+        cost_per_million=per_hour and per_hour.scaled(_TOKENS / (3600 * tokens_per_s)),
         watts=watts,
-        joules_per_token=None if watts is None else _scaled(watts, 1 / tokens_per_s),
+        joules_per_token=watts and watts.scaled(1 / tokens_per_s),
         load=load,
     )
 
@@ -453,12 +440,3 @@ def excess(point: OperatingPoint, goals: Goals, factor: float = 1.0) -> float:
 def replicas_for(rate: float, requests_per_s: float, utilisation: float) -> int:
     """Servers for a rate, each loaded to `utilisation` of its throughput; at least 1."""
     return max(1, math.ceil(rate / (utilisation * requests_per_s) - 1e-9))
-
-
-def _around(value: float, ends: tuple[float, float]) -> Interval:
-    return Interval(value=value, low=value * ends[0], high=value * ends[1])
-
-
-def _scaled(interval: Interval, factor: float) -> Interval:
-    high = None if interval.high is None else factor * interval.high
-    return Interval(value=factor * interval.value, low=factor * interval.low, high=high)

@@ -68,11 +68,6 @@ def is_file(gpu: str) -> bool:
     return gpu.endswith((".yaml", ".yml"))
 
 
-def _is_stored(wanted: ComposeOptions) -> bool:
-    """Whether such profiles are stored: those of one group that splits experts."""
-    return wanted.data_parallel == 1 and not wanted.expert_parallel
-
-
 def _transferred(device: DeviceSpec, wanted: ComposeOptions, store: ProfileStore) -> Profile:
     """A profile of another device, scaled: the stored one of the smallest error bar, else one
     composed where there are tables, of the smallest error of the scaling. Raises ProfileError.
@@ -81,7 +76,7 @@ def _transferred(device: DeviceSpec, wanted: ComposeOptions, store: ProfileStore
     key = wanted.tensor_parallel, quantization(wanted.weights, wanted.cache)
     sources = [
         profile
-        for folder in (store.directories if _is_stored(wanted) and plans else ())
+        for folder in (store.directories if plans and not wanted.shares_experts else ())
         for _, profile in readable_profiles(folder, "*/*.yaml", wanted.target.hash)
         if (profile.runtime.tensor_parallel, profile.runtime.quantization) == key
         and can_be_scaled(profile)
@@ -118,7 +113,7 @@ def _stored(wanted: ComposeOptions, store: ProfileStore) -> Profile | None:
         here = runtime.tensor_parallel, runtime.quantization, runtime.element_bytes
         return here == key and runtime.kind != "eager"
 
-    if not _is_stored(wanted):
+    if wanted.shares_experts:  # of which nothing is stored
         return None
     return store.best(str(wanted.device_name), wanted.target.hash, fits, quick_last=True)
 

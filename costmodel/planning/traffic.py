@@ -121,38 +121,31 @@ class SimulationSettings:
             raise InputError(f"the variation of lengths must be 0 or more (is {self.variation:g})")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LognormalLength:
-    """Log-normal lengths, rounded to whole tokens and cut to 1 .. `most_tokens`.
-
-    `mean_tokens` is the mean before the cut; `variation` is the standard deviation over the mean
-    (0: one length for all requests).
-    """
-
-    mean_tokens: float
-    variation: float = 0.0
-    most_tokens: int = MOST_TOKENS
-
-    def draw(self, count: int, generator: np.random.Generator) -> Ints:
-        """`count` lengths of at least one token."""
-        variance = math.log1p(self.variation**2)
-        drawn = generator.lognormal(
-            math.log(self.mean_tokens) - variance / 2, math.sqrt(variance), count
-        )
-        return np.clip(np.rint(drawn), 1, self.most_tokens).astype(np.int64)
-
-
 def poisson_trace(
     rate_per_s: float,
     count: int,
-    prompt: LognormalLength,
-    output: LognormalLength,
+    means: Traffic,
     generator: np.random.Generator,
+    *,
+    variation: float = 0.0,
+    most_tokens: int = MOST_TOKENS,
 ) -> Trace:
+    """Requests at random, with log-normal lengths in whole tokens that are cut to `most_tokens`.
+
+    means      before the cut
+    variation  standard deviation of lengths over their mean; 0: one length for all requests
+    """
+    variance = math.log1p(variation**2)
+
+    def lengths(mean_tokens: float) -> Ints:
+        middle = math.log(mean_tokens) - variance / 2
+        drawn = generator.lognormal(middle, math.sqrt(variance), count)
+        return np.clip(np.rint(drawn), 1, most_tokens).astype(np.int64)
+
     return Trace(
         arrival_s=np.cumsum(generator.exponential(1 / rate_per_s, count)),
-        prompt_tokens=prompt.draw(count, generator),
-        output_tokens=output.draw(count, generator),
+        prompt_tokens=lengths(means.prompt_tokens),
+        output_tokens=lengths(means.output_tokens),
     )
 
 

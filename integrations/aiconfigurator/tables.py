@@ -6,6 +6,7 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -21,7 +22,6 @@ from costmodel.compose.attention import (
     LatentTable,
     TileForm,
     checked,
-    measure_keys,
     rising,
 )
 from costmodel.compose.matmul import MatmulTable
@@ -59,8 +59,8 @@ Shapes = dict[tuple[int, int], Curve]
 KERNELS = {
     "vllm_flash_attn": TileForm(tile_rows=64),
     "vllm_flash_attn_fa2": TileForm(tile_rows=64),
-    "vllm_flash_attn_fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
-    "fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
+    "vllm_flash_attn_fa3": TileForm(tile_rows=128, splits_keys=True),
+    "fa3": TileForm(tile_rows=128, splits_keys=True),
     "vllm_flashinfer_trtllmprefill": TileForm(tile_rows=256),
 }
 _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
@@ -226,10 +226,8 @@ def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
 def _context_table(folder: Path, head_dim: int, cache: Cache) -> tuple[AttentionTable, str]:
     """Attention of prompts in the cache's type, where a kernel for it was measured."""
     for dtypes in [("fp8", "fp8"), (_BF16, "fp8")] if cache == "fp8" else []:
-        try:
+        with contextlib.suppress(InputError):
             return attention_table(folder, "context", head_dim, dtypes)
-        except InputError:
-            continue
     return attention_table(folder, "context", head_dim)
 
 
@@ -258,43 +256,58 @@ def attention_table(
     `kind` is `context` or `generation`; `dtypes` are those of attention and cache. Raises
     InputError where the table has no such rows.
     """
-    names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
-    table = read_table(folder / f"{kind}_attention_perf.parquet", names + _ATTENTION_LABELS)
-    wanted = _attention_rows(table, head_dim, dtypes)
+    heads = ("num_heads", "num_key_value_heads")
+    columns = ("batch_size", "isl", "step", "latency", *heads, *_ATTENTION_LABELS)
+    table = read_table(folder / f"{kind}_attention_perf.parquet", columns)
+    wanted = (table["attn_dtype"] == dtypes[0]) & (table["kv_cache_dtype"] == dtypes[1])
+    wanted &= table["head_dim"] == head_dim
+    if "window_size" in table:
+        wanted &= table["window_size"] == 0
     if not wanted.any():
         raise InputError(
             f"the attention tables have no heads of size {head_dim} in {dtypes[0]} with a cache"
             f" in {dtypes[1]}"
         )
-    kernel = str(table["kernel_source"][wanted][0])
+    sources = table["kernel_source"].astype(str)
+    kernels, counts = np.unique(sources[wanted], return_counts=True)
+    kernel = str(kernels[np.argmax(counts)])
+    wanted &= sources == kernel
     # A generation row attends to `step` cached tokens and to itself.
-    tokens = table["isl"] if kind == "context" else table["step"]
-    places = (table["num_heads"], table["num_key_value_heads"], table["batch_size"], tokens)
-    shapes = np.stack([column[wanted] for column in places], axis=1).astype(int)
-    _, first, number = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
-    seconds = np.full(len(first), np.inf)
-    np.minimum.at(seconds, number.ravel(), table["latency"][wanted] * 1e-3)
-    order = np.argsort(first)  # that of the file, in which equally large prompts compete
-    tables: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
-    for shape, shortest_s in zip(
-        shapes[first[order]].tolist(), seconds[order].tolist(), strict=True
-    ):
-        heads, kv_heads, batch, length = shape
-        tables.setdefault((heads, kv_heads), {})[batch, length] = shortest_s
-    return checked({pair: rising(cell) for pair, cell in tables.items()}), kernel
+    tokens = "isl" if kind == "context" else "step"
+    pairs = np.stack([table[name] for name in heads], axis=1).astype(int)
+    tables = {
+        (query, cached): _shortest(table, wanted & (pairs == (query, cached)).all(axis=1), tokens)
+        for query, cached in np.unique(pairs[wanted], axis=0).tolist()
+    }
+    return checked(tables), kernel
 
 
-def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> NDArray[np.bool_]:
-    """The rows of these heads and types without a window, of their most frequent kernel."""
-    wanted: NDArray[np.bool_] = (table["attn_dtype"] == dtypes[0]) & (table["head_dim"] == head_dim)
-    wanted &= table["kv_cache_dtype"] == dtypes[1]
-    if "window_size" in table:
-        wanted &= table["window_size"] == 0
-    if not wanted.any():
-        return wanted
-    kernels, counts = np.unique(table["kernel_source"][wanted].astype(str), return_counts=True)
-    wanted &= table["kernel_source"].astype(str) == kernels[np.argmax(counts)]
-    return wanted
+def measure_keys(
+    context: AttentionTable, form: TileForm, sm_count: int, head_dim: int
+) -> tuple[float, float]:
+    """(key_s, busy_key_s) of a device, from attention with an empty cache.
+
+    key_s is the median over prompts of at least 1024 tokens whose tiles all run at once; busy_key_s
+    comes from the largest measured case. Raises InputError where the table is too small for either.
+    """
+    alone, largest, busy = [], 0.0, 0.0
+    for (heads, kv_heads), table in context.items():
+        start = min((s for (b, n), s in table.items() if b == 1 and n <= 64), default=0.0)
+        for (batch, rows), seconds in table.items():
+            if batch != 1 or rows < 1024 or seconds <= start:
+                continue
+            tiles = float(form.tiles(rows, heads, kv_heads))
+            if tiles <= sm_count:
+                splits = max(1.0, np.floor(sm_count / tiles)) if form.splits_keys else 1.0
+                alone.append((seconds - start) * splits / rows)
+            work = heads * rows * (rows + form.tile_rows) / 2 / form.tile_rows
+            if work > largest:
+                largest, busy = work, (seconds - start) * sm_count / work
+    if not alone or not busy:
+        raise InputError(
+            f"the context attention table (head size {head_dim}) has no long prompt of few heads"
+        )
+    return float(np.median(alone)), float(busy)
 
 
 @functools.cache

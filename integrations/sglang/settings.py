@@ -23,7 +23,6 @@ from costmodel.acceptance import BLOCK_GAMMA
 from costmodel.planning.exports import (
     Export,
     SettingsWriter,
-    doubling,
     one_option_a_line,
     step_s,
     written_file,
@@ -82,11 +81,11 @@ def _server_options(export: Export, best: PlanOption) -> list[str]:
 
 def _write_dspark(export: Export, *, steps: bool) -> list[str]:
     """A table of costs, and the options that take it. The DSpark drafter is the user's."""
-    request, best, server = export.request, export.plan.options[0], export.server()
+    best, server = export.plan.options[0], export.plan.options[0].server
     drafted = len(server.acceptance.chain) - 1 if server.acceptance else BLOCK_GAMMA
     make = steps_table if steps else sum_table
     most = max(point.running for point in best.points)
-    table: StepTable = make(server, request.traffic, most_running=most, drafted=drafted)
+    table: StepTable = make(server, export.request.traffic, most_running=most, drafted=drafted)
     label = server.drafter.label if server.drafter else "none"
     start, *others = _server_options(export, best)
     options = [
@@ -112,6 +111,11 @@ class StepTable:
 
     values: dict[str, Any]
     worst_error: float = 0.0
+
+
+def doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
 def steps_table(server: Server, traffic: Traffic, *, most_running: int, drafted: int) -> StepTable:

@@ -128,5 +128,5 @@ def _writer(write: Callable[[Export], list[str]]) -> SettingsWriter:
 
 
 BY_BATCH = _writer(_write)
-BY_CONTEXT = _writer(lambda export: _write(export, export.server()))
+BY_CONTEXT = _writer(lambda export: _write(export, export.best.server))
 SYNTHETIC = _writer(lambda export: _write(export, synthetic=export.plan.acceptance))

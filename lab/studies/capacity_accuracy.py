@@ -171,8 +171,7 @@ def steady_work(
     )
     held = rules.memory.tokens_held(traffic.prompt_tokens, traffic.output_tokens)
     running = min(concurrency, max(server.cache_tokens() / held, 1.0))
-    work = cycle_work(forward, rules, traffic, running, Cycle())
-    return dataclasses.replace(work, waiting=concurrency - running)
+    return cycle_work(forward, rules, traffic, running, Cycle())
 
 
 def fit_overheads(rows: Sequence[MeasuredServer]) -> dict[str, Overheads]:

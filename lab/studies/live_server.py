@@ -26,7 +26,7 @@ from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import Server
 from costmodel.planning.simulation.percentiles import replay
-from costmodel.planning.traffic import LognormalLength, Trace, Traffic, poisson_trace
+from costmodel.planning.traffic import Trace, Traffic, poisson_trace
 from costmodel.profile.profile import Profile
 from lab.studies.common import environment, read_prompts, store
 from lab.studies.vllm_server import (
@@ -44,7 +44,7 @@ from lab.studies.vllm_server import (
 ROOT = Path(__file__).parents[2]
 SETS = ("alpaca", "gsm8k", "humaneval", "mbpp", "mt_bench", "wikitext2")
 LONGEST_PROMPT, LONGEST_OUTPUT = 512, 160
-OUTPUT = LognormalLength(mean_tokens=64, variation=0.5, most_tokens=LONGEST_OUTPUT)
+MEANS, VARIATION = Traffic(prompt_tokens=64, output_tokens=64), 0.5  # of drawn answers
 STEADY_REQUESTS = 2000
 FLOOR_REQUESTS, FLOOR_TOKENS = 8, 32
 LOADS = (0.2, 0.4, 0.6, 0.8)  # shares of the planned plain throughput
@@ -101,7 +101,9 @@ def requests_of(
     """Poisson arrivals of drawn prompts and answer lengths, and the index of each prompt."""
     random = np.random.default_rng(seed)
     picked = random.integers(len(texts), size=count).tolist()
-    drawn = poisson_trace(rate, count, OUTPUT, OUTPUT, random)
+    drawn = poisson_trace(
+        rate, count, MEANS, random, variation=VARIATION, most_tokens=LONGEST_OUTPUT
+    )
     lengths = np.array([len(texts[index]) for index in picked])
     return dataclasses.replace(drawn, prompt_tokens=lengths), picked
 
@@ -258,7 +260,8 @@ def main() -> None:
         for number in range(len(options.rates))
     ]
     settings = {"sets": SETS, "longest_prompt": LONGEST_PROMPT}
-    settings |= {"output_lengths": dataclasses.asdict(OUTPUT), "at_once": options.at_once}
+    lengths = {"mean_tokens": 64, "variation": VARIATION, "most_tokens": LONGEST_OUTPUT}
+    settings |= {"output_lengths": lengths, "at_once": options.at_once}
     result = {
         "environment": before,
         "settings": settings | {"seconds_per_cell": options.seconds_per_cell},

@@ -120,7 +120,6 @@ def export(
     1000 tokens and answers of 500; `rooftree plan --export` writes the same text for other traffic.
     """
     from costmodel.planning.exports import export_plan, settings_writer
-    from costmodel.planning.forwards import TargetForward
     from costmodel.planning.request import PlanRequest
     from costmodel.planning.search import plan_profile
     from costmodel.planning.traffic import Traffic
@@ -140,5 +139,4 @@ def export(
         drafter=drafter,
     )
     result = plan_profile(request, profile, AT_ONCE)
-    text = export_plan(result, engine, TargetForward(profile, request.engine))
-    print_settings(result, engine, text, as_json)
+    print_settings(result, engine, export_plan(result, engine), as_json)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from costmodel.errors import InputError
-from costmodel.planning.request import seconds_text
+from costmodel.planning.request import CURRENCY, seconds_text
 from costmodel.planning.result import Fleet, Plan, PlanOption, TimeSpread, shape_ranges
-from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
+from costmodel.planning.servers import DraftComparison, Interval, OperatingPoint
 from profiler.report import drawing
 from profiler.report.console import note, paragraph, print_json, print_table
 
-# Causes of a cycle's time, in the order of `CycleParts`.
+# Causes of a cycle's time, in the order of `cycle_parts`.
 CAUSES = {
     "weights_s": "weights and products",
     "attention_s": "attention",
@@ -38,7 +37,7 @@ def as_table(
 ) -> Table:
     """The columns of the rows that are `shown` (None: all) and are not empty."""
     names = [name for name in shown or (rows[0] if rows else ()) if any(r[name] for r in rows)]
-    units = [f"{plan.request.currency} " * name.startswith("per ") for name in names]
+    units = [f"{CURRENCY} " * name.startswith("per ") for name in names]
     columns = [unit + name for unit, name in zip(units, names, strict=True)]
     return columns, [[row[name] for name in names] for row in rows]
 
@@ -130,7 +129,7 @@ def plot_plan(plan: Plan, path: Path) -> Path:
         axes.axvline(request.goals.tpot_s * 1e3, color=drawing.GRAY, linestyle="--", label="goal")
     drawing.log_axes(axes, "xy")
     axes.set_xlabel("ms a token (numbers: requests at once; stars: this plan)", fontsize=9)
-    currency = request.currency if prices else "GPU hours"
+    currency = CURRENCY if prices else "GPU hours"
     axes.set_ylabel(f"{currency} per 1M output tokens", fontsize=9)
     axes.legend(fontsize=8)
     drawing.set_title(figure, heading(plan))
@@ -180,10 +179,10 @@ def print_plan(plan: Plan, *, details: bool = False) -> None:
         click.echo()
         print_server(best)
         point = best.sizing.at_load if best.sizing else None
-        if point is not None and point.parts is not None:
+        if point is not None and point.parts:
             shares = ", ".join(
                 f"{CAUSES[name]} {seconds / point.cycle_s:.0%}"
-                for name, seconds in dataclasses.asdict(point.parts).items()
+                for name, seconds in point.parts.items()
                 if seconds > 0
             )
             cycle = f"a cycle of {point.cycle_s * 1e3:.2f} ms with {point.running} at once"
@@ -213,7 +212,7 @@ def best_line(plan: Plan) -> str:
     text = f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}, {tree_name(at)}"
     text += f", {at.tpot_s * 1e3:.1f} ms a token"
     if sizing.cost_per_hour is not None:
-        text += f", {sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour"
+        text += f", {sizing.cost_per_hour.value:.2f} {CURRENCY} an hour"
     close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
     more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
     return text + (f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else "")
@@ -240,7 +239,7 @@ def print_server(option: PlanOption) -> None:
     print_table(columns, rows, title=f"{option.gpu}, one server; speed-ups over plain (nodes)")
 
 
-def _faster(choice: BatchChoice | None, shape: str) -> str | None:
+def _faster(choice: DraftComparison | None, shape: str) -> str | None:
     point: OperatingPoint | None = getattr(choice, shape, None)
     return point and f"{choice.speedup(point):.2f}x ({point.nodes})"
 
@@ -376,7 +375,7 @@ def published_line(plan: Plan) -> str:
     )
 
 
-def _ranges(choices: Sequence[BatchChoice]) -> str:
+def _ranges(choices: Sequence[DraftComparison]) -> str:
     """`trees to 24, chains to 96, plain beyond`, by requests at once."""
     names = {"plain": "plain", "chain": "chains", "tree": "trees"}
     *ranges, last = shape_ranges(choices)

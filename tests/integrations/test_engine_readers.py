@@ -17,7 +17,6 @@ from unittest.mock import MagicMock
 import pytest
 
 from costmodel.planning.exports import export_plan, settings_writer, steady
-from costmodel.planning.forwards import TargetForward
 from costmodel.planning.search import plan_profile
 from costmodel.profile.lookup import named_profile
 from tests.costmodel.planning.conftest import asked
@@ -48,7 +47,7 @@ def exported(engine: str, drafter: str = "dflash") -> tuple[str, dict[int, int]]
     drafts = {"acceptance": "0.7", "drafter": drafter, "most_running": 128}
     request = asked(gpus=(path.name,), engine=settings_writer(engine).engine, **drafts)
     result = plan_profile(request, profile, 8)
-    text = export_plan(result, engine, TargetForward(profile))
+    text = export_plan(result, engine)
     best, _ = steady(result.best, result.acceptance)
     return text, {point.running: point.nodes for point in best.points}
 

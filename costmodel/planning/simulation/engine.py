@@ -1,27 +1,22 @@
-"""Discrete-event simulation of one server with continuous batching, on simpy (extra `plan`).
+"""Step-by-step simulation of one server with continuous batching.
 
-A server is one rank, or several that share experts: requests are dealt to them in turn, and every
-step takes as long as the slowest rank's.
-
-Before each step the server admits waiting requests in the order of arrival, as far as sequences and
-cache allow. A step decodes every running request once and fills its remaining tokens with prompts,
-cut into chunks, which attend to what is cached of their prompt. (An engine that never mixes the two
-runs prompts alone while there are any.) The last chunk gives the first token of the answer.
+A server is one rank, or several that share experts, to which requests are dealt in turn. Before
+each step it admits waiting requests in the order of arrival, as far as sequences and cache allow. A
+step decodes every running request once and fills its remaining tokens with prompts, cut into
+chunks. (An engine that never mixes the two runs prompts alone while there are any.) The last chunk
+gives the first token of the answer.
 
 An engine that admits by the whole answer holds the cache for it. Another admits by the prompt; when
 the answers outgrow the cache, the last request to decode is evicted, and prefills all its tokens
 again before others are admitted. Of each prompt the engine's share of prefix hits is not computed.
-All requests have the same priority.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import importlib
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -30,10 +25,6 @@ from costmodel.planning.engines import EngineRules
 from costmodel.planning.simulation.steps import PLAIN, Speculation, StepTime
 from costmodel.planning.traffic import Trace
 from costmodel.statistics import Array
-
-if TYPE_CHECKING:
-    import simpy
-
 
 _DRAWN_AT_ONCE = 4096
 # A queue grows if more requests than this wait at the last arrival.
@@ -68,12 +59,16 @@ class SimulationResult:
     steps: int
 
     @property
+    def arrival_s(self) -> Array:
+        return self.requests.arrival_s
+
+    @property
     def waiting_s(self) -> Array:
-        return self.admitted_s - self.requests.arrival_s
+        return self.admitted_s - self.arrival_s
 
     @property
     def ttft_s(self) -> Array:
-        return self.first_s - self.requests.arrival_s
+        return self.first_s - self.arrival_s
 
     @property
     def tpot_s(self) -> Array:
@@ -86,7 +81,7 @@ class SimulationResult:
     def overloaded(self) -> bool:
         """Whether the queue was growing when the last request arrived."""
         count = len(self.requests)
-        waiting = int(np.sum(self.admitted_s > self.requests.arrival_s[-1]))
+        waiting = int(np.sum(self.admitted_s > self.arrival_s[-1]))
         return waiting > max(_OVERLOAD_SHARE * count, _OVERLOAD_LEAST)
 
     def busy_share(self, start_s: float, end_s: float) -> float:
@@ -105,113 +100,81 @@ def simulate(
 ) -> SimulationResult:
     """Serve all requests; equal requests and generators give equal results.
 
-    `generator` draws committed lengths; without speculation nothing is drawn. Raises InputError
-    where simpy is not installed or a request can never be admitted.
+    `generator` draws committed lengths; without speculation nothing is drawn. Every step takes as
+    long as the slowest rank's. Raises InputError where a request can never be admitted.
     """
-    simpy = import_simpy()
-    if generator is None:
-        generator = np.random.default_rng(0)
     _check_fits(requests, server)
     _check_room(server, speculation)
-    draws = _Committed(speculation, generator)
-    ranks = [_Rank(requests, number, server, draws) for number in range(server.ranks)]
-    environment = simpy.Environment()
-    serving = _Serving(ranks, step_s)
-    environment.process(serving.serve(environment))
-    environment.run()
+    draw = _draws(speculation, generator or np.random.default_rng(0))
+    ranks = [_Rank(requests, number, server, speculation, draw) for number in range(server.ranks)]
+    now, steps, idle = 0.0, 0, []
+    while True:
+        busy = [load for rank in ranks if (load := rank.prepare(now)) is not None]
+        if busy:
+            now += max(step_s(*load) for load in busy)
+            steps += 1
+            for rank in ranks:
+                rank.advance(now)
+        elif arrivals_s := [rank.next_s for rank in ranks if rank.next_s is not None]:
+            idle.append((now, now := min(arrivals_s)))
+        else:
+            break
     times = np.empty((3, len(requests)))
     for number, rank in enumerate(ranks):
         times[:, number :: server.ranks] = rank.admitted_s, rank.first_s, rank.last_s
     admitted_s, first_s, last_s = times
     return SimulationResult(
         requests=requests, admitted_s=admitted_s, first_s=first_s, last_s=last_s,
-        idle_s=np.array(serving.idle).reshape(-1, 2), steps=serving.steps,
+        idle_s=np.array(idle).reshape(-1, 2), steps=steps,
     )  # fmt: skip
 
 
-def import_simpy() -> Any:
-    """The module simpy. Raises InputError with the command that installs it."""
-    try:
-        return importlib.import_module("simpy")
-    except ModuleNotFoundError:
-        raise InputError(
-            "simulating a server needs simpy", hint="Install it with `pip install 'rooftree[plan]'`"
-        ) from None
-
-
+@dataclasses.dataclass(slots=True, eq=False)
 class _Sequence:
-    """One admitted request."""
+    """One admitted request.
 
-    __slots__ = ("context", "found", "held", "index", "left", "prompt_left", "share")
+    `context`: cached tokens once it decodes; `found`: tokens of its prompt that are cached before;
+    `left`: tokens of its answer; `held`: tokens of the cache; `share`: of the current step's prompt
+    tokens.
+    """
 
-    def __init__(self, index: int, prompt: int, output: int, held: float, hits: float) -> None:
-        self.index = index
-        self.context = prompt  # cached tokens once it decodes
-        self.found = min(int(hits * prompt), prompt - 1)  # tokens of the prompt that are cached
-        self.prompt_left = prompt - self.found
-        self.left = output
-        self.held = held  # tokens of the cache
-        self.share = 0  # prompt tokens in the current step
+    index: int
+    context: int
+    found: int
+    prompt_left: int
+    left: int
+    held: float
+    share: int = 0
 
 
-class _Committed:
-    """Draws of committed tokens."""
+def _draws(speculation: Speculation, generator: np.random.Generator) -> Callable[[int], list[int]]:
+    """A function from a batch to the committed tokens of each of its sequences in one step."""
 
-    def __init__(self, speculation: Speculation, generator: np.random.Generator) -> None:
-        self.speculation = speculation
-        # The last edge is left out: probabilities may add up to a little less than 1.
-        self._edges = [list(itertools.accumulate(s))[:-1] for s in speculation.committed]
-        self._uniform = _uniform(generator)
+    def uniform() -> Iterator[float]:
+        while True:
+            yield from generator.random(_DRAWN_AT_ONCE).tolist()
 
-    def draw(self, batch: int) -> list[int]:
-        """Committed tokens of each of `batch` sequences in one step."""
-        edges = self._edges[self.speculation.level(batch)]
+    # The last edge is left out: probabilities may add up to a little less than 1.
+    edges_of = [list(itertools.accumulate(shares))[:-1] for shares in speculation.committed]
+    drawn = uniform()
+
+    def draw(batch: int) -> list[int]:
+        edges = edges_of[speculation.level(batch)]
         if not edges:
             return [1] * batch
-        uniform = self._uniform
-        return [bisect.bisect_right(edges, next(uniform)) + 1 for _ in range(batch)]
+        return [bisect.bisect_right(edges, next(drawn)) + 1 for _ in range(batch)]
 
-
-def _uniform(generator: np.random.Generator) -> Iterator[float]:
-    while True:
-        yield from generator.random(_DRAWN_AT_ONCE).tolist()
-
-
-class _Serving:
-    """The steps of a server's ranks, each as long as the slowest rank's."""
-
-    def __init__(self, ranks: Sequence[_Rank], step_s: StepTime) -> None:
-        self._ranks, self._step_s = ranks, step_s
-        self.idle: list[tuple[float, float]] = []
-        self.steps = 0
-
-    def serve(self, environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
-        """Run until all requests are done; wait for arrivals only when all ranks are idle."""
-        while True:
-            now = environment.now
-            busy = [load for rank in self._ranks if (load := rank.prepare(now)) is not None]
-            if not busy:
-                arrivals_s = [rank.next_s for rank in self._ranks if rank.next_s is not None]
-                if not arrivals_s:
-                    return
-                yield environment.timeout(min(arrivals_s) - now)
-                self.idle.append((now, environment.now))
-                continue
-            yield environment.timeout(max(self._step_s(*load) for load in busy))
-            self.steps += 1
-            for rank in self._ranks:
-                rank.advance(environment.now)
+    return draw
 
 
 class _Rank:
     """The state of one rank between steps, which is dealt every so many requests."""
 
     def __init__(
-        self, requests: Trace, number: int, server: SimulatedServer, committed: _Committed
-    ) -> None:
-        self._server, self._committed = server, committed
-        self._mixes, self._tokens = server.rules.mixes_prompts, server.rules.step_tokens
-        self._hits = server.rules.prefix_hits
+        self, requests: Trace, number: int, server: SimulatedServer, speculation: Speculation,
+        draw: Callable[[int], list[int]],
+    ) -> None:  # fmt: skip
+        self._server, self._speculation, self._draw = server, speculation, draw
         # Plain lists: a scalar of a numpy array costs ten times as much to read.
         dealt = slice(number, None, server.ranks)
         self._arrival_s: list[float] = (requests.arrival_s[dealt] + server.front_s).tolist()
@@ -245,8 +208,15 @@ class _Rank:
     def prepare(self, now: float) -> tuple[int, int, float, float] | None:
         """Admit requests, and the arguments of the next step's StepTime; None while idle."""
         self._admit(now)
-        decoding, prompt_tokens, keys = self._compose()
-        batch = len(decoding)
+        rules, speculation = self._server.rules, self._speculation
+        batch = len(self._decoding) if rules.mixes_prompts or not self._prefilling else 0
+        prompt_tokens, keys = 0, 0.0
+        if self._prefilling:
+            room = rules.step_tokens - batch * speculation.rows[speculation.level(batch)]
+            for sequence in self._prefilling:
+                share = sequence.share = min(sequence.prompt_left, room - prompt_tokens)
+                prompt_tokens += share
+                keys += share * (sequence.context - sequence.prompt_left + share / 2)
         self._step = batch, prompt_tokens
         if not (batch or prompt_tokens):
             return None
@@ -268,8 +238,9 @@ class _Rank:
                 sequence = self._evicted[-1]
             elif self._next < count and arrival_s[self._next] <= now:
                 index = self._next
-                lengths = self._prompt[index], self._output[index]
-                sequence = _Sequence(index, *lengths, held[index], self._hits)
+                prompt, left = self._prompt[index], self._output[index]
+                found = min(int(self._server.rules.prefix_hits * prompt), prompt - 1)
+                sequence = _Sequence(index, prompt, found, prompt - found, left, held[index])
             else:
                 break
             if sequence.held > self._free:
@@ -283,26 +254,10 @@ class _Rank:
             self._prefilling.append(sequence)
             room -= 1
 
-    def _compose(self) -> tuple[list[_Sequence], int, float]:
-        """The sequences that decode next, the step's prompt tokens, and the keys of all these."""
-        if not self._prefilling:
-            return self._decoding, 0, 0.0
-        decoding: list[_Sequence] = self._decoding if self._mixes else []
-        speculation = self._committed.speculation
-        rows = speculation.rows[speculation.level(len(decoding))] * len(decoding)
-        room = whole = self._tokens - rows
-        keys = 0.0
-        for sequence in self._prefilling:
-            share = sequence.share = min(sequence.prompt_left, room)
-            room -= share
-            keys += share * (sequence.context - sequence.prompt_left + share / 2)
-        return decoding, whole - room, keys
-
     def _decode(self, now: float) -> None:
-        committed = self._committed.draw(len(self._decoding))
-        finished = False
-        growth = self._growth
-        for sequence, tokens in zip(self._decoding, committed, strict=True):
+        finished, growth = False, self._growth
+        drawn = self._draw(len(self._decoding))
+        for sequence, tokens in zip(self._decoding, drawn, strict=True):
             sequence.left -= tokens
             sequence.context += tokens
             added = growth[sequence.index] * tokens

@@ -14,7 +14,7 @@ from functools import cache
 
 from costmodel.acceptance import BLOCK_GAMMA
 from costmodel.planning.acceptance import Acceptance
-from costmodel.planning.batching import TokenWork, planned_share, verification_s
+from costmodel.planning.batching import Cycle, step_work, verification_s
 from costmodel.planning.forwards import ForwardSeconds
 from costmodel.planning.servers import OperatingPoint, Server
 
@@ -100,13 +100,7 @@ class Speculation:
     rows: tuple[int, ...]
     committed: tuple[tuple[float, ...], ...]
 
-    @property
-    def plain(self) -> bool:
-        """Whether every step commits exactly one token."""
-        return all(len(shares) == 1 for shares in self.committed)
-
     def level(self, batch: int) -> int:
-        """Index of the entry for a batch."""
         return min(bisect.bisect_left(self.up_to, batch), len(self.up_to) - 1)
 
 
@@ -118,27 +112,21 @@ _CONTEXT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 def speculation_of(points: Sequence[OperatingPoint], acceptance: Acceptance | None) -> Speculation:
     """Trees and committed tokens of `points`, whose `running` ascends from 1."""
     ends = [later.running - 1 for later in points[1:]] + [points[-1].running]
-    return Speculation(
-        up_to=tuple(ends),
-        rows=tuple(point.nodes + 1 for point in points),
-        committed=tuple(
-            committed_shares(point.committed, _depth(point, acceptance)) for point in points
-        ),
+    chain = (len(acceptance.chain) - 1 if acceptance is not None else 0) or BLOCK_GAMMA
+    # A cycle commits at most the block's length, or the nodes if fewer.
+    shares = (
+        committed_shares(p.committed, min(p.nodes, max(chain, math.ceil(p.committed) - 1)))
+        for p in points
     )
-
-
-def _depth(point: OperatingPoint, acceptance: Acceptance | None) -> int:
-    """Most drafted tokens that one cycle can commit: the block's length, or the nodes if fewer."""
-    chain = len(acceptance.chain) - 1 if acceptance is not None else 0
-    return min(point.nodes, max(chain or BLOCK_GAMMA, math.ceil(point.committed) - 1))
+    rows = tuple(point.nodes + 1 for point in points)
+    return Speculation(up_to=tuple(ends), rows=rows, committed=tuple(shares))
 
 
 def committed_shares(mean: float, depth: int) -> tuple[float, ...]:
     """Probabilities of 1, 2, ... depth + 1 committed tokens with this mean.
 
-    They follow from one acceptance rate for all depths. That is exact for a chain with such a rate,
-    and the simplest distribution with the right mean for a tree. Answers take many rounds, so the
-    mean decides.
+    They follow from one acceptance rate for all depths: exact for such a chain, and the simplest
+    distribution for a tree. Answers take many rounds, so that the mean decides.
     """
     from scipy.optimize import brentq  # scipy is needed for a simulation only
 
@@ -155,45 +143,27 @@ def committed_shares(mean: float, depth: int) -> tuple[float, ...]:
 
 def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
     """The server's steps with the trees of `points`, computed exactly (slow)."""
-    speculation = speculation_of(points, server.acceptance)
+    forward, speculation = server.forward, speculation_of(points, server.acceptance)
 
     @cache
-    def cycle(batch: int, context: float) -> tuple[ForwardSeconds, ForwardSeconds]:
-        """Seconds of verification and draft, which do not depend on prompts in the step."""
-        point, forward = points[speculation.level(batch)], server.forward
+    def decoding(batch: int, context: float) -> tuple[ForwardSeconds, Cycle]:
+        """Verification and drafts, which do not depend on prompts in the step."""
         if not batch:
-            return ForwardSeconds(), ForwardSeconds()
-        share = server.acceptance.drafted_share if server.acceptance is not None else 1.0
-        verify = verification_s(forward, (batch, context), point.nodes + 1, share)
-        if server.drafter is None or not point.nodes:
-            return verify, ForwardSeconds()
-        return verify, server.drafter.draft_s(forward, batch, context, point.nodes)
+            return ForwardSeconds(), Cycle()
+        point = points[speculation.level(batch)]
+        cycle = server.cycle(point.shape, point.nodes, batch, context)
+        shape, rows = (batch, context), cycle.nodes + 1
+        return verification_s(forward, shape, rows, cycle.drafted_share), cycle
 
     @cache
     def products(tokens: int, beside: int) -> float:
-        return server.forward.prompt(tokens, beside, 1).products if tokens else 0.0
+        return forward.prompt(tokens, beside, 1).products if tokens else 0.0
 
     def seconds(batch: int, prompt_tokens: int, context: float, prompt_context: float) -> float:
-        point, forward = points[speculation.level(batch)], server.forward
-        drafter = server.drafter if point.nodes and batch else None
-        verify, draft = cycle(batch, context)
-        work = TokenWork(
-            products_s=verify.products + draft.products,
-            attention_s=verify.attention + draft.attention,
-            all_reduce_s=verify.all_reduce + draft.all_reduce,
-            prompts_s=products(prompt_tokens, batch * (point.nodes + 1))
-            + forward.prompt_attention_s(prompt_tokens, prompt_context),
-            prompt_steps=1.0 if prompt_tokens else 0.0,
-            layers=forward.architecture.layers + (drafter.layers if drafter else 0),
-            devices=forward.tensor_parallel,
-            running=float(batch),
-            waiting=0.0,
-            logits_s=forward.logits_s(max(batch, 1)),
-            planned=planned_share(forward, batch),
-            host_s=batch * (server.tree_s(point.shape, point.nodes) + drafter.host_s)
-            if drafter
-            else 0.0,
-        )
+        verify, cycle = decoding(batch, context)
+        prompts_s = products(prompt_tokens, batch * (cycle.nodes + 1))
+        prompts_s += forward.prompt_attention_s(prompt_tokens, prompt_context)
+        work = step_work(forward, batch, verify, cycle, (prompts_s, float(prompt_tokens > 0)))
         return server.overheads.time_per_token_s(work, overlaps_host=server.rules.overlaps_host)
 
     return seconds

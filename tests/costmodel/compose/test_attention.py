@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from costmodel.compose.attention import Attention, TileForm, checked, measure_keys, rising
+from costmodel.compose.attention import Attention, TileForm, checked, rising
 from costmodel.errors import InputError
+from integrations.aiconfigurator.tables import measure_keys
 from integrations.llmservingsim.tables import fit_tile_rows
 from tests.costmodel.conftest import measured_forwards
 
@@ -31,7 +32,7 @@ def test_one_row_is_the_generation_table_and_many_walk_in_waves_or_share_the_key
     # 64 rows: 32 tiles, one wave of 100 processors; 512: 256 tiles, three waves.
     assert made.seconds(64, [10000], 1, 32, 8)[0] == pytest.approx(10e-6 + 10000 * KEY_S)
     assert made.seconds(512, [10000], 1, 32, 8)[0] == pytest.approx(40e-6 + 3 * 10000 * KEY_S)
-    made = attention(TileForm(tile_rows=128, splits_keys=True, packs_groups=True))
+    made = attention(TileForm(tile_rows=128, splits_keys=True))
     # 8 key-value heads x ceil(64 x 4 / 128) = 16 tiles among 100 processors.
     assert made.per_key_s(64, 1, 32, 8) == pytest.approx(0.16 * KEY_S)
     # 2 rows x 4 heads of a group fill one fragment of 64 rows, half a tile.

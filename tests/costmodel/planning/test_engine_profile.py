@@ -53,7 +53,6 @@ def test_a_chain_of_n_is_the_only_one(tmp_path) -> None:
 
 def test_replayed_requests_one_at_a_time_take_the_sum_of_their_steps() -> None:
     """Far apart, nothing waits: a prefill, then one plain step a token with a growing context."""
-    pytest.importorskip("simpy")
     requests = Trace(
         arrival_s=np.array([0.0, 100.0]), prompt_tokens=np.array([100, 300]),
         output_tokens=np.array([40, 2]),

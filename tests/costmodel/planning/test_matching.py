@@ -101,7 +101,7 @@ def test_ngrams_cost_their_look_up_and_drafts_of_unknown_cost_are_refused():
     old = {"drafter": "ngram", "engine_version": "0.11"}
     found = plan(asked(acceptance="0.6", policy=ServingPolicy(kind="chain"), **old))
     first = found.best.choices[0].chain
-    assert first.parts.draft_s == pytest.approx(NGRAM_S)
+    assert first.parts["draft_s"] == pytest.approx(NGRAM_S)
     with pytest.raises(InputError, match="no drafter is called 'medusa'") as raised:
         plan(asked(acceptance="0.6", drafter="medusa"))
     command = "`rooftree calibrate --target Qwen/Qwen3-8B --drafter FOLDER`"

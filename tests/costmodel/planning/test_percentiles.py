@@ -1,24 +1,19 @@
 """Percentiles of a plan against the closed form of a queue."""
 
 import dataclasses
-import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.errors import InputError
 from costmodel.planning.request import Goals, PlanRequest, SimulationSettings
+from costmodel.planning.result import PlanOption, SimulatedOption
 from costmodel.planning.search import plan
+from costmodel.planning.servers import Interval
 from costmodel.planning.simulation.engine import SimulationResult
-from costmodel.planning.simulation.percentiles import (
-    MOST_TIMES,
-    SimulatedChoice,
-    gather,
-    simulate_option,
-    smallest,
-)
+from costmodel.planning.simulation.percentiles import MOST_TIMES, gather, simulate_option, smallest
 from costmodel.planning.traffic import Trace, Traffic
 from tests.costmodel.planning import conftest, queueing
 from tests.costmodel.planning.conftest import SHIPPED, LineSteps, point, server_of
@@ -26,7 +21,6 @@ from tests.costmodel.planning.conftest import SHIPPED, LineSteps, point, server_
 SAMPLING = SimulationSettings(requests=20_000, variation=0.0)
 # One request at once: a prompt takes a second, and an answer is one token.
 ALONE = server_of(LineSteps(fixed_s=0.5, row_s=0.01, token_s=0.0))
-CHOICE = SimulatedChoice(gpu="made up", server=ALONE, points=(point(1),), gpus=1, error=0.0)
 
 
 def asked(rate: float, slo: str = "", **changes) -> PlanRequest:
@@ -35,9 +29,18 @@ def asked(rate: float, slo: str = "", **changes) -> PlanRequest:
     return conftest.asked(**(short | given | changes))
 
 
+def simulated(request: PlanRequest, gpus: int = 1, error: float = 0.0) -> SimulatedOption:
+    sizing = SimpleNamespace(gpus=Interval(value=gpus, low=gpus, high=gpus))
+    option = PlanOption(
+        gpu="made up", device="made up", tensor_parallel=1, points=(point(1),), sizing=sizing,
+        server=ALONE, error=error,
+    )  # fmt: skip
+    return simulate_option(request, option)
+
+
 def test_a_queue_of_prompts_is_md1_and_intervals_are_of_other_times():
     many = SimulationSettings(requests=60_000, variation=0.0)
-    found = simulate_option(asked(0.8), many, CHOICE).planned
+    found = simulated(asked(0.8, simulation=many)).planned
     for percent in (50, 90, 95, 99):
         exact_s = queueing.md1_waiting_quantile_s(0.8, 1.0, percent / 100)
         assert getattr(found.waiting, f"p{percent}").value == pytest.approx(exact_s, rel=0.08)
@@ -46,7 +49,7 @@ def test_a_queue_of_prompts_is_md1_and_intervals_are_of_other_times():
     assert found.running == pytest.approx(0.8, rel=0.02)
     assert found.tpot is None and not found.overloaded and found.missed == ()
     # 20 % of error: a load of 0.5 is one of 0.69 where all takes 1.38 times as long
-    found = simulate_option(asked(0.5), SAMPLING, dataclasses.replace(CHOICE, error=0.2)).planned
+    found = simulated(asked(0.5), error=0.2).planned
     wide = np.exp(1.606 * 0.2)
     quick_s = 1 / wide + queueing.md1_waiting_quantile_s(0.5, 1 / wide, 0.95)
     slow_s = wide + queueing.md1_waiting_quantile_s(0.5, wide, 0.95)
@@ -61,7 +64,7 @@ def test_the_smallest_fleet_is_that_of_the_closed_form(most_s):
         n for n in range(2, 99) if 1 + queueing.md1_waiting_quantile_s(1.6 / n, 1.0, 0.95) <= most_s
     )
     request = asked(1.6, f"ttft.p95={most_s}s", prices={"made up": 2.0})
-    found = simulate_option(request, SAMPLING, dataclasses.replace(CHOICE, gpus=2))
+    found = simulated(request, gpus=2)
     assert found.enough.gpus == exact and found.enough.missed == ()
     assert found.cost_per_hour == 2.0 * exact
     assert found.planned.missed == (("ttft.p95",) if exact > 2 else ())
@@ -69,15 +72,15 @@ def test_the_smallest_fleet_is_that_of_the_closed_form(most_s):
 
 def test_goals_that_a_queue_misses_take_more_servers_up_to_the_largest_fleet():
     few = dataclasses.replace(SAMPLING, requests=4_000)
-    found = simulate_option(asked(0.5, "ttft.p50=0.9s"), few, CHOICE)
+    found = simulated(asked(0.5, "ttft.p50=0.9s", simulation=few))
     assert found.enough is None and found.cost_per_hour is None
     assert found.tried_gpus == found.nearest.gpus == MOST_TIMES
     assert found.nearest.ttft.p50.value == pytest.approx(1.0)
-    found = simulate_option(asked(1.5, "ttft.p95=9s"), few, CHOICE)
+    found = simulated(asked(1.5, "ttft.p95=9s", simulation=few))
     assert found.planned.overloaded and found.planned.missed == ("ttft.p95",)
     assert found.planned.ttft.p95.high is None
     assert found.enough.gpus == 2
-    found = simulate_option(asked(0.8, "ttft=2.5s"), few, CHOICE)  # the mean is 1 + 2 s
+    found = simulated(asked(0.8, "ttft=2.5s", simulation=few))  # the mean is 1 + 2 s
     assert (found.planned.missed, found.enough.gpus) == (("ttft",), 2)
 
 
@@ -99,7 +102,7 @@ def test_where_queues_grow_json_has_no_time_to_the_first_token(rate, load):
 
 def test_the_same_seed_gives_the_same_answer():
     settings = [SimulationSettings(requests=500, variation=0.7, seed=seed) for seed in (4, 4, 5)]
-    runs = [simulate_option(asked(0.8, simulation=one), one, CHOICE) for one in settings]
+    runs = [simulated(asked(0.8, simulation=one)) for one in settings]
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -118,7 +121,7 @@ def test_a_trace_on_given_servers_counts_as_a_whole():
     burst = Trace(arrival_s=np.arange(120) * 1e-9, prompt_tokens=100 * ones, output_tokens=ones)
     settings = SimulationSettings(trace=burst)
     request = asked(burst.rate_per_s, "ttft.p99=1s", simulation=settings, servers=2)
-    found = simulate_option(request, settings, dataclasses.replace(CHOICE, gpus=2))
+    found = simulated(request, gpus=2)
     assert (found.enough, found.tried_gpus, found.planned.gpus) == (None, 2, 2)
     assert found.planned.makespan_s == pytest.approx(60)
     assert found.planned.ttft.mean.value == pytest.approx(30.5)
@@ -153,10 +156,3 @@ def test_a_shipped_plan_is_simulated_near_its_means():
     assert simulated.planned.tpot.mean.value == pytest.approx(at_load.tpot_s, rel=0.15)
     assert simulated.planned.ttft.mean.value == pytest.approx(at_load.ttft_s, rel=0.25)
     assert simulated.planned.running < found.best.sizing.at_most.running
-
-
-def test_simpy_is_asked_for_before_anything_is_planned(monkeypatch):
-    monkeypatch.setitem(sys.modules, "simpy", None)
-    with pytest.raises(InputError, match="needs simpy") as caught:
-        plan(conftest.asked(simulation=SAMPLING), SHIPPED)
-    assert "pip install 'rooftree[plan]'" in caught.value.hint

@@ -28,12 +28,12 @@ from costmodel.planning.request import (
 )
 from costmodel.planning.result import Plan, shape_ranges
 from costmodel.planning.search import plan, server_overheads
-from costmodel.planning.servers import Group, Interval, size
+from costmodel.planning.servers import Interval, Sizing, size
 from costmodel.planning.traffic import Traffic
 from profiler.commands.plan import command
 from tests.costmodel.conftest import altered, shipped
 from tests.costmodel.planning import conftest
-from tests.costmodel.planning.conftest import SHIPPED, point
+from tests.costmodel.planning.conftest import MADE_UP, SHIPPED, LineSteps, point
 
 
 def asked(**changes) -> PlanRequest:
@@ -70,13 +70,19 @@ POINTS = [
     point(running, tpot_s=tpot_s, requests_per_s=rate, ttft_s=0.1)
     for running, tpot_s, rate in ((1, 10e-3, 1.0), (4, 20e-3, 2.0), (16, 40e-3, 4.0))
 ]
-GROUP = Group(gpu="h100-sxm", devices=2, power_w=700.0)
+LARGE = MADE_UP.model_copy(update={"power_limit_w": 700.0})
+
+
+def sized(request: PlanRequest, error: float = 0.0, slower: float = 0.0) -> Sizing:
+    """The sizing on servers of two GPUs."""
+    forward = LineSteps(tensor_parallel=2, device=LARGE)
+    return size(request, "h100-sxm", forward, POINTS, error, slower)
 
 
 def test_sizing_by_hand_of_given_servers_and_of_data_parallel_groups():
     """20 requests/s, 2 a server at 25 ms a token, loaded to 0.8: 13 servers of 2 GPUs."""
     request = asked(rate=20.0, goals=Goals(tpot_s=25e-3), prices={"h100-sxm": 2.5})
-    sizing = size(request, GROUP, POINTS, error=0.0)
+    sizing = sized(request)
     assert sizing.at_most.running == 4
     assert sizing.gpus.value == sizing.gpus.low == sizing.gpus.high == 26
     assert sizing.at_load.running == 4  # 20 / 13 = 1.54 requests/s each
@@ -86,25 +92,23 @@ def test_sizing_by_hand_of_given_servers_and_of_data_parallel_groups():
     assert sizing.joules_per_token.value == pytest.approx(26 * 700 / 8000)
     assert sizing.load == pytest.approx(20 / 26)
     # 20 requests/s on 3 servers of 4/s: 12 are served, at full load
-    sizing = size(asked(rate=20.0, servers=3), GROUP, POINTS, error=0.1, slower=0.3)
+    sizing = sized(asked(rate=20.0, servers=3), error=0.1, slower=0.3)
     assert sizing.gpus == Interval(value=6, low=6, high=6)
     assert (sizing.at_load.running, sizing.load) == (16, pytest.approx(20 / 12))
     assert sizing.joules_per_token.value == pytest.approx(6 * 700 / (12 * 400))
     assert sizing.tpot_s.high / sizing.tpot_s.value == pytest.approx(math.exp(1.606 * 0.3))
     assert sizing.tpot_s.low / sizing.tpot_s.value == pytest.approx(math.exp(-1.606 * 0.1))
     assert (parse_servers("3"), parse_servers("70%")) == ((3, 1.0), (None, 0.7))
-    one = size(asked(), GROUP, POINTS, error=0.0)
-    group = dataclasses.replace(GROUP, devices=4 * GROUP.devices, ranks=4)
-    four = size(asked(), group, POINTS, error=0.0)
-    assert four.gpus.value == -(-one.gpus.value // group.devices) * group.devices
+    one, four = sized(asked()), sized(asked(data_parallel=4))
+    assert four.gpus.value == -(-one.gpus.value // 8) * 8
     assert four.at_load.running <= one.at_load.running
 
 
 def test_intervals_choose_again():
     """10 % of error, +-17 %: 23.5 ms still hold at 4 at once; 35 % off, 1 at once has to do."""
     request = asked(rate=20.0, goals=Goals(tpot_s=25e-3))
-    narrow, wide = (size(request, GROUP, POINTS, error) for error in (0.1, 0.35))
-    assert size(asked(goals=Goals(tpot_s=10.1e-3)), GROUP, POINTS, 0.1).gpus.high is None
+    narrow, wide = (sized(request, error) for error in (0.1, 0.35))
+    assert sized(asked(goals=Goals(tpot_s=10.1e-3)), 0.1).gpus.high is None
     factor = math.exp(1.606 * 0.1)
     assert narrow.gpus.high == 2 * math.ceil(20 / (0.8 * 2 / factor))
     assert wide.gpus.high == 2 * math.ceil(20 / (0.8 * 1 / math.exp(1.606 * 0.35)))
@@ -173,7 +177,7 @@ def test_the_cheapest_comes_first(h100, l40s, best):
 def test_cost_rises_with_the_rate(rates, error):
     request = asked(prices={"h100-sxm": 2.5}, goals=Goals(tpot_s=30e-3))
     requests = [dataclasses.replace(request, rate=rate) for rate in sorted(rates)]
-    low, high = (size(one, GROUP, POINTS, error).cost_per_hour.value for one in requests)
+    low, high = (sized(one, error).cost_per_hour.value for one in requests)
     assert low <= high
 
 

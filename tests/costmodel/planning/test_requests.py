@@ -18,25 +18,27 @@ from costmodel.planning.request import (
     seconds_text,
 )
 from costmodel.planning.simulation.percentiles import server_traces
-from costmodel.planning.traffic import LognormalLength, Trace, Traffic, poisson_trace, read_trace
+from costmodel.planning.traffic import Trace, Traffic, poisson_trace, read_trace
 from tests.costmodel.planning.conftest import asked
 
 HEADER = "arrival_s,prompt_tokens,output_tokens"
 
 
 def test_poisson_arrivals_and_lognormal_lengths_have_their_moments() -> None:
-    lengths = LognormalLength(mean_tokens=7), LognormalLength(mean_tokens=3)
-    found = poisson_trace(5.0, 50_000, *lengths, np.random.default_rng(0))
+    means = Traffic(prompt_tokens=7, output_tokens=3)
+    found = poisson_trace(5.0, 50_000, means, np.random.default_rng(0))
     gaps = np.diff(found.arrival_s)
     assert found.rate_per_s == pytest.approx(5.0, rel=0.02)
     assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.02)
     assert np.mean(gaps > 0.4) == pytest.approx(math.exp(-2), rel=0.05)
     assert (set(found.prompt_tokens), set(found.output_tokens)) == ({7}, {3})
     random = np.random.default_rng(1)
-    drawn = LognormalLength(mean_tokens=800, variation=0.6).draw(200_000, random)
+    means = Traffic(prompt_tokens=800, output_tokens=800)
+    drawn = poisson_trace(1.0, 200_000, means, random, variation=0.6).prompt_tokens
     assert np.mean(drawn) == pytest.approx(800, rel=0.01)
     assert np.std(drawn) / np.mean(drawn) == pytest.approx(0.6, rel=0.02)
-    drawn = LognormalLength(mean_tokens=2, variation=3, most_tokens=9).draw(5000, random)
+    means = Traffic(prompt_tokens=2, output_tokens=2)
+    drawn = poisson_trace(1.0, 5000, means, random, variation=3, most_tokens=9).output_tokens
     assert (drawn.min(), drawn.max()) == (1, 9)
 
 

@@ -12,11 +12,11 @@ from costmodel.planning.batching import Cycle, Overheads, cycle_work
 from costmodel.planning.engines import EngineRules, MemoryRule
 from costmodel.planning.simulation.engine import SimulatedServer, simulate
 from costmodel.planning.simulation.steps import Speculation, StepGrid
-from costmodel.planning.traffic import LognormalLength, Trace, Traffic, poisson_trace
+from costmodel.planning.traffic import Trace, Traffic, poisson_trace
 from tests.costmodel.planning import queueing
 from tests.costmodel.planning.conftest import LineSteps, commits, plain_steps
 
-ONE = LognormalLength(mean_tokens=1)
+ONES = Traffic(prompt_tokens=1, output_tokens=1)
 WHOLE = MemoryRule(fraction=1.0, reserve_bytes=0.0, whole_answer=True)
 
 
@@ -42,7 +42,7 @@ def constant(batch: int, prompt_tokens: int, context: float, prompt_context: flo
 
 
 def poisson_ones(rate: float, count: int, seed: int) -> Trace:
-    return poisson_trace(rate, count, ONE, ONE, np.random.default_rng(seed))
+    return poisson_trace(rate, count, ONES, np.random.default_rng(seed))
 
 
 def test_two_requests_by_hand_and_behind_a_front_end() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.attention import LatentTable, TileForm
+from costmodel.compose.attention import LatentTable, TileForm, interpolate
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
 from costmodel.errors import DeviceError, InputError
@@ -412,7 +412,7 @@ def test_published_latent_attention(device, cache, most_us):
     tables = load_published(find_device(device), "sglang", weights="fp8_block", cache=cache)
     kernel, layer = (tables.latent()[512, 64, *rest] for rest in ((192, 128), (256, 256, 64, 2048)))
     assert kernel.source == "sglang's kernels" and not kernel.projects
-    assert kernel.one_row_s(16, np.array([1024.0]), 64)[0] < most_us * 1e-6
+    assert interpolate(kernel.generation[16], np.array([1024.0]), 64)[0] < most_us * 1e-6
     assert layer.projects and max(batch for batch, _ in layer.generation[8]) in (256, 512)
     target = find_target("deepseek-ai/DeepSeek-V3").architecture
     assert forward_of(tables, target, tensor_parallel=8).latent is kernel
@@ -436,7 +436,7 @@ def test_half_of_what_split_keys_save_is_doubted(package, splits):
     """Of any kernel for prompts: that verifications split their keys was measured of none."""
     tables = load_published(H100)
     unsplit = TileForm(tile_rows=128)
-    form = dataclasses.replace(unsplit, splits_keys=splits, packs_groups=splits)
+    form = dataclasses.replace(unsplit, splits_keys=splits)
     kernels = [dataclasses.replace(tables.attention, form=each) for each in (unsplit, form)]
     both = [dataclasses.replace(tables, attention=kernel) for kernel in kernels]
     walking, forward = (forward_of(one) for one in both)
