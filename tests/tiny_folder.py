@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from costmodel.catalog import Peaks
 from profiler.measure.instruments import Guard, Instruments
-from profiler.measure.machine import Activity
 from tests.fake_timing import CountRule, FakeTimer
 
 POSITIONS = 256
@@ -68,6 +67,9 @@ def write_all(folder: Path) -> Path:
     return write_tokenizer(write_weights(folder))
 
 
+QUIET = {"busy_processes": [], "steal_share": 0.0}  # no other work on the machine
+
+
 def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     """A data directory (returned), locks of one's own, and a quiet machine of made-up peaks."""
     patch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
@@ -76,8 +78,7 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     patch.setattr(tempfile, "tempdir", str(folder / "locks"))
     peaks = Peaks(flops_per_s=1e11, bytes_per_s=1e10)
     patch.setattr("decoder.profiling.measured_profile.measure_peaks", lambda *_: peaks)
-    quiet = Activity(processes=(), steal_share=0.0)
-    patch.setattr("profiler.calibrate.run.observe", lambda: quiet)
+    patch.setattr("profiler.measure.machine.observe", lambda: QUIET)
     return folder / "home"
 
 

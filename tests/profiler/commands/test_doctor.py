@@ -15,9 +15,9 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
 from profiler import checks
-from profiler.measure.machine import Activity
 from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
+from tests.tiny_folder import QUIET
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -35,8 +35,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
     no_gpu = Mock(side_effect=DeviceError("there is no GPU"))
     monkeypatch.setattr(checks.Gpu, "open", no_gpu)
-    monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
-    monkeypatch.setattr(checks, "warnings", lambda metadata, activity: ())
+    monkeypatch.setattr("profiler.measure.machine.observe", lambda: QUIET)
+    monkeypatch.setattr(checks, "warnings", lambda metadata: ())
     return tmp_path
 
 

@@ -15,9 +15,7 @@ from lab.bench.analysis.summary import derived
 from lab.bench.record import write_result
 from lab.papers.blockpilot.recipe import PilotFigures
 from lab.training.recipe import Trained
-from profiler import checks
 from profiler.calibrate.run import CalibrationResult
-from profiler.measure.machine import Activity
 from tests.costmodel.conftest import altered, without_tables
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.made_profile import make_profile
@@ -94,7 +92,6 @@ def replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)
-    monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
     isolate(monkeypatch, tmp_path)
 
 
