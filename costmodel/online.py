@@ -23,6 +23,22 @@ from costmodel.statistics import Array, Ints
 TYPICAL_COMMITTED = 4.0
 
 
+class FadingMean:
+    """A weighted mean whose earlier terms fade by a factor with each new one."""
+
+    def __init__(self, fading: float) -> None:
+        self._fading, self._sum, self._weight = fading, 0.0, 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a term: its value times its weight, and its weight."""
+        self._sum = self._fading * self._sum + value
+        self._weight = self._fading * self._weight + weight
+
+    def mean(self) -> float | None:
+        """None before the first term."""
+        return self._sum / self._weight if self._weight else None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CycleCost:
     """C(N, c, B) = draft + build + verify(bucket(B (N + 1)) / B) + accept + commit.

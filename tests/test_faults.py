@@ -33,7 +33,7 @@ from costmodel.planning.traffic import read_trace
 from costmodel.profile.profile import Profile
 from decoder.drafters.checkpoint import find_config
 from decoder.drafters.dflash.config import DFlashConfig
-from decoder.drafters.eagle3.model import Eagle3Config
+from decoder.drafters.eagle3 import Eagle3Config
 from decoder.drafters.vocabulary import read_tokens
 from lab.bench.analysis.summary import derived
 from lab.bench.prompts import read_files

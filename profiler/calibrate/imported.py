@@ -69,10 +69,7 @@ def read_file(
 
 
 def fit_table(table: ImportedTable, subject: TimedModel, path: Path) -> dict[str, Any]:
-    """Errors of all calibrations on the times read from `path`, by cross-validation: plain values.
-
-    Raises InputError.
-    """
+    """Errors of all calibrations on the times of `path`, by cross-validation. Raises InputError."""
     check_subject(table, subject, path)
     points, roofline = table.points, subject.roofline(table)
     warning = check_times(points, roofline, path)

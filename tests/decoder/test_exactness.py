@@ -59,7 +59,7 @@ def replay(truth, vocab):
 def autoregressive(seed):
     """A smaller model's drafts; with seed 0 the model is the target's twin and mostly right."""
     model = partial(random_model, "llama-gqa", seed=seed)
-    return lambda truth, vocab: CausalLMDrafter(target_of(model()), max_depth=4)
+    return lambda truth, vocab: CausalLMDrafter(target_of(model()))
 
 
 def overflowed(truth, vocab):
@@ -67,7 +67,7 @@ def overflowed(truth, vocab):
     model = random_model("llama-gqa")
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-    return CausalLMDrafter(target_of(model), max_depth=4)
+    return CausalLMDrafter(target_of(model))
 
 
 # Each takes the true text (prompt included) and the vocabulary.

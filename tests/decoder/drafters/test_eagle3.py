@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.linear import plain_state

@@ -11,7 +11,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import Lattice
 from decoder.tree.growth import TopPaths
-from decoder.tree.pairs import PairLattice
+from lab.drafters.conditional import PairLattice
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import ACCEPTED, PROMPT, VOCAB, WINDOWED, draft_target, rounds
 from tests.decoder.models import greedy, random_model, request, shaped, target_of

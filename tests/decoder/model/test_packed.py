@@ -11,7 +11,7 @@ from costmodel.errors import InputError
 from decoder.cpu import VARIABLE, this_cpu
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target, quantised
 from decoder.model.runtime import tiles

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
+from costmodel.online import FadingMean
 from decoder.policies.base import DEFAULT_MAX_NODES, Chain, Fixed, Limits, Plain
-from decoder.policies.bastion import Bastion, DecodingSpeed, DepthBias, DraftGate, parse_policy
+from decoder.policies.bastion import SPEED_FADING, Bastion, DepthBias, DraftGate, parse_policy
 from decoder.tree.draft_tree import EMPTY, Lattice, best_first
 from tests.decoder.models import StairCost, round_of
 
@@ -96,23 +97,23 @@ class TestBastion:
         assert sum(sizes[100:]) < 25
 
 
-class TestDecodingSpeed:
+class TestSpeed:
     """The speed of the text so far decides what a second of this round has to bring."""
 
     def test_it_is_the_ratio_of_faded_sums(self):
-        decoding, rounds = DecodingSpeed(), [(3, 1.5), (1, 1.0), (6, 2.0)]
+        decoding, rounds = FadingMean(SPEED_FADING), [(3, 1.5), (1, 1.0), (6, 2.0)]
         for committed, plain_steps in rounds:
-            decoding.observe(committed, plain_steps)
-        weights = [DecodingSpeed.FADING**2, DecodingSpeed.FADING, 1.0]
+            decoding.add(committed, plain_steps)
+        weights = [SPEED_FADING**2, SPEED_FADING, 1.0]
         tokens = sum(w * committed for w, (committed, _) in zip(weights, rounds, strict=True))
         steps = sum(w * plain_steps for w, (_, plain_steps) in zip(weights, rounds, strict=True))
-        assert decoding.tokens_per_step() == pytest.approx(tokens / steps)
+        assert decoding.mean() == pytest.approx(tokens / steps)
 
     @given(first=st.floats(0.05, 0.5), speed=st.floats(1.0, 8.0), cost=costs)
     def test_the_size_gains_most_at_the_known_speed(self, first, speed, cost):
         """Every size in turn: A(N) less what its seconds bring elsewhere."""
         policy, candidates = Bastion(cost, 60), lattice(first)
-        policy._speed.observe(speed, 1.0)
+        policy._speed.add(speed, 1.0)
         tree = policy.choose(candidates, CONTEXT, FREE)
         gains = []
         for nodes in range(61):
