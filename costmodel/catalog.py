@@ -105,7 +105,7 @@ def device_slug(name: str) -> str:
 
 
 # The columns of devices.yaml in other units than our fields.
-_RATES: Mapping[str, tuple[str, float]] = {
+_UNITS: Mapping[str, tuple[str, float]] = {
     "bf16_tflops": ("peak_flops_per_s", 1e12), "fp16_tflops": ("peak_flops_per_s", 1e12),
     "fp8_tflops": ("fp8_flops_per_s", 1e12), "fp4_tflops": ("fp4_flops_per_s", 1e12),
     "int8_tops": ("int8_ops_per_s", 1e12), "memory_gb_per_s": ("peak_bytes_per_s", 1e9),
@@ -120,8 +120,8 @@ def load_devices() -> Mapping[str, DeviceSpec]:
     for slug, row in table.items():
         fields = {"dtype": "bfloat16" if "bf16_tflops" in row else "float16", "slug": slug, **row}
         fields["aliases"] = tuple(fields.get("aliases", ()))
-        for name in _RATES.keys() & row.keys():
-            field, unit = _RATES[name]
+        for name in _UNITS.keys() & row.keys():
+            field, unit = _UNITS[name]
             fields[field] = fields.pop(name) * unit
         devices[slug] = DeviceSpec(**fields)
     return devices

@@ -79,7 +79,7 @@ def paper_flops(
     A mixture of experts counts the experts that are active for a row, without the router. The paper
     has gated FFNs only; one without a gate counts two matrices instead of three.
     """
-    s, c, b = _shapes(rows, context, batch)
+    s, c, b = shapes_of(rows, context, batch)
     return _flops(architecture, s * b, keys=c + s, router=False)
 
 
@@ -93,7 +93,7 @@ def physical_flops(
     or makes the keys and values of all tokens from it, whichever takes less.
     """
     a = architecture
-    s, c, b = _shapes(rows, context, batch)
+    s, c, b = shapes_of(rows, context, batch)
     keys = c + (s + 1) / 2
     if (window := a.sliding_window) is not None:
         growing = np.clip(window - c, 0, s)  # new rows that still see everything before them
@@ -193,7 +193,7 @@ def paper_bytes(
     the layers' matrices, and of embedding and LM head; None: `element_bytes`, like all else.
     """
     a = architecture
-    s, c, b = _shapes(rows, context, batch)
+    s, c, b = shapes_of(rows, context, batch)
     size = float(element_bytes)
     weight, head = weight_bytes or (size, size)
     one = np.ones_like(s) * size * a.attention_layers
@@ -239,7 +239,7 @@ def physical_bytes(
     `paper_bytes`.
     """
     a = architecture
-    s, c, b = _shapes(rows, context, batch)
+    s, c, b = shapes_of(rows, context, batch)
     size = float(element_bytes)
     weight, head = weight_bytes or (size, size)
     one = np.ones_like(s) * size * a.attention_layers
@@ -311,6 +311,12 @@ class Roofline:
         size = self.element_bytes
         return self.weight_bytes or size, self.head_bytes or size
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Peak FLOPs/s and bytes/s of all devices together."""
+        peaks, devices = self.peaks, self.tensor_parallel
+        return peaks.flops_per_s * devices, peaks.bytes_per_s * devices
+
     def seconds(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds, in the broadcast shape of the arguments."""
         compute_s, memory_s = self.branches_s(rows, context, batch)
@@ -327,16 +333,13 @@ class Roofline:
         count_flops = paper_flops if self.count == "paper" else physical_flops
         count_bytes = paper_bytes if self.count == "paper" else physical_bytes
         flops = count_flops(self.architecture, rows, context, batch).total
-        sizes = self.element_bytes, self.read_bytes
+        sizes, (flops_per_s, bytes_per_s) = (self.element_bytes, self.read_bytes), self.rates
         count = count_bytes(self.architecture, rows, context, batch, *sizes)
         moved = count.total
         if self.count == "physical" and self.cache_bytes is not None:
             saved = 1 - self.cache_bytes / self.element_bytes
             moved = moved - saved * (count.kv_read + count.kv_write)
-        return (
-            flops / (self.peaks.flops_per_s * self.tensor_parallel),
-            moved / (self.peaks.bytes_per_s * self.tensor_parallel),
-        )
+        return flops / flops_per_s, moved / bytes_per_s
 
     def bounded(
         self, seconds: ArrayLike, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
@@ -349,7 +352,8 @@ class Roofline:
         return dataclasses.replace(self, count=count)
 
 
-def _shapes(rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> tuple[Array, Array, Array]:
+def shapes_of(rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> tuple[Array, Array, Array]:
+    """Rows, context and batch in their broadcast shape."""
     s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     s, c, b = np.broadcast_arrays(s, c, b)
     return s, c, b

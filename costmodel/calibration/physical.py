@@ -22,6 +22,7 @@ from costmodel.roofline import (
     paper_bytes,
     physical_bytes,
     physical_flops,
+    shapes_of,
     state_traffic,
 )
 from costmodel.statistics import Array, non_negative_minima, robust_sigma
@@ -48,11 +49,10 @@ def work_terms(
 ) -> list[Array]:
     """Seconds at the peaks of each of WORK_TERMS; the floor counts as reading the weights once."""
     a = roofline.architecture
-    flops_per_s = roofline.peaks.flops_per_s * roofline.tensor_parallel
-    bytes_per_s = roofline.peaks.bytes_per_s * roofline.tensor_parallel
+    flops_per_s, bytes_per_s = roofline.rates
     s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     tokens = s * b
-    (common, expert, whole, kv), (matrix_flops, attention_flops), score_width = _one_row(roofline)
+    common, expert, whole, kv, matrix_flops, attention_flops, score_width = _one_row(roofline)
     keys = cached_tokens(a, c, scored=True) + (s + 1) / 2 * score_width
     state = state_traffic(a, s, b, roofline.element_bytes)
     state = state + b * c * a.index_values * roofline.element_bytes
@@ -66,9 +66,7 @@ def work_terms(
 
 
 @lru_cache(maxsize=64)
-def _one_row(
-    roofline: Roofline,
-) -> tuple[tuple[float, float, float, float], tuple[float, float], float]:
+def _one_row(roofline: Roofline) -> tuple[float, ...]:
     """Physical work of one row on one cached token.
 
     Bytes of the weights that all tokens share, of one expert's, of all that the row reads, and of
@@ -87,8 +85,8 @@ def _one_row(
     expert = ffn * (1 - common) / max(a.active_experts, 1)
     cached = float(a.attention_layers * a.cached_width * roofline.element_bytes)
     matrix_flops, attention_flops = float(flops.total) - attention, attention / score_width
-    weights = (fixed + common * ffn, expert, fixed + ffn, cached)
-    return weights, (matrix_flops, attention_flops), score_width
+    weights = fixed + common * ffn, expert, fixed + ffn, cached
+    return *weights, matrix_flops, attention_flops, score_width
 
 
 class KernelShape(NamedTuple):
@@ -221,14 +219,11 @@ def _shapeless(
     roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike
 ) -> tuple[Array, ...]:
     """New tokens of a sequence and of all, and the terms as they are in any kernel shape."""
-    s, c, b = np.broadcast_arrays(
-        *(np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
-    )
+    s, c, b = shapes_of(rows, context, batch)
     moved = paper_bytes(roofline.architecture, s, 0, b, roofline.element_bytes)
     scores = 2.0 * roofline.element_bytes * roofline.architecture.attention_layers * b * s * s
     io = moved.attention_io - scores * roofline.architecture.heads + moved.ffn_io + moved.lm_head_io
-    activations = io / (roofline.peaks.bytes_per_s * roofline.tensor_parallel)
-    return s, s * b, *work_terms(roofline, s, c, b), activations
+    return s, s * b, *work_terms(roofline, s, c, b), io / roofline.rates[1]
 
 
 def _in_shape(terms: tuple[Array, ...], shape: KernelShape) -> list[Array]:

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from costmodel.calibration.choices import Regret, choices, regret_at_contexts
+from costmodel.calibration.choices import choices, regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import (
@@ -34,9 +34,8 @@ class Selection:
     """The calibrations of one set of points, and the name of the selected one.
 
     `predicted_left_out_s` holds each calibration's predictions of points left out of its fit,
-    `cross_validated` their error, and `regret` the loss from choosing N by them. A calibration
-    for which the points are too few is None. `warnings`: steps of the points that the selected
-    one smooths over.
+    `cross_validated` their error, and `cross_validated_regret` the mean loss from choosing N by
+    them. A calibration for which the points are too few is None.
     """
 
     selected: CalibrationName
@@ -44,7 +43,7 @@ class Selection:
     physical: PhysicalCalibration | None = None
     stairs: StairsCalibration | None = None
     cross_validated: dict[CalibrationName, ErrorSummary]
-    regret: dict[CalibrationName, Regret]
+    cross_validated_regret: dict[CalibrationName, float]
     predicted_left_out_s: dict[CalibrationName, Array]
     warnings: tuple[str, ...] = ()
 
@@ -79,13 +78,13 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
         for name in left_out:
             left_out[name][group] = fitted[name].predict_s(part.rows, part.context, part.batch)
     errors: dict[CalibrationName, ErrorSummary] = {}
-    regrets: dict[CalibrationName, Regret] = {}
+    regrets: dict[CalibrationName, float] = {}
     losses: dict[CalibrationName, Array] = {}
     for name, left_out_s in left_out.items():
         errors[name] = ErrorSummary.of(left_out_s, points.seconds)
         regret = regret_at_contexts(points, left_out_s)
         if regret is not None:
-            regrets[name] = regret
+            regrets[name] = regret.mean
         relative = np.abs(left_out_s - points.seconds) / points.seconds
         losses[name] = relative + (regret.mean if regret else 0.0)
     selected: CalibrationName = "linear"
@@ -99,7 +98,7 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
         selected=selected,
         warnings=smoothed_steps(points, calibrations[selected], roofline),
         cross_validated=errors,
-        regret=regrets,
+        cross_validated_regret=regrets,
         predicted_left_out_s=left_out,
         **{name: calibrations[name] for name in {"linear": None, **left_out}},  # type: ignore[arg-type]
     )

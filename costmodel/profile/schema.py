@@ -26,12 +26,9 @@ from costmodel.statistics import Array, extend_linear
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
+# The best first.
 ProvenanceKind = Literal["measured", "quick", "imported", "transferred", "composed", "datasheet"]
-PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
-# Not measured on this device with this runtime: a prior, corrected while decoding.
-BORROWED: tuple[ProvenanceKind, ...] = ("imported", "transferred", "composed", "datasheet")
 RuntimeKind = Literal["eager", "packed", "graphs", "kernels", "external", "vllm", "url"]
-ENGINES: tuple[RuntimeKind, ...] = ("vllm",)  # runtimes that are not this project's own
 UNCAPTURED: tuple[RuntimeKind, ...] = ("eager", "packed")  # times include the host's of each call
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
@@ -64,12 +61,13 @@ class ProvenanceSection(fields.Section):
 
     @property
     def rank(self) -> int:
-        """Place of the kind in PROVENANCE_RANKING: 0 is the best."""
-        return PROVENANCE_RANKING.index(self.kind)
+        """Place of the kind among all: 0 is the best."""
+        return get_args(ProvenanceKind).index(self.kind)
 
     @property
     def borrowed(self) -> bool:
-        return self.kind in BORROWED
+        """Not measured on this device with this runtime: a prior, corrected while decoding."""
+        return self.kind not in ("measured", "quick")
 
 
 class TargetSection(fields.Section):
@@ -181,10 +179,8 @@ class RuntimeSection(fields.Section):
     @model_validator(mode="after")
     def _check_buckets(self) -> RuntimeSection:
         fields.check_ascending("buckets", self.buckets)
-        if (self.kind in ENGINES) != (self.engine is not None):
-            raise ValueError(
-                f"engine belongs to the runtimes {', '.join(ENGINES)}, and to no other"
-            )
+        if (self.kind == "vllm") != (self.engine is not None):
+            raise ValueError("engine belongs to the runtimes vllm, and to no other")
         return self
 
 
@@ -254,16 +250,9 @@ class CalibrationSection(fields.Section):
 
     @classmethod
     def of(cls, selection: Selection) -> CalibrationSection:
-        stairs = selection.stairs
-        return cls(
-            selected=selection.selected,
-            linear=selection.linear,
-            physical=selection.physical,
-            stairs=None if stairs is None else stairs.scales,
-            cross_validated=selection.cross_validated,
-            cross_validated_regret={name: regret.mean for name, regret in selection.regret.items()},
-            warnings=selection.warnings,
-        )
+        values = {name: getattr(selection, name) for name in cls.model_fields}
+        stairs = None if selection.stairs is None else selection.stairs.scales
+        return cls(**values | {"stairs": stairs})
 
     @model_validator(mode="after")
     def _check(self) -> CalibrationSection:

@@ -49,12 +49,12 @@ def test_files_that_llama_bench_wrote(tmp_path):
         shape = (max(line["n_prompt"], 1), line["n_depth"] + (count - 1) // 2, 1)
         assert times[shape] == pytest.approx(median(line["samples_ns"]) / 1e9 / count)
     assert table.parameters == 134515008 and table.threads == LINES[0]["n_threads"]
-    assert table.weights is not None and table.weights.dtype == "bfloat16"
+    assert table.dtype == "bfloat16"
     assert table.version is None  # it was built outside of a checkout
     changed = {"model_type": "llama 8B Q4_K - Medium", "build_commit": "abc", "build_number": 7}
     table = read("llama-bench", write_lines(tmp_path / "f", [one | changed for one in LINES]))
-    assert table.weights is not None and table.weights.quantization == "q4_k-medium"
-    assert table.weights.weight_bytes == pytest.approx(269100288 / 134515008)
+    assert table.quantization == "q4_k-medium"
+    assert table.weight_bytes == pytest.approx(269100288 / 134515008)
     assert table.version == "llama.cpp abc (7)"
     more = [LINES[0] | {"n_prompt": 600}, LINES[0] | {"n_gen": 8}]
     table = read("llama-bench", write_lines(tmp_path / "f", [*LINES, *more]))
@@ -72,8 +72,8 @@ def test_a_file_that_llama_batched_bench_wrote(tmp_path):
     assert (512, 0, 1) not in times and sum(table.left_out.values()) == 16  # 1 warms up
     assert len(times) == 18 + 2 + 5 + 5 - 2  # two shapes are in both tables
     assert table.version == "llama.cpp 2f68ce7cf (6918)" and table.parameters == 30_530_000_000
-    assert table.weights.quantization == "q8_0"
-    assert table.weights.weight_bytes == pytest.approx(30.25 * 2**30 / 30.53e9)
+    assert table.quantization == "q8_0"
+    assert table.weight_bytes == pytest.approx(30.25 * 2**30 / 30.53e9)
     text = path.read_text()
     (tmp_path / "two").write_text(text + text.replace("30B.A3B", "8B"))
     with pytest.raises(InputError, match="2 models of llama-bench"):
