@@ -10,7 +10,7 @@ from typing import Any
 
 from costmodel.errors import InputError, shown
 from costmodel.fields import MOST, is_whole
-from costmodel.hf_config import architecture_fields
+from costmodel.hf_kinds import architecture_fields
 
 # Beyond every model; times of larger ones would leave the range of a float.
 _MOST_PARAMETERS = 10**15
@@ -29,16 +29,16 @@ class ModelArchitecture:
     """Sizes of a decoder-only transformer.
 
     `name` is a label outside the hash: a fine-tune or a local folder has the hash of its base.
-    Weights, tokenizer, rope parameters and norm epsilons do not change the cost and are left
-    out. Attention reads the last `sliding_window` tokens (None: all), except in `full_layers`
-    layers; `sinks`: each head has one more logit. `layer_norms` counts norms over the hidden
-    width. In a mixture of experts all layers but the first `dense_layers` are sparse, and each
-    token also passes an FFN of width `shared_ffn`; without dense layers `ffn` is unused and not
-    hashed. With latent attention (DeepSeek-V2, arXiv 2405.04434) a token's cache is one vector
-    of `latent_rank` + `rope_dim` values a layer, `value_dim` is the width of a head's value,
-    `head_dim` that of its query, and queries are made from `query_rank` values (0: from the
-    hidden state). In `index_layers` layers an indexer of `index_heads` (DeepSeek-V3.2) keeps a key
-    of `index_dim` values, by which each row chooses the `index_topk` tokens that it attends to.
+    Weights, tokenizer, rope parameters and norm epsilons do not change the cost and are left out.
+    Attention reads the last `sliding_window` tokens (None: all), except in `full_layers` layers;
+    `sinks`: each head has one more logit. `layer_norms` counts norms over the hidden width. In a
+    mixture of experts all layers but the first `dense_layers` are sparse, and each token also
+    passes an FFN of width `shared_ffn`. With latent attention (DeepSeek-V2, arXiv 2405.04434) a
+    token's cache is one vector of `latent_rank` + `rope_dim` values a layer, `value_dim` is the
+    width of a head's value, `head_dim` that of its query, and queries are made from `query_rank`
+    values (0: from the hidden state). In `index_layers` layers an indexer of `index_heads`
+    (DeepSeek-V3.2) keeps a key of `index_dim` values, by which each row chooses the `index_topk`
+    tokens that it attends to.
 
     Hybrids: `recurrent_layers` layers keep a state instead of keys, or beside them. Of the
     layers, `keyless_layers` have no attention and `ffnless_layers` no FFN. A state is `state_heads`
@@ -192,7 +192,6 @@ class ModelArchitecture:
 
     @property
     def full_cached_width(self) -> int:
-        """`cached_width` of a layer that reads the whole context."""
         if not (self.full_head_dim or self.full_kv_heads):
             return self.cached_width
         return 2 * (self.full_kv_heads or self.kv_heads) * self._full_head_dim
@@ -215,7 +214,6 @@ class ModelArchitecture:
 
     @property
     def index_values(self) -> int:
-        """Values of one token in the caches of all indexers."""
         return self.index_layers * self.index_dim
 
     @property
@@ -274,7 +272,7 @@ class ModelArchitecture:
 
     @property
     def ffn_matrices(self) -> int:
-        """Weight matrices of one FFN: gate, up and down, or up and down."""
+        """Of one FFN: gate, up and down, or up and down."""
         return 3 if self.gated_ffn else 2
 
     @property
@@ -283,7 +281,6 @@ class ModelArchitecture:
 
     @property
     def ffn_layers(self) -> int:
-        """Layers with an FFN, dense or of experts."""
         return self.layers - self.ffnless_layers
 
     @property
@@ -298,11 +295,6 @@ class ModelArchitecture:
         return self.common_ffn + self.sparse_layers * self.active_experts * self.expert_ffn
 
     @property
-    def expert_shape(self) -> tuple[int, int, int, int]:
-        """Hidden size, width, experts of a token and experts: the key of an operator table."""
-        return self.hidden, self.expert_ffn, self.active_experts, self.experts
-
-    @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: all but those of the other experts."""
         idle = self.sparse_layers * (self.experts - self.active_experts)
@@ -312,8 +304,7 @@ class ModelArchitecture:
     def hash(self) -> str:
         """12 hex digits over the fields that change the cost.
 
-        Optional fields at their default are left out, so that a new field does not change the
-        hash of existing profiles.
+        Those at their default are left out, so that a new field leaves existing hashes as they are.
         """
         fields = self.to_dict()
         del fields["name"]
@@ -323,35 +314,30 @@ class ModelArchitecture:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
-    def query_parameters(self) -> int:
+    def projections(self) -> tuple[int, int, int]:
+        """Weights of one usual layer's query, key and value, and output; without biases, norms."""
+        query = self.hidden * self.query_width * (2 if self.gated_attention else 1)
         if self.query_rank:
-            return self.query_rank * (self.hidden + self.query_width)
-        return self.hidden * self.query_width * (2 if self.gated_attention else 1)
-
-    @property
-    def key_value_parameters(self) -> int:
+            query = self.query_rank * (self.hidden + self.query_width)
+        key_value = self.hidden * self.cached_width
         if self.latent_rank:
             made = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
-            return self.hidden * self.cached_width + self.latent_rank * made
-        return 2 * self.hidden * self.kv_width
-
-    @property
-    def output_parameters(self) -> int:
-        return self.hidden * self.heads * (self.value_dim or self.head_dim)
+            key_value += self.latent_rank * made
+        return query, key_value, self.hidden * self.heads * (self.value_dim or self.head_dim)
 
     @property
     def attention_parameters(self) -> int:
-        """Weights of one layer's four projections, without biases and norms."""
-        return self.query_parameters + self.key_value_parameters + self.output_parameters
+        return sum(self.projections)
 
     @property
     def reshaped(self) -> tuple[int, int, int]:
-        """Weights of query, key and value, and output by which all layers exceed usual ones."""
+        """By how many weights the `projections` of all layers exceed those of usual ones."""
         wider = self.full_layers * self.heads * self.hidden * (self._full_head_dim - self.head_dim)
-        fewer = -self.shared_kv_layers * self.key_value_parameters
+        usual = self.projections[1]
+        fewer = -self.shared_kv_layers * usual
         if self.full_cached_width != self.cached_width or self.full_key_is_value:
             made = self.hidden * self.full_cached_width // (2 if self.full_key_is_value else 1)
-            fewer += self.kept_layers[0] * (made - self.key_value_parameters)
+            fewer += self.kept_layers[0] * (made - usual)
         return wider, fewer, wider
 
     @property
@@ -377,13 +363,9 @@ class ModelArchitecture:
         return self.ffn_matrices * self.hidden * width
 
     @property
-    def common_ffn_parameters(self) -> int:
-        """Weights of the FFNs that every token passes, all layers; without biases."""
-        return self.ffn_matrices * self.hidden * self.common_ffn
-
-    @property
     def small_parameters(self) -> int:
-        count = self.layer_norms * self.hidden * (2 if self.norm_bias else 1)
+        """Norms (the last one's too), biases, routers, and what is small in recurrent layers."""
+        norm = self.hidden * (2 if self.norm_bias else 1)
         attention = 2 * self.head_dim if self.qk_norm else 0
         queries = self.query_width * (2 if self.gated_attention else 1)
         attention += queries + 2 * self.kv_width if self.qkv_bias else 0
@@ -398,7 +380,7 @@ class ModelArchitecture:
         biases = (self.ffn_layers - sparse) * (inner * self.ffn + self.hidden)
         biases += sparse * self.experts * (inner * self.expert_ffn + self.hidden)
         return (
-            self.layers * count
+            (self.layers * self.layer_norms + 1) * norm
             + self.attention_layers * attention
             + (norms if self.qk_norm else 0)
             + self.recurrent_layers * self.recurrent_small
@@ -408,18 +390,15 @@ class ModelArchitecture:
         )
 
     @property
-    def final_norm_parameters(self) -> int:
-        """Weights (and biases) of the norm before the LM head."""
-        return self.hidden * (2 if self.norm_bias else 1)
-
-    @property
     def parameters(self) -> int:
         """All parameters; a tied embedding counts once."""
         experts = self.sparse_layers * self.experts * self.expert_parameters
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         layers = self.attention_layers * self.attention_parameters + self.small_parameters
-        layers += self.mixer_parameters + self.lookup_weights + self.common_ffn_parameters
-        return layers + experts + embeddings + self.final_norm_parameters
+        common_ffn = self.ffn_matrices * self.hidden * self.common_ffn
+        return (
+            layers + self.mixer_parameters + self.lookup_weights + common_ffn + experts + embeddings
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; optional ones only where they differ from the default."""
@@ -448,6 +427,5 @@ class ModelArchitecture:
         """Read a Hugging Face config that says every field: of transformers, or a mapping.
 
         approximate  read a kind whose cost is not known by the usual names of its sizes
-        Raises InputError naming the field that is missing or the kind that is not supported.
         """
         return cls(**architecture_fields(config, name, approximate=approximate))

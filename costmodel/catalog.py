@@ -41,20 +41,11 @@ class Peaks:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LinkProtocol:
-    """All-reduces of `from_bytes` and more, by one protocol: `latency_s` plus `byte_s` a byte."""
-
-    from_bytes: float
-    latency_s: float
-    byte_s: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """A device in devices.yaml; `source` says where its figures are from.
 
-    `name` is what the driver reports, `aliases` are its other names. `peak_flops_per_s` is the
-    dense rate of 16-bit products in `dtype`; other rates are None where it has or states none.
+    `name` is what the driver reports. `peak_flops_per_s` is the dense rate of 16-bit products in
+    `dtype`; other rates are None where it has or states none.
     """
 
     slug: str
@@ -82,8 +73,8 @@ class DeviceSpec:
 class DeviceFingerprint(Section):
     """A device as its runtime reports it, and as a profile stores it.
 
-    `mig` names a MIG slice; `threads` and `instruction_set` are those of a CPU. None: unknown
-    or not applicable.
+    `mig` names a MIG slice; `threads` and `instruction_set` are of a CPU. None: unknown, not
+    applicable.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -113,31 +104,26 @@ def device_slug(name: str) -> str:
     return spec.slug if spec else slugify(name)
 
 
+# The columns of devices.yaml in other units than our fields.
+_RATES: Mapping[str, tuple[str, float]] = {
+    "bf16_tflops": ("peak_flops_per_s", 1e12), "fp16_tflops": ("peak_flops_per_s", 1e12),
+    "fp8_tflops": ("fp8_flops_per_s", 1e12), "fp4_tflops": ("fp4_flops_per_s", 1e12),
+    "int8_tops": ("int8_ops_per_s", 1e12), "memory_gb_per_s": ("peak_bytes_per_s", 1e9),
+    "memory_gib": ("memory_bytes", 2**30), "l2_mib": ("l2_bytes", 2**20), "tdp_w": ("tdp_w", 1.0),
+}  # fmt: skip
+
+
 @cache
 def load_devices() -> Mapping[str, DeviceSpec]:
     table = read_yaml(shipped_directory() / "devices.yaml")
     devices = {}
     for slug, row in table.items():
-        dtype: Literal["bfloat16", "float16"] = "bfloat16" if "bf16_tflops" in row else "float16"
-        dense = row["bf16_tflops" if dtype == "bfloat16" else "fp16_tflops"]
-        rates = {"fp8_flops_per_s": "fp8_tflops", "fp4_flops_per_s": "fp4_tflops"}
-        rates["int8_ops_per_s"] = "int8_tops"
-        devices[slug] = DeviceSpec(
-            slug=slug,
-            name=row["name"],
-            aliases=tuple(row.get("aliases", ())),
-            dtype=dtype,
-            peak_flops_per_s=dense * 1e12,
-            peak_bytes_per_s=row["memory_gb_per_s"] * 1e9,
-            memory_bytes=int(row["memory_gib"] * 2**30),
-            l2_bytes=int(row["l2_mib"] * 2**20),
-            sm_count=row["sm_count"],
-            tdp_w=float(row["tdp_w"]),
-            confidence=row["confidence"],
-            source=row["source"],
-            note=row.get("note", ""),
-            **{name: row[field] * 1e12 for name, field in rates.items() if field in row},
-        )
+        fields = {"dtype": "bfloat16" if "bf16_tflops" in row else "float16", "slug": slug, **row}
+        fields["aliases"] = tuple(fields.get("aliases", ()))
+        for name in _RATES.keys() & row.keys():
+            field, unit = _RATES[name]
+            fields[field] = fields.pop(name) * unit
+        devices[slug] = DeviceSpec(**fields)
     return devices
 
 
@@ -160,17 +146,16 @@ def device_by_name(name: str) -> DeviceSpec | None:
 # Libraries change the protocol of an all-reduce with the size of the message: one-shot exchanges of
 # small ones, two-shot ones, then NCCL's rings and trees. Within one the time is a line over the
 # bytes. communication.yaml has lines that were fitted to published measurements
-# (aiconfigurator-core, NVIDIA, Apache-2.0).
+# (aiconfigurator-core, NVIDIA, Apache-2.0): the least bytes, seconds, and seconds a byte of each.
+LinkProtocol = tuple[float, float, float]
+
+
 def all_reduce_s(protocols: Sequence[LinkProtocol], message_bytes: ArrayLike) -> Array:
     """Seconds of one all-reduce of messages [n]; `protocols` ascend from 0 bytes."""
     size = np.asarray(message_bytes, dtype=np.float64)
-    starts = np.array([protocol.from_bytes for protocol in protocols])
-    index = np.clip(np.searchsorted(starts, size, side="right") - 1, 0, None)
-    latency, slope = (
-        np.array([getattr(protocol, name) for protocol in protocols])[index]
-        for name in ("latency_s", "byte_s")
-    )
-    return np.asarray(latency + slope * size, dtype=np.float64)
+    from_bytes, latency_s, byte_s = np.array(protocols, dtype=np.float64).T
+    index = np.clip(np.searchsorted(from_bytes, size, side="right") - 1, 0, None)
+    return np.asarray(latency_s[index] + byte_s[index] * size, dtype=np.float64)
 
 
 @cache
@@ -179,17 +164,13 @@ def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:
     if devices <= 1:
         return ()
     table = read_yaml(shipped_directory() / "communication.yaml")
-    return tuple(
-        LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
-        for start, latency_s, byte_s in table.get(slug, {}).get(devices, ())
-    )
+    return tuple(map(tuple, table.get(slug, {}).get(devices, ())))
 
 
 def find_device(query: str) -> DeviceSpec:
     """The known device with this slug, name or alias; case, and `-` for a space, do not matter.
 
-    A part of a name finds nothing, since it may be the name of another device. Raises InputError
-    that lists the nearest names.
+    A part of a name may be another device's and finds nothing. Raises InputError with the nearest.
     """
     spec = _by_label().get(_label(query))
     if spec is not None:
@@ -221,7 +202,7 @@ def _label(name: str) -> str:
 class TargetEntry:
     """A target by name: its sizes and its Hugging Face config.
 
-    `hf_config` is a config of transformers, or of a known target a mapping of the fields that
+    `hf_config` is a config of transformers, or of a known target the fields that
     `AutoConfig.for_model(**hf_config)` takes. `weights` is the type that the published checkpoint
     stores, as operator tables call it, or its label.
     """
@@ -242,11 +223,14 @@ def load_targets() -> Mapping[str, TargetEntry]:
     table = read_yaml(shipped_directory() / "targets.yaml")
     targets = {}
     for name, row in table.items():
-        fields = {**table.get(row.get("like"), {}), **row}
-        config, weights = _hf_config(fields), fields.get("weights", "bfloat16")
+        config = {**table.get(row.get("like"), {}), **row}
+        _, _, weights = (config.pop(label, None) for label in ("like", "parameters", "weights"))
+        if letters := config.get("layer_types"):
+            kinds = itertools.cycle(LAYERS[letter] for letter in letters)
+            config["layer_types"] = list(itertools.islice(kinds, config["num_hidden_layers"]))
         architecture = ModelArchitecture.from_hf_config(config, name=name)
         targets[name] = TargetEntry(
-            name=name, architecture=architecture, hf_config=config, weights=weights
+            name=name, architecture=architecture, hf_config=config, weights=weights or "bfloat16"
         )
     return targets
 
@@ -256,8 +240,8 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
 
     hub          read the config of any other owner/model from the hub (`costmodel.hf_config`)
     approximate  take kinds whose parts are not all counted by the usual names of their sizes
-    A config is read by transformers' class of its kind; a known name needs no transformers.
-    Raises InputError where nothing has this name or the config cannot be read.
+    A known name needs no transformers. Raises InputError where nothing has this name or its config
+    cannot be read.
     """
     if name.endswith(".json") and Path(name).name != "config.json" and os.path.isfile(name):
         return _target_of(Path(name).stem, read_json(Path(name), finite=False))
@@ -306,7 +290,7 @@ def _target_of(
 def find_target(name: str) -> TargetEntry:
     """The known target called `name`: in full, or its last part, upper or lower case.
 
-    Raises InputError that lists the nearest names where none matches, or the several that do.
+    Raises InputError that lists the nearest names, or the several that match.
     """
     targets = load_targets()
     if name in targets:
@@ -329,44 +313,3 @@ def find_target(name: str) -> TargetEntry:
         hint=f"Nearest: {', '.join(near)}; `rooftree targets` lists all; or name a model folder"
         " or its config.json",
     )
-
-
-def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    kind = fields["kind"]
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(fields["rope_theta"])}
-    if "rotary_fraction" in fields:
-        rope["partial_rotary_factor"] = fields["rotary_fraction"]
-    if "llama3" in fields:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": float(fields["llama3"]),
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    config: dict[str, Any] = {
-        "model_type": kind,
-        "num_hidden_layers": fields["layers"],
-        "hidden_size": fields["hidden"],
-        "num_attention_heads": fields["heads"],
-        "intermediate_size": fields["ffn"],
-        "vocab_size": fields["vocab"],
-        "tie_word_embeddings": fields["tied"],
-        "max_position_embeddings": fields["positions"],
-        "rope_parameters": rope,
-    }
-    if "types" in fields:
-        kinds = itertools.cycle(LAYERS[letter] for letter in fields["types"])
-        config["layer_types"] = list(itertools.islice(kinds, fields["layers"]))
-    if kind == "gpt_neox":
-        return config | {"use_parallel_residual": True, "attention_bias": True}
-    config["num_key_value_heads"] = fields["kv_heads"]
-    config["rms_norm_eps"] = fields.get("norm_epsilon", 1e-6)
-    if "kv_lora_rank" not in fields.get("config", {}):  # theirs follows from two other fields
-        config["head_dim"] = fields["head_dim"]
-    if kind == "qwen3_moe":
-        config["num_experts"] = fields["experts"]
-        config["num_experts_per_tok"] = fields["active_experts"]
-        config["moe_intermediate_size"] = fields["expert_ffn"]
-        config["norm_topk_prob"] = True
-    return config | dict(fields.get("config", {}))

@@ -1,4 +1,4 @@
-"""A Hugging Face config: from the hub or its local cache, and the sizes in one that is complete.
+"""A Hugging Face config as fields: from the hub, its local cache, a class or a file.
 
 No default is filled in here: a config comes from its class in transformers, which has them
 (`decoder.configs`), or from a known target, whose fields targets.yaml lists.
@@ -16,22 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError, shown
-from costmodel.hf_kinds import (
-    KINDS,
-    Fields,
-    ModelKind,
-    count,
-    expert_sizes,
-    flag,
-    gemma_extras,
-    latent_sizes,
-    recurrent_sizes,
-    whole,
-    windows,
-    with_usual_names,
-)
 from costmodel.io import NotJson, parse_json, read_bytes
 
+Fields = Mapping[str, Any]
 TIMEOUT_S = 10.0
 MAX_CONFIG_BYTES = 4_000_000
 _HINT = "Check the name and the network, or give the path of its config.json"
@@ -48,74 +35,6 @@ OPTIONAL = frozenset(
         "sliding_window", "use_sliding_window",
     )
 )  # fmt: skip
-
-
-def architecture_fields(
-    config: Any, name: str | None, *, approximate: bool = False
-) -> dict[str, Any]:
-    """Keyword arguments for `ModelArchitecture`; of a multimodal model its text part's.
-
-    approximate  read any kind by the usual names of its sizes, without norms and biases
-    Raises InputError.
-    """
-    fields = text_fields(config)
-    label = str(fields.get("model_type"))
-    if fields.get("is_encoder_decoder"):
-        raise InputError(
-            "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
-        )
-    if label not in KINDS and not approximate:
-        raise InputError(
-            f"the model kind {shown(label)} is not supported",
-            hint=f"Kinds whose cost is known: {', '.join(KINDS)}",
-        )
-    # Of another kind norms and biases are not told apart.
-    kind, fields = KINDS.get(label, ModelKind(bias="", norms=0)), with_usual_names(fields, label)
-    layers, hidden = whole(fields, "num_hidden_layers"), whole(fields, "hidden_size")
-    heads = kv_heads = whole(fields, "num_attention_heads")
-    latent = bool(count(fields, "kv_lora_rank"))  # whose head_dim is in `latent_sizes`
-    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
-    ffn = ffn or (0 if label in KINDS else 4 * hidden)
-    if flag(fields, "multi_query"):
-        kv_heads = 1
-    elif label in KINDS and label != "gpt_neox" and not latent:
-        kv_heads = whole(fields, "num_key_value_heads")
-    elif not latent:
-        kv_heads = count(fields, "num_key_value_heads") or heads
-    result: dict[str, Any] = {
-        "name": name or str(fields.get("_name_or_path") or label),
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": count(fields, "head_dim") or hidden // heads,
-        "ffn": ffn or whole(fields, "intermediate_size"),
-        "vocab": whole(fields, "vocab_size"),
-        "tied": flag(fields, "tie_word_embeddings"),
-    }
-    named = isinstance(kind.qk_norm, str)
-    result["qk_norm"] = flag(fields, str(kind.qk_norm)) if named else kind.qk_norm
-    result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
-    result["qkv_bias"] = kind.bias == "qkv"
-    if kind.bias.startswith("config"):
-        result["qkv_bias"] = attention = flag(fields, "attention_bias")
-        result["output_bias"] = attention and kind.bias == "config"
-        result["ffn_bias"] = kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias"))
-    result |= windows(fields, layers, label, positions_of(fields))
-    if label == "gpt_neox":
-        result |= {"gated_ffn": False, "ffn_bias": True, "norm_bias": True}
-        result["parallel_residual"] = flag(fields, "use_parallel_residual")
-    if kind.recurrent:
-        result |= recurrent_sizes(fields, kind, label, layers)
-    mixture = expert_sizes(fields, kind, layers)
-    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
-    # Whether the usual names gave all of it.
-    if label in KINDS or (all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers):
-        result |= mixture
-    result |= latent_sizes(fields)
-    if label in ("gemma3n_text", "gemma4_text"):
-        result |= gemma_extras(fields, label, result)
-    return result
 
 
 def text_fields(config: Any) -> Fields:

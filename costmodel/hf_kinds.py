@@ -1,109 +1,24 @@
-"""Kinds of Hugging Face models: parts that no config says, and layers that are not all alike."""
+"""The sizes of a target in its Hugging Face config, with what no config says of its kind."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from functools import cache
+from typing import Any
 
 from costmodel.errors import InputError, shown
 from costmodel.fields import MOST, is_whole
+from costmodel.hf_config import Fields, positions_of, text_fields
+from costmodel.io import read_yaml, shipped_directory
 
-Fields = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ModelKind:
-    """Parts of a kind's modules that no field of its config says.
-
-    bias       attention projections with biases: none, `config` (query, key, value and output,
-               where `attention_bias` says so), `config_qkv` (without output), or always `qkv`
-    norms      norms over the hidden width in one layer
-    qk_norm    queries and keys are normalised per head: never, always, or by a field
-    router_bias, expert_bias  biases of the router, of the experts
-    recurrent  layers with a state; `gated`: queries come with a gate
-    """
-
-    bias: Literal["", "config", "config_qkv", "qkv"] = "config"
-    norms: int = 2
-    qk_norm: bool | str = False
-    sinks: bool = False
-    router_bias: bool = False
-    expert_bias: bool = False
-    recurrent: Literal["", "gated_delta", "kimi_delta", "mamba2", "short_conv"] = ""
-    gated: bool = False
-
-
-_DELTA = ModelKind(qk_norm=True, recurrent="gated_delta", gated=True)
-_GEMMA = ModelKind(norms=4, qk_norm=True)
-KINDS = {
-    "llama": ModelKind(),
-    "mistral": ModelKind(bias=""),
-    "ministral": ModelKind(bias=""),
-    "mixtral": ModelKind(bias=""),
-    "qwen2": ModelKind(bias="qkv"),
-    "qwen3": ModelKind(qk_norm=True),
-    "qwen3_moe": ModelKind(qk_norm=True),
-    "gemma": ModelKind(),
-    "gemma2": ModelKind(norms=4),
-    "gemma3_text": _GEMMA,
-    "phi3": ModelKind(bias=""),
-    "smollm3": ModelKind(),
-    "glm": ModelKind(bias="config_qkv"),
-    "glm4": ModelKind(bias="config_qkv", norms=4),
-    "glm4_moe": ModelKind(bias="config_qkv", qk_norm="use_qk_norm", router_bias=True),
-    "gpt_oss": ModelKind(sinks=True, router_bias=True, expert_bias=True),
-    "deepseek_v2": ModelKind(),
-    "deepseek_v3": ModelKind(router_bias=True),
-    "glm4_moe_lite": ModelKind(router_bias=True),
-    "deepseek_v32": ModelKind(router_bias=True),
-    "glm_moe_dsa": ModelKind(router_bias=True),
-    "kimi_linear": ModelKind(router_bias=True, recurrent="kimi_delta"),
-    "qwen3_5_text": _DELTA,
-    "qwen3_5_moe_text": _DELTA,
-    "qwen3_next": _DELTA,
-    "falcon_h1": ModelKind(recurrent="mamba2"),
-    "nemotron_h": ModelKind(bias="", norms=1, recurrent="mamba2", router_bias=True),
-    "granitemoehybrid": ModelKind(recurrent="mamba2"),
-    "bamba": ModelKind(recurrent="mamba2"),
-    "lfm2": ModelKind(bias="", qk_norm=True, recurrent="short_conv"),
-    "lfm2_moe": ModelKind(bias="", qk_norm=True, recurrent="short_conv", router_bias=True),
-    "gemma3n_text": _GEMMA,
-    "gemma4_text": _GEMMA,
-    "llama4_text": ModelKind(),
-    "gpt_neox": ModelKind(),
-}
+_USUAL = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
+_STATE = ("state_heads", "state_groups", "state_key_dim", "state_value_dim", "conv_width")
+_NO_STATE = {"recurrent": "", "conv_bias": False, "state_norm": False, **dict.fromkeys(_STATE, 0)}
 ATTENDING = frozenset(
     ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
 )
 _BLOCKS = {*ATTENDING, "linear_attention", "conv", "mlp", "moe"}
 _WINDOWED = ("sliding_attention", "chunked_attention")
-_MAMBA2 = {
-    "state_heads": "mamba_n_heads", "state_groups": "mamba_n_groups",
-    "state_key_dim": "mamba_d_state", "state_value_dim": "mamba_d_head",
-    "conv_width": "mamba_d_conv", "conv_bias": "mamba_conv_bias",
-}  # fmt: skip
-# The fields of a recurrent layer's sizes, by its name or its kind's.
-_STATES: dict[str, dict[str, str]] = {
-    "gated_delta": {
-        "state_heads": "linear_num_value_heads", "state_groups": "linear_num_key_heads",
-        "state_key_dim": "linear_key_head_dim", "state_value_dim": "linear_value_head_dim",
-        "conv_width": "linear_conv_kernel_dim",
-    },
-    "mamba2": _MAMBA2,
-    "falcon_h1": {**_MAMBA2, "state_norm": "mamba_rms_norm"},
-    "kimi_delta": {
-        "state_heads": "linear_num_heads", "state_groups": "linear_num_heads",
-        "state_key_dim": "linear_head_dim", "state_value_dim": "linear_head_dim",
-        "conv_width": "linear_conv_kernel_dim",
-    },
-    "nemotron_h": {
-        "state_heads": "mamba_num_heads", "state_groups": "n_groups",
-        "state_key_dim": "ssm_state_size", "state_value_dim": "mamba_head_dim",
-        "conv_width": "conv_kernel", "conv_bias": "use_conv_bias",
-    },
-    "short_conv": {"conv_width": "conv_L_cache", "conv_bias": "conv_bias"},
-}  # fmt: skip
 _PROJECTION_BIASES = ("mamba_proj_bias", "projectors_bias", "use_bias")
 # The names of a mixture's sizes, the first that a config has.
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -113,6 +28,80 @@ _SHARED = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 )  # fmt: skip
+
+
+@cache
+def kinds() -> Mapping[str, Mapping[str, Any]]:
+    """The kinds whose every part is counted, as in model_kinds.yaml."""
+    table = read_yaml(shipped_directory() / "model_kinds.yaml")
+    return {
+        kind: {**_USUAL, **table.get(row.pop("like", None), {}), **row}
+        for kind, row in table.items()
+    }
+
+
+def architecture_fields(
+    config: Any, name: str | None, *, approximate: bool = False
+) -> dict[str, Any]:
+    """Keyword arguments for `ModelArchitecture`; of a multimodal model its text part's.
+
+    approximate  read any kind by the usual names of its sizes, without norms and biases
+    Raises InputError.
+    """
+    fields = text_fields(config)
+    label = str(fields.get("model_type"))
+    if fields.get("is_encoder_decoder"):
+        raise InputError(
+            "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
+        )
+    kind = kinds().get(label)
+    if kind is None and not approximate:
+        raise InputError(
+            f"the model kind {shown(label)} is not supported",
+            hint=f"Kinds whose cost is known: {', '.join(kinds())}",
+        )
+    fields = with_usual_names(fields, label)
+    layers, hidden = whole(fields, "num_hidden_layers"), whole(fields, "hidden_size")
+    heads = kv_heads = whole(fields, "num_attention_heads")
+    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
+    if flag(fields, "multi_query"):
+        kv_heads = 1
+    elif not count(fields, "kv_lora_rank"):  # heads of latents are all alike
+        needed = kind is not None and label != "gpt_neox"
+        kv_heads = (whole if needed else count)(fields, "num_key_value_heads") or heads
+    result: dict[str, Any] = {
+        "name": name or str(fields.get("_name_or_path") or label),
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": count(fields, "head_dim") or hidden // heads,
+        "ffn": ffn or (whole(fields, "intermediate_size") if kind else 4 * hidden),
+        "vocab": whole(fields, "vocab_size"),
+        "tied": flag(fields, "tie_word_embeddings"),
+    }
+    # Norms and biases of another kind are not told apart.
+    result |= {"layer_norms": 0} if kind is None else parts_of_kind(fields, kind)
+    result |= windows(fields, layers, label, positions_of(fields))
+    if "recurrent" in result:
+        result |= recurrent_layers(fields, label, layers)
+    mixture = expert_sizes(fields, layers)
+    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
+    # Whether the usual names gave all of it.
+    if kind or (all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers):
+        result |= mixture
+    result |= latent_sizes(fields)
+    if label in ("gemma3n_text", "gemma4_text"):
+        result |= gemma_extras(fields, label, result)
+    return result
+
+
+def parts_of_kind(fields: Fields, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a kind's modules: those that it always has, and those that its config says."""
+    said = {size: field for size, field in parts.items() if isinstance(field, str)}
+    said.pop("recurrent", None)
+    read = {size: (whole if size in _STATE else flag)(fields, said[size]) for size in said}
+    return {**parts, **read}
 
 
 def whole(fields: Fields, field: str, least: int = 1) -> int:
@@ -194,17 +183,13 @@ def block_types(fields: Fields) -> list[str]:
     return listed(fields, "layer_types", str) or listed(fields, "layers_block_type", str)
 
 
-def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) -> dict[str, Any]:
-    """The layers that keep a state, those without attention or FFN, and the state's sizes."""
+def recurrent_layers(fields: Fields, label: str, layers: int) -> dict[str, Any]:
+    """How many layers keep a state, and how many have no attention or FFN."""
     biased = next((name for name in _PROJECTION_BIASES if flag(fields, name)), None)
     if biased is not None:
         raise InputError(f"recurrent layers with biased projections ('{biased}') are not supported")
-    sizes: dict[str, Any] = {"recurrent": kind.recurrent, "gated_attention": kind.gated}
-    for size, field in _STATES.get(label, _STATES[kind.recurrent]).items():
-        read = flag if size in ("conv_bias", "state_norm") else whole
-        sizes[size] = read(fields, field)
     if label == "falcon_h1":
-        return sizes | {"recurrent_layers": layers}
+        return {"recurrent_layers": layers}
     types = block_types(fields)
     odd = next((kind for kind in types if kind not in _BLOCKS), None)
     if odd is not None:
@@ -212,12 +197,9 @@ def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) ->
     attending = types.count("full_attention")
     ffns = types.count("mlp") + types.count("moe")
     recurrent = layers - attending - ffns
-    if not recurrent:  # as in the default of LFM2
-        sizes = {"gated_attention": kind.gated}
-    elif kind.recurrent != "short_conv":
-        sizes["state_norm"] = True
+    sizes = {} if recurrent else dict(_NO_STATE)  # as in the default of LFM2
     if label == "nemotron_h":
-        sizes |= {"ffnless_layers": layers - ffns, "gated_ffn": False}
+        sizes["ffnless_layers"] = layers - ffns
     return sizes | {"recurrent_layers": recurrent, "keyless_layers": layers - attending}
 
 
@@ -280,11 +262,11 @@ def windows(fields: Fields, layers: int, label: str, positions: int | None) -> d
     return {"sliding_window": window, "full_layers": full, "chunked": label == "llama4_text"}
 
 
-def expert_sizes(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]:
-    """A mixture of experts; nothing where the config has none."""
+def expert_sizes(fields: Fields, layers: int) -> dict[str, Any]:
+    """A mixture of experts; where the config has none, no parts of one."""
     experts = first_of(fields, _EXPERTS)
     if not experts or "enable_moe_block" in fields:  # Gemma 4's: `gemma_extras` reads them
-        return {}
+        return {"router_bias": False, "shared_gate": False}
     width = first_of(fields, _WIDTH)
     shared = first_of(fields, _SHARED) or width * count(fields, "n_shared_experts")
     if types := listed(fields, "mlp_layer_types", str):
@@ -294,19 +276,15 @@ def expert_sizes(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]
     elif "moe" in (blocks := block_types(fields)):
         dense = blocks.count("mlp")
     else:
-        step, plain = (
-            count(fields, "decoder_sparse_step") or 1,
-            listed(fields, "mlp_only_layers", int),
-        )
+        step = count(fields, "decoder_sparse_step") or 1
+        plain = listed(fields, "mlp_only_layers", int)
         dense = sum(i in plain or (i + 1) % step != 0 for i in range(layers))
     return {
         "experts": experts,
         "active_experts": first_of(fields, _ACTIVE),
         "expert_ffn": width,
         "shared_ffn": shared,
-        "shared_gate": kind.gated,
         "dense_layers": dense,
-        "router_bias": kind.router_bias,
     }
 
 

@@ -34,10 +34,8 @@ class _Count:
 class FlopCount(_Count):
     """FLOPs by module, as the rows of the paper's table 3, and three that it does not have.
 
-    `router`: of mixtures of experts; `recurrent`: layers that keep a state, with their
-    projections; `other`: further matrices.
-
-    Each field is an array in the broadcast shape of rows, context and batch.
+    Fields are arrays in the broadcast shape of rows, context and batch. `recurrent`: layers that
+    keep a state, with their projections; `other`: further matrices.
     """
 
     q_projection: Array
@@ -55,11 +53,10 @@ class FlopCount(_Count):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ByteCount(_Count):
-    """Bytes moved by module, as the rows of the paper's table 4.
+    """Bytes moved by module, as the rows of the paper's table 4, in the shape of FlopCount's.
 
     `small_weights` (norms, biases, router) is 0 in the paper's count. `attention_weights` holds
-    those of recurrent layers; `state` is what these read and write. Each field is an array in
-    the broadcast shape of rows, context and batch.
+    recurrent layers' too; `state` is what these read and write.
     """
 
     embedding_and_lm_head_weights: Array
@@ -79,9 +76,8 @@ def paper_flops(
 ) -> FlopCount:
     """Equation (8) and table 3, times `batch`.
 
-    A mixture of experts counts the experts that are active for a row. The paper has gated
-    FFNs only; one without a gate counts two matrices instead of three. The router, which the
-    paper does not have, counts 0.
+    A mixture of experts counts the experts that are active for a row, without the router. The paper
+    has gated FFNs only; one without a gate counts two matrices instead of three.
     """
     s, c, b = _shapes(rows, context, batch)
     return _flops(architecture, s * b, keys=c + s, router=False)
@@ -124,8 +120,7 @@ def physical_flops(
 def _chunk_pairs(tokens: Array, chunk: int) -> Array:
     """Pairs of row and key in a text of `tokens`, whose rows see their own chunk only."""
     whole, rest = np.divmod(tokens, chunk)
-    pairs: Array = whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
-    return pairs
+    return np.asarray(whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2)
 
 
 def _over_layers(a: ModelArchitecture, full: Array, windowed: Array) -> Array:
@@ -157,17 +152,20 @@ def cached_tokens(
 def _flops(architecture: ModelArchitecture, rows: Array, *, keys: Array, router: bool) -> FlopCount:
     a = architecture
     layers = a.attention_layers * 2 * rows
-    queries, keys_values, outputs = (2 * rows * weights for weights in a.reshaped)
+    queries, keys_values, outputs = (
+        layers * usual + 2 * rows * more
+        for usual, more in zip(a.projections, a.reshaped, strict=True)
+    )
     score_width, value_width = a.attention_widths
     indexed = a.index_parameters + a.index_values * a.index_heads * keys
     keys = _chosen(a, keys)
     ffn = 2 * rows * a.hidden * a.active_ffn
     return FlopCount(
-        q_projection=layers * a.query_parameters + queries,
-        kv_projection=layers * a.key_value_parameters + keys_values,
+        q_projection=queries,
+        kv_projection=keys_values,
         scores=layers * keys * score_width,
         values=layers * keys * value_width,
-        output_projection=layers * a.output_parameters + outputs,
+        output_projection=outputs,
         gate_up=ffn * (a.ffn_matrices - 1),
         down=ffn,
         lm_head=2 * rows * a.hidden * a.vocab,
@@ -252,9 +250,9 @@ def physical_bytes(
         embedding_and_lm_head_weights=head * a.hidden * (a.vocab + gathered)
         + size * a.lookup_weights / a.vocab * np.minimum(s * b, a.vocab),
         attention_weights=_mixer_bytes(a, s, weight),
-        ffn_weights=weight * a.common_ffn_parameters
+        ffn_weights=weight * (a.ffn_matrices * a.hidden * a.common_ffn)
         + weight * a.sparse_layers * a.expert_parameters * distinct_experts(a, s * b),
-        small_weights=np.ones_like(s) * size * (a.small_parameters + a.final_norm_parameters),
+        small_weights=np.ones_like(s) * size * a.small_parameters,
         kv_read=one * b * cached_tokens(a, c) * a.cached_width + size * b * c * a.index_values,
         kv_write=size * b * s * written,
         attention_io=np.zeros_like(s),
@@ -267,8 +265,7 @@ def physical_bytes(
 def _mixer_bytes(a: ModelArchitecture, s: Array, weight: float) -> Array:
     """Bytes of the matrices of attention, recurrent layers and others."""
     attention = np.ones_like(s) * weight * a.attention_layers * a.attention_parameters
-    total: Array = attention + weight * a.mixer_parameters
-    return total
+    return np.asarray(attention + weight * a.mixer_parameters)
 
 
 def state_traffic(
@@ -277,8 +274,7 @@ def state_traffic(
     """Bytes of recurrent states: `moves` of each in a verification, two in a plain step."""
     several = s > 1
     states = a.state_bytes(size) * np.where(several, moves, 2)
-    total: Array = b * (states + 2 * s * a.stash_bytes(size) * several)
-    return total
+    return np.asarray(b * (states + 2 * s * a.stash_bytes(size) * several))
 
 
 def distinct_experts(architecture: ModelArchitecture, tokens: ArrayLike) -> Array:
@@ -287,8 +283,7 @@ def distinct_experts(architecture: ModelArchitecture, tokens: ArrayLike) -> Arra
     if not architecture.experts:
         return np.ones_like(count)
     share = architecture.active_experts / architecture.experts
-    used: Array = architecture.experts * (1.0 - (1.0 - share) ** count)
-    return used
+    return np.asarray(architecture.experts * (1.0 - (1.0 - share) ** count))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +317,7 @@ class Roofline:
         return np.maximum(compute_s, memory_s)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
-        """The same as `seconds`: the roofline serves as a calibration where there is none."""
+        """`seconds`: the roofline serves as a calibration where there is none."""
         return self.seconds(rows, context, batch)
 
     def branches_s(

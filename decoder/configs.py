@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, shown
 from costmodel.hf_config import SAME, text_fields
-from costmodel.hf_kinds import ATTENDING, KINDS, block_types
+from costmodel.hf_kinds import ATTENDING, block_types, kinds
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
 BROKEN_FILES = (
@@ -54,7 +54,7 @@ def sizes_of(
     """
     if str(config.model_type).endswith("_assistant") and not approximate:
         raise _unsupported(config, "it is a drafter")
-    if text_fields(config).get("model_type") in KINDS:
+    if text_fields(config).get("model_type") in kinds():
         return ModelArchitecture.from_hf_config(config, name)
     read = ModelArchitecture.from_hf_config(config, name, approximate=True)
     try:
@@ -96,7 +96,7 @@ def sizes_of(
 
 def _unsupported(config: PreTrainedConfig, reason: str) -> InputError:
     kind = shown(text_fields(config).get("model_type"))
-    hint = f"Kinds whose every part is counted: {', '.join(KINDS)}"
+    hint = f"Kinds whose every part is counted: {', '.join(kinds())}"
     return InputError(f"the model kind {kind} is not supported: {reason}", hint=hint)
 
 
@@ -110,10 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config that transformers makes of a config.json's fields.
-
-    Raises InputError for a kind that it does not know, and for fields that it refuses.
-    """
+    """The config that transformers makes of a config.json's fields. Raises InputError."""
     kind = fields.get("model_type") if isinstance(fields, Mapping) else None
     if kind is None:
         raise InputError(

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from decoder.tree.draft_tree import best_first as best_first
     from decoder.tree.growth import Growth as Growth
     from decoder.tree.growth import TopPaths as TopPaths
-    from decoder.tree.pairs import PairLattice as PairLattice
     from profiler.calibrate.run import CalibrationListener as CalibrationListener
     from profiler.calibrate.run import CalibrationResult as CalibrationResult
     from profiler.calibrate.run import calibrate as calibrate
@@ -58,32 +57,24 @@ if TYPE_CHECKING:
 
 # The module of each name, as in the imports for type checkers above.
 _NAMES_BY_MODULE = {
-    "costmodel.errors": ("InputError", "ProfileError", "RooftreeError"),
-    "costmodel.planning.request": ("Goals", "PlanRequest", "ServingPolicy"),
-    "costmodel.planning.result": ("Plan",),
-    "costmodel.planning.search": ("plan",),
-    "costmodel.planning.traffic": ("SimulationSettings", "Traffic", "read_trace"),
-    "costmodel.profile.lookup": ("find_profile", "load_profile"),
-    "costmodel.profile.profile": ("Profile",),
-    "decoder.drafters.base": ("DraftRequest", "DraftSession", "Drafter", "Draws"),
-    "decoder.engine": ("Generation", "TreeDecoder"),
-    "decoder.policies.base": ("Cost", "Limits", "TreeRequest", "Policy"),
-    "decoder.profiling.startup": ("ProfileChoice",),
-    "decoder.statistics": ("Round",),
-    "decoder.tree.draft_tree": (
-        "EMPTY",
-        "CandidateTree",
-        "Candidates",
-        "DraftTree",
-        "Lattice",
-        "best_first",
-    ),
-    "decoder.tree.growth": ("Growth", "TopPaths"),
-    "decoder.tree.pairs": ("PairLattice",),
-    "profiler.calibrate.run": ("CalibrationListener", "CalibrationResult", "calibrate"),
-    "profiler.calibrate.source": ("CalibrationSettings",),
+    "costmodel.errors": "InputError ProfileError RooftreeError",
+    "costmodel.planning.request": "Goals PlanRequest ServingPolicy",
+    "costmodel.planning.result": "Plan",
+    "costmodel.planning.search": "plan",
+    "costmodel.planning.traffic": "SimulationSettings Traffic read_trace",
+    "costmodel.profile.lookup": "find_profile load_profile",
+    "costmodel.profile.profile": "Profile",
+    "decoder.drafters.base": "DraftRequest DraftSession Drafter Draws",
+    "decoder.engine": "Generation TreeDecoder",
+    "decoder.policies.base": "Cost Limits TreeRequest Policy",
+    "decoder.profiling.startup": "ProfileChoice",
+    "decoder.statistics": "Round",
+    "decoder.tree.draft_tree": "EMPTY CandidateTree Candidates DraftTree Lattice best_first",
+    "decoder.tree.growth": "Growth TopPaths",
+    "profiler.calibrate.run": "CalibrationListener CalibrationResult calibrate",
+    "profiler.calibrate.source": "CalibrationSettings",
 }
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted(["ShadowedPackageError", "__version__", *_MODULES])  # noqa: PLE0605
 
 

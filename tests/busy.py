@@ -12,7 +12,6 @@ import numpy as np
 
 
 def burn() -> None:
-    """Burn a core a third of the time."""
     while parent_process().is_alive():
         end = time.perf_counter() + 0.033
         while time.perf_counter() < end:
@@ -21,7 +20,6 @@ def burn() -> None:
 
 
 def stream() -> None:
-    """Copy 256 MB arrays."""
     source = np.ones(32_000_000)
     target = np.empty_like(source)
     while parent_process().is_alive():

@@ -46,12 +46,16 @@ def test_every_example_has_a_test_and_the_page_shows_some():
         assert block in (FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
-def test_decode(target, capsys):
+def test_decode_and_plan_fleet(target, capsys):
     load("decode").main(target)
     output = capsys.readouterr().out
     assert output.startswith("no profile for this device and target: probed")
     assert re.search(r"^\d+\.\d tokens/s$", output, re.MULTILINE)
     assert "The sky is ->" in output
+    load("plan_fleet").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in lines} == {"h100-sxm", "l40s"}
+    assert all("per million tokens" in line for line in lines)
 
 
 @pytest.mark.parametrize(("main", "name"), [
@@ -73,13 +77,6 @@ def test_calibrate_and_decode(target, home, capsys):
     (path,) = [stored.path for stored in ProfileStore().list() if stored.path.is_relative_to(home)]
     assert f"profile: {path}\n" in output
     assert re.search(rf"profile {re.escape(str(path))} \(measured, .*, grade: \w+", output)
-
-
-def test_plan_fleet(capsys):
-    load("plan_fleet").main()
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.partition(":")[0] for line in lines} == {"h100-sxm", "l40s"}
-    assert all("per million tokens" in line for line in lines)
 
 
 @pytest.mark.parametrize(("option", "name", "kind"), [

@@ -58,7 +58,7 @@ def test_every_dependency_has_a_range_and_a_pin_inside_it(requirement):
         assert all(Version(one) in requirement.specifier for one in installed)
 
 
-def test_every_import_is_declared():
+def test_every_import_is_declared_and_every_data_file_packed():
     """A worker imports nothing of this project."""
     declared = {normal(item.name) for item in requirements()}
     by_file = {path: {name.partition(".")[0] for name, _ in imports(path)}
@@ -68,9 +68,6 @@ def test_every_import_is_declared():
         for name in names - sys.stdlib_module_names - set(PACKAGES):
             distribution = normal(DISTRIBUTIONS.get(name, IMPLIED.get(name, name)))
             assert distribution in declared, f"{path} imports {name}, which is not declared"
-
-
-def test_every_data_file_goes_into_the_wheel():
     patterns = METADATA["tool"]["setuptools"]["package-data"]
     for package in (*PACKAGES, "calibrations"):
         folder = ROOT / package
@@ -82,24 +79,18 @@ def test_every_data_file_goes_into_the_wheel():
                 assert path in packed, path.relative_to(ROOT)
 
 
-def test_the_demo_model_can_be_made_with_each_extra_that_says_so():
+def test_script_extras_changelog_and_citation_are_those_of_the_metadata():
+    module, _, function = PROJECT["scripts"]["rooftree"].partition(":")
+    assert callable(getattr(import_module(module), function))
     for extra in ("demo", "train"):
         names = {Requirement(text).name for text in PROJECT["optional-dependencies"][extra]}
         assert {"accelerate", "gguf"} <= names  # what decoder/model/demo_model.py asks for
-
-
-def test_the_console_script_exists():
-    module, _, function = PROJECT["scripts"]["rooftree"].partition(":")
-    assert callable(getattr(import_module(module), function))
-
-
-def test_the_changelog_and_the_citation_are_of_this_version():
     assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
 
 
-def test_the_workflow_runs_every_job_of_the_checks_and_the_quick_tests_on_each_python():
+def test_the_workflow_runs_every_job_of_the_checks_which_refuse_any_other_word():
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     jobs = yaml.safe_load(text)["jobs"]
     commands = {name: f"bash .ci/run {name}" for name in ("checks", "quick", "slow")}
@@ -111,9 +102,6 @@ def test_the_workflow_runs_every_job_of_the_checks_and_the_quick_tests_on_each_p
     assert set(jobs["quick"]["strategy"]["matrix"]["python"]) == promised
     newest = set(jobs["newest"]["strategy"]["matrix"]["python"])
     assert newest - promised == {"3.14"}  # tried by the workflow alone, so not promised yet
-
-
-def test_the_checks_take_a_job_and_refuse_any_other_word():
     command = ["bash", str(ROOT / ".ci/run"), "everything"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "checks, quick or slow" in done.stdout) == (2, True)
@@ -125,7 +113,6 @@ def test_the_checks_take_a_job_and_refuse_any_other_word():
     ("docs", "/bin/mkdocs build --strict"),
 ])  # fmt: skip
 def test_each_make_target_creates_the_environment_first(target, command):
-    """With an installed torch when asked."""
     words = ["make", "--dry-run", "VENV=/nonexistent/venv", "SYSTEM_PACKAGES=1", target]
     told = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert told.index("install -qq -c") < told.index(f"/nonexistent/venv{command}")

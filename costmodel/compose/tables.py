@@ -179,7 +179,8 @@ class OperatorTables:
         split  devices that share each expert, and groups that share the experts
         """
         a = architecture
-        if (table := self.experts.get((*a.expert_shape, *split))) is not None:
+        shape = a.hidden, a.expert_ffn, a.active_experts, a.experts, *split
+        if (table := self.experts.get(shape)) is not None:
             return table
         tokens, devices = np.array([2.0**power for power in range(15)]), split[0] * split[1]
         used = np.minimum(tokens * a.active_experts, a.experts) / devices
@@ -187,7 +188,7 @@ class OperatorTables:
         flops = 2 * tokens * a.active_experts * a.expert_parameters / devices
         seconds = _EXPERT_S + moved / (_EXPERT_READ * self.device.peak_bytes_per_s)
         seconds = seconds + flops / (_EXPERT_RATE * self.peaks.flops_per_s)
-        other = self.other_experts.get((*a.expert_shape, *split))
+        other = self.other_experts.get(shape)
         plain = self.weights == "bfloat16"
         return ExpertTable(
             tokens=tokens, seconds_measured=seconds, balanced=True, estimated=True,

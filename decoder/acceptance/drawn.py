@@ -4,21 +4,17 @@ The shape is chosen first, from q and from past rounds alone. Then the tokens ar
 children of each parent independently of all others. Recursive rejection and traversal
 verification (decoder/acceptance/rules.py) are exact under this condition: the existence of a
 child may depend on q and on earlier draws, never on its own token. If q depends on the path,
-branches may compete for a budget by scores that contain no node's own token; under both rules
-the probability that a child is accepted, itself or in its subtree, does not depend on the
-shape of the subtree.
+branches may compete for a budget by scores that contain no node's own token.
 
 A block drafter's q is known for every position beforehand (`draw_from_lattice`). A drafter
-that looks at paths has a q that depends on the tokens drawn above, so it runs one forward a
-level (`draw_levels`); for a chain this is standard speculative sampling (Leviathan, Kalman
-and Matias, 2023).
+that looks at paths runs one forward a level (`draw_levels`); for a chain this is standard
+speculative sampling (Leviathan, Kalman and Matias, 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,16 +24,15 @@ from decoder.acceptance.sampling import Sampling
 from decoder.device import to_device
 from decoder.jit import jit
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, rooted
-from decoder.tree.growth import Frontier
+from decoder.tree.growth import ROOT, Frontier
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTree(DraftTree):
     """A tree whose siblings, in row order, were drawn without replacement from q.
 
-    q        float32 [distributions, vocab], the distributions that the children were drawn
-             from; rows need not sum to 1, and columns that the target's vocabulary has
-             beyond them are 0
+    q        float32 [distributions, vocab], which the children were drawn from; rows need not
+             sum to 1, and may lack the last columns of the target's vocabulary
     sources  int64 [N + 1]: the distribution of each row's children, -1 for a leaf
     scores   float64 [N]: expected acceptance of the shape, not of the drawn tokens
     """
@@ -54,10 +49,7 @@ class DrawnTree(DraftTree):
 
 
 def proposal(q: torch.Tensor) -> torch.Tensor:
-    """q as float32, with values that are no probability (NaN, negative) set to 0.
-
-    A position without any mass has no children.
-    """
+    """q as float32, with values that are no probability (NaN, negative) set to 0."""
     return torch.nan_to_num(q.float(), nan=0.0, posinf=0.0, neginf=0.0).clamp_min_(0.0)
 
 
@@ -108,10 +100,9 @@ def without_replacement(
     counts         [parents] children wanted; there are fewer if q has fewer tokens above 0
 
     Independent draws without their repetitions are draws without replacement. So each trip
-    inverts the cumulative q at a few places for every parent, outside the intervals of the
-    tokens that it has, and keeps the new tokens. The cumulative q is float64, so that the
-    draws follow the float32 q to rounding. A trip costs one device-to-host copy; there are
-    mostly two or three.
+    inverts the cumulative q (float64) at a few places for every parent, outside the intervals of
+    the tokens that it has, and keeps the new tokens. A trip costs one device-to-host copy; there
+    are mostly two or three.
     """
     vocab = distributions.shape[1]
     cumulative = distributions.flatten().cumsum(0, dtype=torch.float64)
@@ -157,10 +148,7 @@ def _places(uniforms, first, mass, taken, filled):  # type: ignore[no-untyped-de
 
 @jit
 def _add(drawn, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
-    """Append each parent's new tokens and insert their intervals.
-
-    drawn  [4, parents, tries]: flat index, interval start and end, q
-    """
+    """Append new tokens, of `drawn` [4, parents, tries]: flat index, interval start and end, q."""
     tokens, taken, filled, wanted = state
     for slot in range(len(parents)):
         parent = parents[slot]
@@ -192,23 +180,15 @@ def without_undrawn(tree: DrawnTree) -> DraftTree:
     nodes, rows = rooted(tree.parents, tree.tokens >= 0)
     if not len(nodes):
         return EMPTY
-    parents = rows[tree.parents[nodes]]
-    sources = np.full(len(nodes) + 1, -1, dtype=np.int64)
-    has_children = np.unique(parents)
-    sources[has_children] = tree.sources[np.append(0, nodes + 1)[has_children]]
+    parents, sources = rows[tree.parents[nodes]], tree.sources[np.append(0, nodes + 1)]
+    sources[np.setdiff1d(np.arange(len(sources)), parents)] = -1  # its children are all gone
     return DrawnTree(
         tree.tokens[nodes], parents, tree.depths[nodes], tree.scores[nodes], tree.q, sources
     )
 
 
-class LevelDistributions(Protocol):
-    """A drafter's q at the nodes of a growing tree: first `root`, then `expand` for each level."""
-
-    def root(self) -> torch.Tensor:
-        """q below the bonus token, [1, vocab]; starts a new tree."""
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        """q below the frontier's nodes, [F, vocab]."""
+# A drafter's q below a frontier's nodes, [F, vocab]; `ROOT`, the bonus token, begins a new tree.
+LevelDistributions = Callable[[Frontier], torch.Tensor]
 
 
 def draw_levels(
@@ -220,13 +200,8 @@ def draw_levels(
 ) -> DraftTree:
     """Draw the tokens of at most `depth` levels of a tree whose shape was chosen before.
 
-    topology   the shape, a tree whose tokens are ignored: siblings, in row order, become the
-               first, second, ... draw without replacement from the q of their parent
-    generator  of the draws, on any device
-    most       the most children of each node that q was last given for; it may depend on what
-               q depends on
-    If q has fewer tokens above 0 than a parent has children, or the parent may have fewer, the
-    last children are left out with their subtrees; this does not depend on their tokens.
+    topology   as `draw_from_lattice` takes it
+    most       the most children of each node that q was last given for, by what q depends on
     Returns a `DrawnTree`, or the empty tree if nothing can be drawn.
     """
     if topology.nodes == 0 or depth < 1:
@@ -237,10 +212,9 @@ def draw_levels(
     tokens = np.full(topology.nodes, -1, dtype=np.int64)
     sources = np.full(topology.rows, -1, dtype=np.int64)
     distributions: list[torch.Tensor] = []
-    rows, level, drawn_from = np.zeros(1, np.int64), 0, 0
-    q = source.root()
-    while True:
-        distributions.append(proposal(q))
+    frontier, drawn_from = ROOT, 0
+    while len(rows := frontier.rows):
+        distributions.append(proposal(source(frontier)))
         slots = np.full(topology.rows, -1, dtype=np.int64)  # the index of each row in `rows`
         slots[rows] = np.arange(len(rows))
         sources[rows] = drawn_from + slots[rows]
@@ -250,12 +224,10 @@ def draw_levels(
         drawn = without_replacement(distributions[-1], slots[rows], counts[rows], generator)
         below = np.flatnonzero((slots[parents] >= 0) & (ranks < counts[parents]))
         tokens[below] = drawn[slots[parents[below]], ranks[below]]
-        level += 1
-        rows = below[(tokens[below] >= 0) & (counts[below + 1] > 0)] + 1
-        if len(rows) == 0:
-            break
-        nodes = rows - 1
-        q = source.expand(Frontier(level, rows, tokens[nodes], slots[parents[nodes]], ranks[nodes]))
+        nodes = below[(tokens[below] >= 0) & (counts[below + 1] > 0)]
+        frontier = Frontier(
+            frontier.depth + 1, nodes + 1, tokens[nodes], slots[parents[nodes]], ranks[nodes]
+        )
     tree = DrawnTree(
         tokens, parents, topology.depths, topology.scores, torch.cat(distributions), sources
     )
@@ -263,10 +235,7 @@ def draw_levels(
 
 
 def least_kept(probabilities: Array, sampling: Sampling) -> Array:
-    """[gamma] the least probability that top-k and top-p keep; 0 if K candidates do not tell.
-
-    probabilities  [gamma, K] the K largest of each position, descending
-    """
+    """The least of falling probabilities [gamma, K] that top-k and top-p keep; 0: unknown."""
     positions, width = probabilities.shape
     cut = np.zeros(positions)
     if 0 < sampling.top_k <= width:
@@ -285,8 +254,7 @@ class RankExpectation:
     It is learnt from past rounds as a hazard: among accepted nodes whose first j - 1 children
     are not on the accepted path, the share whose j-th child is. Counts are kept by the
     drafter's confidence c (the largest probability of q) and by j. They start as `PRIOR`
-    observations of (0.6 + 0.35 c^2) / j^(1 - c), in lab/studies/results/acceptance_rules.json
-    for a calibrated drafter. Present draws are never used.
+    observations of (0.6 + 0.35 c^2) / j^(1 - c) (lab/studies/results/acceptance_rules.json).
     """
 
     EDGES = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95])  # of the confidence classes
@@ -304,13 +272,7 @@ class RankExpectation:
         self._rounds = np.ones(self.DEPTHS)
 
     def lattice(self, confidences: Array, width: int) -> Lattice:
-        """Candidates [depth, width] from which a policy chooses a shape; token j is the j-th draw.
-
-        Its probability is the expected acceptance given the parent's, and does not rise along a
-        row, so that draws are chosen in their order.
-
-        confidences  [depth] the largest probability of q at each position
-        """
+        """Candidates [depth, width] for a shape by confidences [depth]; token j: the j-th draw."""
         sure = np.clip(np.nan_to_num(confidences), 0.0, 1.0)[:, None]
         draws = np.arange(1, width + 1)
         prior = (0.6 + 0.35 * sure**2) / draws ** (1.0 - sure)
@@ -331,10 +293,7 @@ class RankExpectation:
     def observe(
         self, tree: DrawnTree, accepted_rows: list[int], confidence_of: Callable[[int], float]
     ) -> None:
-        """Learn from every node of the accepted path of a finished round.
-
-        confidence_of  gives the largest probability of q below a row
-        """
+        """Learn from a round; `confidence_of` gives the largest probability of q below a row."""
         self._trials *= self.FADING
         self._accepted *= self.FADING
         path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]

@@ -1,8 +1,8 @@
 """Nodes of a drawn tree under examination: each as it is visited, or all rows together.
 
-Both rules (decoder/acceptance/rules.py) meet a node after all children before it were rejected, so
-what they ask of it depends on no choice. An accelerator works it out for all nodes, in one copy to
-the host (`judge_rows`); a CPU, where each row is a pass over the vocabulary, for visited ones.
+Both rules meet a node after all children before it were rejected, so what they ask of it depends
+on no choice. An accelerator works it out for all nodes, in one copy to the host (`judge_rows`); a
+CPU, where each row is a pass over the vocabulary, for visited ones.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ class Nodes:
     D(t_(j+1)) + Z_j - D(t_j) = Z_(j+1). So a rejected child costs one pass over the
     vocabulary, and t is the only state. Sums are in float64.
 
-    At r = 1, D is 0 only if p = q at every remaining token, and then no child is rejected. If
-    rounding makes it 0 (probability about 1e-16), the target's own p is used. Where p is no
-    number no child is accepted.
+    At r = 1, D is 0 only if p = q at every remaining token, and then no child is rejected; if
+    rounding makes it 0, the target's own p is used. Where p is no number no child is accepted.
     """
 
     def __init__(
@@ -58,6 +57,7 @@ class Nodes:
         q = _normalised(tree.q.index_select(0, sources).to(p.device))
         self._q, self.confidences = functional.pad(q, (0, p.shape[1] - q.shape[1])), q.amax(-1)
         self._p, self._share, self._left = p, share, share  # D(t)
+        self._divisor = share + (1.0 - share)  # Z
         self._weights = self._rest = p * share[:, None]
         self._subtracted, self._rejected = torch.zeros_like(share), 0  # t
         self._exists = to_device(below > 0, p.device)
@@ -69,10 +69,6 @@ class Nodes:
         before, remaining = to_here - self._child_q, to_here[:, -1:] - to_here + self._child_q
         self._free = torch.maximum(1.0 - before, remaining)
 
-    @property
-    def _divisor(self) -> torch.Tensor:  # Z
-        return self._left + (1.0 - self._share)
-
     def after(self, rejected: int) -> Nodes:
         """The same rows, once their first children are rejected; never fewer than before."""
         for child in range(self._rejected, rejected):
@@ -81,6 +77,7 @@ class Nodes:
             by = self._subtracted[:, None]
             self._rest = torch.addcmul(self._weights, by, self._q, value=-1.0).clamp_min_(0.0)
             self._left = torch.where(exists, self._rest.sum(-1), self._left)
+            self._divisor = self._left + (1.0 - self._share)
         self._rejected = rejected
         return self
 
@@ -175,7 +172,6 @@ class JudgedRows:
         return float(self._confidences[row])
 
     def entropies(self) -> list[float]:
-        """Of the distributions that were needed, in order."""
         return self._entropies[self._visited].tolist()
 
 

@@ -11,19 +11,13 @@ import numpy as np
 import torch
 
 from costmodel.errors import InputError
+from costmodel.online import FadingMean
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
 from decoder.acceptance.nodes import JudgedRows, LogitRows, RowNumbers, VisitedRows, judge_rows
-from decoder.acceptance.sampling import (
-    RunningEntropy,
-    Sampling,
-    SeededChoices,
-    one_of_each,
-    row_distributions,
-)
+from decoder.acceptance.sampling import Sampling, SeededChoices, one_of_each, row_distributions
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.eager import NO_TOKEN, greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
@@ -31,6 +25,7 @@ RuleName = Literal["walk", "recursive", "traversal", "auto"]
 # Nats; below it deterministic trees accept more. With a poor drafter the rules cross at 0.59 and
 # 0.66, with a good one at 0.15 (lab/studies/results/acceptance_rules.json).
 ENTROPY_THRESHOLD = 0.6
+ENTROPY_FADING = 0.98  # a distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +47,8 @@ def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]
     """Follow the target's own draws down a tree.
 
     At each visited row the target draws its token (argmax at T = 0). If a child carries the
-    token, the walk descends to it; otherwise the token is the bonus token. This is exact at
-    any temperature, since every emitted token is the target's own draw and the tree does not
-    depend on it. No exact rule accepts more of a deterministic tree. Only visited rows of the
+    token, the walk descends to it; otherwise the token is the bonus token. This is exact at any
+    temperature, and no exact rule accepts more of a deterministic tree. Only visited rows of the
     logits [rows, vocab] are processed.
     """
     return _follow(tree, lambda row: pick(logits[row]))
@@ -63,15 +57,12 @@ def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]
 def _follow(tree: DraftTree, token_after: Callable[[int], Any]) -> Accepted:
     rows: list[int] = []
     tokens: list[int] = []
-    row = 0
-    while True:
-        token = int(token_after(row))
-        child = tree.child(row, token)
-        if child < 0:
-            return Accepted(rows, tokens, token)
+    token, child = int(token_after(0)), 0
+    while (child := tree.child(child, token)) >= 0:
         rows.append(child)
         tokens.append(token)
-        row = child
+        token = int(token_after(child))
+    return Accepted(rows, tokens, token)
 
 
 def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Accepted:
@@ -80,9 +71,7 @@ def recursive_rejection(tree: DrawnTree, rows: RowNumbers, choices: SeededChoice
     Child x is accepted with probability min(1, p(x) / q(x)). On rejection, p becomes
     [p - q]+ normalised; x is removed from q, which is normalised again. After the last
     rejection the bonus token is drawn from p. This is exact for children drawn without
-    replacement. Only visited rows are processed.
-
-    rows  what it asks of each row, with r of 1 everywhere
+    replacement. `rows` have an r of 1 everywhere.
     """
     path, rank, children = [0], 0, tree.child_rows()
     while rank < len(children[path[-1]]):
@@ -103,8 +92,6 @@ def traversal(tree: DrawnTree, rows: RowNumbers, choices: SeededChoices) -> Acce
     S / (S + 1 - r), and q loses the leaf. A parent without children is then a leaf itself.
     This is exact for children drawn without replacement, and accepts at least as much as
     recursive rejection on average. Only rows that the search reaches are processed.
-
-    rows  what it asks of each row
     """
     path, ranks, children = [0], [0], tree.child_rows()
     while True:
@@ -128,10 +115,9 @@ def _outcome(tree: DrawnTree, path: list[int], rows: RowNumbers) -> Accepted:
 
 
 def parse_rule(name: str, drafter: str, *, draws: bool) -> RuleName:
-    """The rule of this name, for a drafter.
+    """The rule of this name, for the drafter of a name.
 
-    drafter  its name
-    draws    whether trees can be drawn from its distribution; if not, `auto` is `walk`
+    draws  whether trees can be drawn from the drafter's q; if not, `auto` is `walk`
     Raises InputError for an unknown rule, and for one that the drafter cannot serve.
     """
     if name not in get_args(RuleName):
@@ -154,20 +140,20 @@ class AcceptanceRule:
 
     `walk` follows the target's own draws down a deterministic tree. `recursive` and
     `traversal` judge trees drawn from q. `auto` walks while the mean entropy of the target's
-    recent distributions is below `ENTROPY_THRESHOLD`, and takes traversal verification
-    otherwise. At T = 0 every rule walks. Each decision depends on past rounds of this
-    sequence alone, so a seed gives the same text again if the policy chooses the same shapes.
+    recent distributions is below `ENTROPY_THRESHOLD`, and else takes traversal verification. At
+    T = 0 every rule walks. Each decision depends on past rounds of this sequence alone, so a
+    seed gives the same text again if the policy chooses the same shapes.
 
-    The round calls `wants_drawn` before drafting. If it is true, the policy chooses the shape
-    from `expected(...)` instead of the candidates, or from the `expectation` alone where q is not
-    known yet, and `drawn` gives the shape its tokens.
+    If `wants_drawn` is true before drafting, the policy chooses the shape from `expected(...)`
+    instead of the candidates, or from the `expectation` where q is not known yet, and `drawn`
+    gives the shape its tokens.
     """
 
     def __init__(self, name: RuleName, sampling: Sampling, device: torch.device) -> None:
         if sampling.temperature == 0.0:
             name = "walk"
         self._fixed = name
-        self._entropy = RunningEntropy() if name == "auto" else None
+        self._entropy = FadingMean(ENTROPY_FADING) if name == "auto" else None
         self._sampling = sampling
         self._whole_paths = name != "recursive"
         self.expectation = RankExpectation()
@@ -201,11 +187,7 @@ class AcceptanceRule:
         return self.expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
 
     def drawn(self, shape: DraftTree, candidates: Lattice) -> DraftTree:
-        """The tree of this shape with tokens drawn from `candidates.whole`.
-
-        If top-k or top-p cuts the target's distribution, q is cut too, since draws beyond the
-        cut would be rejected. (Any q is exact if the acceptance ratio uses the same.)
-        """
+        """The tree of this shape, drawn from `candidates.whole`, which top-k and top-p cut."""
         whole = candidates.whole
         cut = least_kept(candidates.probabilities, self._sampling)
         if cut.any():
@@ -214,10 +196,7 @@ class AcceptanceRule:
         return draw_from_lattice(shape, whole, self.choices.generator)
 
     def ahead(self, tree: DraftTree, logits: torch.Tensor) -> torch.Tensor:
-        """What `accept` needs of all rows, float64 [numbers, rows] on their device; no wait.
-
-        The target's tokens and entropies, or the arrays of a `JudgedRows` for a drawn tree.
-        """
+        """What `accept` needs of all rows, float64 [numbers, rows] on their device; no wait."""
         if self.greedy:
             return greedy_tokens(logits).double().expand(2, -1)
         if not isinstance(tree, DrawnTree):
@@ -231,12 +210,7 @@ class AcceptanceRule:
         )
 
     def accept(self, tree: DraftTree, logits: Any, ahead: Array | None = None) -> Accepted:
-        """Accept rows of a tree, and learn from the outcome.
-
-        logits  `LogitRows` of the verification
-        ahead   what `ahead` made, on the host; None: rows are processed as they are visited, as
-                where it could not tell a row's token
-        """
+        """Accept rows, and learn from them; without `ahead`, by the logits of visited rows."""
         if not isinstance(tree, DrawnTree):
             if ahead is None:
                 return walk(tree, logits, self.pick)
@@ -248,7 +222,7 @@ class AcceptanceRule:
         outcome = rule(tree, rows, self.choices)
         if self._entropy is not None and isinstance(rows, JudgedRows):
             for entropy in rows.entropies():
-                self._entropy.note(entropy)
+                self._entropy.add(entropy)
         self.expectation.observe(tree, outcome.rows, rows.confidence)
         return outcome
 
@@ -264,7 +238,7 @@ def accept_together(
     chosen  gives the greedy tokens of all rows, if the forward has chosen them
 
     An accelerator copies what the rules need of all rows to the host at once. A CPU, where a
-    copy does not wait, processes visited rows only, as is done where a text's logits are processed.
+    copy does not wait, processes visited rows only, as for `LogitRows` made when read.
     """
     tensors = [rows for rows in logits if isinstance(rows, torch.Tensor)]
     together = len(tensors) == len(logits) and all(rule.greedy for rule in rules)

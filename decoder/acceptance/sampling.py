@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
 from costmodel.errors import InputError, shown
+from costmodel.online import FadingMean
 from costmodel.statistics import Array, Ints
 from decoder.device import to_device
-from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import NO_TOKEN
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37
 CANDIDATES = 1024  # of a row that top-k and top-p leave more tokens is drawn by itself
 ROWS_AT_ONCE = 64  # whose distributions over 150,000 tokens take 40 MB each
 BY_ITSELF = NO_TOKEN - 1
+
+
+RANGES: tuple[tuple[str, type, Callable[[Any], bool], str], ...] = (
+    ("temperature", Real, lambda value: 0.0 <= value < inf, "temperature must be 0 or more"),
+    ("top_p", Real, lambda value: 0.0 < value <= 1.0, "top-p must lie in (0, 1]"),
+    ("top_k", Integral, lambda value: value >= 0, "top-k must be 0 (all tokens) or more"),
+    ("seed", Integral, lambda value: 0 <= value < 2**63, "seed must lie between 0 and 2^63 - 1"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +39,9 @@ class Sampling:
     temperature  0 takes the argmax; otherwise logits are divided by it
     top_p        keep the smallest set of tokens whose probability reaches it (1: all)
     top_k        keep the k most probable tokens (0: all)
-    seed         of the generator. Walked trees make one draw for each emitted token, in
-                 order, so a seed gives the same text under every policy. With sampled trees
-                 the distribution of texts is the same, but a seed's text also depends on the
-                 shapes of all trees, and so on the policy and on measured times
+    seed         of the generator. With walked trees a seed gives the same text under every
+                 policy. With sampled trees a seed's text also depends on the shapes of all
+                 trees, and so on the policy and on measured times
     Raises InputError for values out of range.
     """
 
@@ -42,48 +51,18 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number, whole = (Real, float, "number"), (Integral, int, "whole number")
-        kinds = {"temperature": number, "top_p": number, "top_k": whole, "seed": whole}
-        for name, (kind, made, noun) in kinds.items():  # torch takes no integers of other libraries
-            value: Any = getattr(self, name)
-            exact = None
+        for name, kind, fits, rule in RANGES:  # torch takes no integers of other libraries
+            made: type[Any] = float if kind is Real else int
+            noun = "number" if made is float else "whole number"
+            value, exact = getattr(self, name), None
             if isinstance(value, kind) and not isinstance(value, bool):
                 with suppress(OverflowError):
                     exact = made(value)
             if exact is None:
                 raise InputError(f"{name} must be a {noun}, got {shown(value)}")
+            if not fits(exact):
+                raise InputError(f"{rule}, got {shown(exact)}")
             object.__setattr__(self, name, exact)
-        if not 0.0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature must be 0 or more, got {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"top-p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise InputError(f"top-k must be 0 (all tokens) or more, got {shown(self.top_k)}")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must lie between 0 and 2^63 - 1, got {shown(self.seed)}")
-
-
-class RunningEntropy:
-    """Mean entropy, in nats, of the target's recent distributions; fades by `FADING` each."""
-
-    FADING = 0.98
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._weight = 0.0
-
-    def note(self, entropy: float) -> None:
-        """Add the entropy of one distribution, in nats."""
-        self._sum = self.FADING * self._sum + entropy
-        self._weight = self.FADING * self._weight + 1.0
-
-    def mean(self) -> float | None:
-        """The mean so far; None before the first distribution."""
-        return self._sum / self._weight if self._weight else None
-
-
-def entropy_of(probabilities: torch.Tensor) -> torch.Tensor:
-    return torch.special.entr(probabilities).sum()
 
 
 def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -97,18 +76,13 @@ def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tenso
         smallest = torch.topk(scaled, sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
     if sampling.top_p < 1.0:
-        scaled = scaled.masked_fill(
-            _beyond_top_p(scaled.softmax(-1), sampling.top_p), float("-inf")
-        )
+        beyond = _beyond_top_p(scaled.softmax(-1), sampling.top_p)
+        scaled = scaled.masked_fill(beyond, float("-inf"))
     return scaled.softmax(-1)
 
 
 def cooled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Float32 logits over the temperature, so that the softmax is the target's at it.
-
-    The quotient overflows at temperatures where the softmax is one token already. There the
-    largest logit is taken off first, which leaves the softmax as it is.
-    """
+    """Float32 logits over the temperature, less the largest first where that would overflow."""
     if temperature >= COLD:
         return logits / temperature
     return (logits - logits.amax(-1, keepdim=True)) / max(temperature, COLDEST)
@@ -118,8 +92,8 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     """The tokens that top-p drops, boolean [vocab]: the least probable, 1 - top_p at most in sum.
 
     Sorting a whole vocabulary costs a fifth of a forward on a CPU. Tokens below
-    (1 - top_p) / vocab sum to less than 1 - top_p, so all of them are dropped and only the
-    others are sorted. An accelerator waits for their number: `draw_rows` does without.
+    (1 - top_p) / vocab sum to less than 1 - top_p, so only the others are sorted. An accelerator
+    waits for their number: `draw_rows` does without.
     """
     cut = 1.0 - top_p
     likely = probabilities >= cut / len(probabilities)
@@ -136,15 +110,15 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 class SeededChoices:
     """The random choices of one text, with a generator of its own.
 
-    A token is the argmax of p / noise with exponential noise, as in torch.multinomial. The i-th row
-    that the text visits takes the i-th noise, so the draws of all rows of a tree can be made
-    before the visited ones are known, and both ways give the same text.
+    A token is the argmax of p / noise with exponential noise, as in torch.multinomial. The i-th
+    visited row takes the i-th noise, so the draws of all rows of a tree can be made before the
+    visited ones are known, and both ways give the same text.
 
     entropy  collects the entropy of the distributions of visited rows; None: not needed
     """
 
     def __init__(
-        self, sampling: Sampling, device: torch.device, entropy: RunningEntropy | None = None
+        self, sampling: Sampling, device: torch.device, entropy: FadingMean | None = None
     ) -> None:
         self._sampling, self._entropy = sampling, entropy
         self.generator = torch.Generator(device).manual_seed(sampling.seed)
@@ -155,15 +129,12 @@ class SeededChoices:
         self._noise: torch.Tensor | None = None  # made and not yet taken [draws, vocab]
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The target's own token at T > 0 of a visited row, logits [vocab], in one copy.
-
-        `NO_TOKEN` for logits that are not numbers.
-        """
+        """The target's token at T > 0 of a visited row [vocab]; `NO_TOKEN` for logits of NaN."""
         probabilities = target_distribution(logits, self._sampling)
         noise = self._noises(1, probabilities)[0]
         values = [(probabilities / noise).argmax().double(), probabilities.sum().double()]
         if self._entropy is not None:
-            values.append(entropy_of(probabilities).double())
+            values.append(torch.special.entr(probabilities).sum().double())
         token, total, *entropy = torch.stack(values).tolist()
         return self._take(int(token) if isfinite(total) else NO_TOKEN, *entropy)
 
@@ -171,7 +142,7 @@ class SeededChoices:
         """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
         probabilities = target_distribution(logits, self._sampling)
         if self._entropy is not None:
-            self._entropy.note(float(entropy_of(probabilities)))
+            self._entropy.add(float(torch.special.entr(probabilities).sum()))
         return probabilities
 
     def happens(self, probability: float) -> bool:
@@ -188,10 +159,7 @@ class SeededChoices:
         return torch.rand(1, dtype=torch.float64, generator=self.generator, device=where)
 
     def of_tree(self, depths: Ints, logits: torch.Tensor) -> torch.Tensor:
-        """Tokens and entropies of all rows, float64 [2, rows], without a wait.
-
-        depths  [rows] of the rows below the root;  logits  [rows, vocab]
-        """
+        """Tokens and entropies, float64 [2, rows], of rows at depths [rows] below the root."""
         noise = self._noises(int(depths.max()) + 1, logits)
         place, parts = to_device(depths, logits.device), []
         for rows, at in zip(logits.split(ROWS_AT_ONCE), place.split(ROWS_AT_ONCE), strict=True):
@@ -216,7 +184,7 @@ class SeededChoices:
         if self._noise is not None:
             self._noise = self._noise[1:]
         if self._entropy is not None and token != NO_TOKEN:
-            self._entropy.note(entropy)
+            self._entropy.add(entropy)
         return token
 
 
@@ -225,8 +193,7 @@ def draw_rows(
 ) -> torch.Tensor:
     """Tokens and entropies float64 [2, rows] of logits [rows, vocab], without a sort of all.
 
-    Top-k and top-p look at the most probable `CANDIDATES`, or one more than top-k. A row of which
-    they may keep others is `BY_ITSELF`.
+    A row of which top-k and top-p may keep more than `kept_shares` has is `BY_ITSELF`.
 
     noise  [draws, vocab];  place  [rows] the noise of each row
     """
@@ -242,10 +209,10 @@ def draw_rows(
 def kept_shares(
     scaled: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The shares [rows, width] of the tokens that each row of cooled logits keeps, 0 of others.
+    """Shares [rows, width] of the most probable tokens of cooled logits, 0 where a row drops them.
 
-    And the tokens [rows, width] that these are (None: all, in order), and whether a row may keep
-    more than these, boolean [rows] (None: no row does).
+    And these tokens [rows, width] (None: all, in order), and whether a row may keep more than
+    these, boolean [rows] (None: no row does).
     """
     vocab, top_k, top_p, more = scaled.shape[-1], sampling.top_k, sampling.top_p, None
     cut = 0 < top_k < vocab
@@ -269,10 +236,7 @@ def kept_shares(
 
 
 def row_distributions(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """`target_distribution` of each row [rows, vocab], without a sort of all.
-
-    NaN where top-k and top-p may keep more than the most probable `CANDIDATES`.
-    """
+    """`target_distribution` of each row [rows, vocab]; NaN where it may keep more tokens."""
     scaled = cooled(logits.float(), sampling.temperature)
     shares, order, more = kept_shares(scaled, sampling)
     if order is not None:
@@ -281,10 +245,7 @@ def row_distributions(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def one_of_each(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The index at the share `uniform` [1] of each row's weights [rows, vocab], float64 [rows].
-
-    `NO_TOKEN` for weights that are not numbers.
-    """
+    """The index at a share [1] of each row's weights [rows, vocab]; `NO_TOKEN` for NaN."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.

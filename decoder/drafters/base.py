@@ -58,10 +58,9 @@ class DraftRequest:
 class DraftSession(ABC):
     """The drafting of one text, round by round; only `draft` must be implemented.
 
-    In each round `draft` is called at most once (`draw` in its place for sampled trees of a
-    drafter with `draws = "levels"`), then `read_logits`, then `observe`. Rounds without a
-    draft are observed too. Tensors that are handed over may be overwritten by the target's
-    next forward: copy what is kept.
+    A round calls `draft` at most once (`draw` for sampled trees of a drafter with
+    `draws = "levels"`), then `read_logits`, then `observe`, also without a draft. The target's
+    next forward may overwrite the tensors handed over: copy what is kept.
     """
 
     rewinds: bool = False  # whether `rewind` is implemented
@@ -71,9 +70,8 @@ class DraftSession(ABC):
         """Candidates for the tokens after `context`.
 
         context  int64 [tokens]: the text so far, the bonus token last
-        Returns a `Lattice` of candidates by position [depth, K], a `PairLattice` where each
-        depends on the one before, or a `CandidateTree` of candidates by path. Calling it twice
-        without `observe` gives the same candidates.
+        Returns a `Lattice` of candidates by position [depth, K], a `CandidateTree` of candidates
+        by path, or other `Candidates`. Calling it twice without `observe` gives the same ones.
         """
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
@@ -106,9 +104,8 @@ class DraftSession(ABC):
     def rewind(self, tokens: int) -> None:
         """Forget the text behind its first `tokens` tokens, so that a round can be timed again.
 
-        The next call is `observe`, with the bonus token that follows them and the tokens
-        after it. Implement it, and set `rewinds`, where a draft first takes in what was
-        observed: that time then counts as drafting.
+        The next call is `observe`, with the bonus token that follows them and the tokens after
+        it. Implement it, and set `rewinds`, where a draft first takes in what was observed.
         """
         raise NotImplementedError(f"{type(self).__name__} does not rewind")
 

@@ -1,4 +1,4 @@
-"""Building blocks of drafters that are a transformer: rotary embedding, cache, attention, FFN.
+"""Building blocks of drafters that are a transformer: rotary embedding, cache, attention.
 
 Sequences are drafted one at a time, so tensors have no batch axis: [rows, width].
 """
@@ -14,9 +14,8 @@ from typing import Any, Protocol
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
 from costmodel.errors import InputError
 
@@ -30,11 +29,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]  # cosine and sine, [rows, head_dim] ea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """The sizes of a drafter's layers.
-
-    bias  whether the four attention projections have a bias
-    rope  the rotary fields of config.json, unchanged
-    """
+    """The sizes of a drafter's layers; `bias` is attention's, `rope` the rotary fields."""
 
     hidden: int
     ffn: int
@@ -47,13 +42,23 @@ class DraftShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head."""
         return self.heads // self.kv_heads
 
     def costs(self) -> dict[str, int | bool]:
         """The fields that the time of a forward depends on."""
         names = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "bias")
         return {name: getattr(self, name) for name in names}
+
+    def norm(self) -> nn.RMSNorm:
+        return nn.RMSNorm(self.hidden, eps=self.norm_eps)
+
+    def mlp(self) -> nn.Module:
+        """The gated feed-forward of Llama and Qwen models."""
+        heads = 1  # unused; a config's default must divide its hidden size
+        sizes = LlamaConfig(
+            hidden_size=self.hidden, intermediate_size=self.ffn, num_attention_heads=heads
+        )
+        return LlamaMLP(sizes)
 
 
 def hash_of(fields: Mapping[str, object]) -> str:
@@ -117,16 +122,14 @@ class Span:
     slots: torch.Tensor | None = None
 
 
+ALL_ROWS = Span(0, 0, None)  # the whole prefix, and of the rows behind it what their block says
+
+
 class RowCache(Protocol):
-    """The keys and values of all layers, and attention over them.
+    """The keys and values of all layers, and attention over them."""
 
-    length  rows of the context, after which new rows are written
-    """
-
-    length: int
-
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store keys and values [kv_heads, rows, head_dim] at slots `start` on."""
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store keys and values [kv_heads, rows, head_dim] of the rows of a forward."""
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         """Attention of queries [heads, rows, head_dim] over the span they see; same shape."""
@@ -149,9 +152,8 @@ class DraftAttention(nn.Module):
         else:
             self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
 
-    def store(self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int, at: int) -> None:
-        """Write keys and values of rows [rows, width] at slots `at` on."""
-        cache.write(layer, at, *self.keys_values(rows, rope))
+    def store(self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int) -> None:
+        cache.write(layer, *self.keys_values(rows, rope))
 
     def keys_values(self, rows: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, rows, head_dim] of rows [rows, width]."""
@@ -171,18 +173,4 @@ class DraftAttention(nn.Module):
         return self.o_proj(mixed.transpose(0, 1).reshape(len(rows), -1))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """[heads, rows, head_dim] from [rows, heads * head_dim]."""
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
-
-
-class GatedFfn(nn.Module):
-    """The SwiGLU feed-forward of Llama and Qwen models."""
-
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.down_proj = nn.Linear(shape.ffn, shape.hidden, bias=False)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(rows)) * self.up_proj(rows))

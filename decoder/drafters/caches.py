@@ -6,7 +6,8 @@ target's do. Padding rows write to a slot that is never read, and their results 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from weakref import WeakKeyDictionary, finalize
 
@@ -14,11 +15,12 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.device import to_device
-from decoder.drafters.blocks import Rope, Rotary, RowCache, Span
-from decoder.model.attention import RowBlock, Segment, attend, plan_segment, tail_mask
+from decoder.drafters.base import DraftSession
+from decoder.drafters.blocks import ALL_ROWS, Rope, Rotary, RowCache, Span
+from decoder.model.attention import RowBlock, Scoring, Segment, attend, plan_segment, tail_mask
 from decoder.model.kv_cache import CacheShape, KVCache
-from decoder.model.runtime.capture import BudgetedCapture, GraphedFunction, Tensors, bucket
-from decoder.model.runtime.fused import TablePlan
+from decoder.model.runtime.capture import Capture, GraphedFunction, Tensors, bucket
+from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.graphs import GraphShape
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.target import CAPACITY_STEP, Target
@@ -27,35 +29,31 @@ WAITING_ROWS = 256  # features of plain rounds that are kept as the target gave 
 HEADROOM = 256  # rows of a draft behind as many tokens as the target has reserved
 
 
-class WaitingFeatures:
-    """The target's features of committed rows that a session has not taken in yet.
-
-    drafter  as a message names it, such as `an EAGLE-3 drafter`
-    """
+class FeatureSession(DraftSession):
+    """A session that takes in the target's features of committed rows before it drafts."""
 
     def __init__(self, drafter: str) -> None:
-        self._drafter = drafter
-        self._parts: list[torch.Tensor] = []
+        """drafter: as a message names it, such as `an EAGLE-3 drafter`"""
+        self._drafter_name = drafter
+        self._waiting: list[torch.Tensor] = []
 
-    @property
-    def many(self) -> bool:
-        """Whether to take them in before the next draft, so that few are kept."""
-        return sum(len(part) for part in self._parts) >= WAITING_ROWS
+    @abstractmethod
+    def take_in(self, features: torch.Tensor) -> None:
+        """Take in the features [rows, width] of further committed rows."""
 
-    def add(self, features: torch.Tensor | None) -> None:
-        """Keep the features [rows, width] of further rows. Raises InputError for None."""
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        """Keep the features for the next draft. Raises InputError for None."""
         if features is None:
-            raise InputError(f"{self._drafter} needs the target's features, and got none")
-        self._parts.append(features)
+            raise InputError(f"{self._drafter_name} needs the target's features, and got none")
+        self._waiting.append(features)
+        if sum(len(part) for part in self._waiting) >= WAITING_ROWS:
+            self.take_in_waiting()
 
-    def take(self) -> torch.Tensor | None:
-        """All of them [rows, width], which then wait no more; None if there are none."""
-        features = torch.cat(self._parts) if self._parts else None
-        self.clear()
-        return features
-
-    def clear(self) -> None:
-        self._parts.clear()
+    @torch.inference_mode()
+    def take_in_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self.take_in(torch.cat(waiting))
 
 
 def check_observed(known: int, context: int) -> None:
@@ -71,17 +69,15 @@ class SharedCaches:
     """Sequences of one cache that outlives the sessions, for captured forwards.
 
     A captured forward belongs to a cache's tensor, and serves all its sequences. So the cache
-    has room for as many texts and tokens as the target has reserved, and later texts use it
-    again. A session that outgrows it moves to one of twice the size. A sequence becomes free
-    when its session is garbage-collected.
+    has room for as many texts and tokens as the target has reserved. A session that outgrows it
+    moves to one of twice the size. A sequence becomes free when its session is collected.
     """
 
     def __init__(
         self, shape: CacheShape, dtype: torch.dtype, device: torch.device, target: Target | None
     ) -> None:
         """target: the model whose texts are drafted, or None if unknown."""
-        self._shape, self._dtype, self._device = shape, dtype, device
-        self._target = target
+        self._place, self._target = (shape, dtype, device), target
         self._cache: KVCache | None = None
         self._free: list[int] = []
 
@@ -95,12 +91,10 @@ class SharedCaches:
         if cache is None or not fits or not self._free:
             if cache is not None and cache.capacity < needed:
                 needed = max(needed, 2 * cache.capacity)
+            shape, dtype, device = self._place
+            capacity = -(-needed // CAPACITY_STEP) * CAPACITY_STEP
             cache = self._cache = KVCache(
-                self._shape,
-                capacity=-(-needed // CAPACITY_STEP) * CAPACITY_STEP,
-                sequences=sequences,
-                dtype=self._dtype,
-                device=self._device,
+                shape, capacity=capacity, sequences=sequences, dtype=dtype, device=device
             )
             self._free = list(reversed(range(sequences)))
         sequence = self._free.pop()
@@ -119,7 +113,6 @@ class PlacedText:
 
     @property
     def length(self) -> int:
-        """The number of committed tokens."""
         return 0 if self.sequence < 0 else self.cache.lengths[self.sequence]
 
     def cut(self, tokens: int) -> None:
@@ -141,13 +134,10 @@ class PlacedText:
 
 
 CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
-ALL_ROWS = Span(0, 0, None)  # the whole prefix, and of the rows behind it what their block says
 
 
 class PlacedRows(RowCache):
     """The rows of a block in a forward that is not captured."""
-
-    length = 0  # unused, as are the slots that layers name
 
     def __init__(self, cache: KVCache, block: RowBlock, group: int) -> None:
         """group: query heads of a KV head"""
@@ -164,26 +154,22 @@ class PlacedRows(RowCache):
 
     @cached_property
     def _segment(self) -> Segment:
-        block, visible = self.block, None
-        if block.visible is not None and not (dense := block.visible.dense()).all():
-            visible = to_device(dense, self.cache.device)
+        block, visible = self.block, self.block.mask()
+        seen = None if visible is None or visible.all() else to_device(visible, self.cache.device)
         rows = slice(0, block.rows)
-        return plan_segment(self.cache, block.sequence, rows, visible, self._group)
+        return plan_segment(self.cache, block.sequence, rows, seen, self._group)
 
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self._segment.store(layer, key[None], value[None])
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         if seen is ALL_ROWS:
-            return self._segment.attend(layer, query[None], scale)[0]
+            return self._segment.attend(layer, query[None], Scoring(scale))[0]
         key, value = (part[:, :, seen.first : seen.end] for part in self._segment.read[layer])
-        return attend(query[None], key, value, seen.mask, scale)[0]
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
     def span(self, window: int | None, causal: bool) -> Span:
-        """The span of rows that each see the last `window` tokens, themselves included.
-
-        If not causal, they see as many tokens ahead. None: all that their block says.
-        """
+        """The last `window` tokens, if not causal as many ahead; None: all that the block says."""
         if window is None or (not causal and self._end <= window):
             return ALL_ROWS
         first = max(0, self._prefix + 1 - window)
@@ -198,10 +184,9 @@ class PlacedRows(RowCache):
 class TableRows(RowCache):
     """The rows of a captured forward, whose slots are in tables; as `PlacedRows`."""
 
-    length = 0
-
     def __init__(self, tables: RowTables, data: torch.Tensor, group: int) -> None:
-        self._plan, self._tables, self._group = TablePlan(data, tables), tables, group
+        self._attention = TableAttention(data, tables)
+        self._tables, self._group = tables, group
         self.tokens, self.positions = tables.tokens, tables.positions
 
     @property
@@ -212,19 +197,17 @@ class TableRows(RowCache):
     def rope(self, rotary: Rotary, dtype: torch.dtype) -> Rope:
         return rotary(self.positions, dtype)
 
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        cache = self._plan.layer(layer)
-        cache.keys[cache.owners, :, cache.slots] = key.transpose(0, 1)
-        cache.values[cache.owners, :, cache.slots] = value.transpose(0, 1)
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self._attention.store(layer, key, value)
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         if seen is ALL_ROWS:
-            return self._plan.attend_stored(layer, query.transpose(0, 1), scale).transpose(0, 1)
-        cache = self._plan.layer(layer)
-        owner = cache.owners[:1]
-        keys = cache.keys[owner, :, seen.slots].transpose(0, 1)[None]
-        values = cache.values[owner, :, seen.slots].transpose(0, 1)[None]
-        return attend(query[None], keys, values, seen.mask, scale)[0]
+            return self._attention.attend_stored(layer, query.transpose(0, 1), scale).transpose(
+                0, 1
+            )
+        place = self._tables.owners[:1], slice(None), seen.slots
+        key, value = (part[place].transpose(0, 1)[None] for part in self._attention.data[layer])
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
     def span(self, window: int | None, causal: bool) -> Span:
         if window is None:
@@ -237,14 +220,11 @@ class TableRows(RowCache):
         visible = (slots >= 0) & (slots < prefix + tables.tails[owner]) & (ahead.abs() < window)
         if causal:
             visible &= ahead <= 0
-        mask = tail_mask(visible, self._group, visible.shape[1], self._plan.data.dtype)
+        mask = tail_mask(visible, self._group, visible.shape[1], self._attention.data.dtype)
         return Span(0, 0, mask, slots.clamp_min(0))
 
 
 DraftRows = PlacedRows | TableRows
-
-# A function of rows and inputs [rows, ...]; as `GraphedFunction` asks, where it is captured.
-Body = Callable[..., Tensors]
 
 _Bucket = tuple[RowTables, Tensors, GraphedFunction]  # its function reads the other two
 
@@ -257,38 +237,30 @@ class RowForwards:
     rows, with one warning a bucket. More than `CAPTURED_ROWS` rows run without padding.
     """
 
-    def __init__(self, name: str, body: Body, group: int, capture: BudgetedCapture | None) -> None:
+    def __init__(
+        self, name: str, body: Callable[..., Tensors], group: int, capture: Capture | None
+    ) -> None:
         """
         name   of the forward, for the warning
+        body   of rows and inputs [rows, ...]; as `GraphedFunction` asks, where it is captured
         group  query heads of a KV head
         """
         self._name, self._body, self._group, self._capture = name, body, group, capture
-        self._buckets: WeakKeyDictionary[KVCache, dict[GraphShape, _Bucket]]
-        self._buckets = WeakKeyDictionary()
+        self._buckets: WeakKeyDictionary[KVCache, dict[GraphShape, _Bucket]] = WeakKeyDictionary()
 
     def forget(self) -> None:
-        """Drop all captures."""
         self._buckets.clear()
 
     @torch.inference_mode()
     def __call__(self, cache: KVCache, block: RowBlock, *inputs: torch.Tensor) -> Tensors:
-        """The outputs of the rows, with padding where captured, which the next call overwrites.
-
-        inputs  [rows, ...] each, without padding
-        """
-        rows, capture = block.rows, self._capture
-        if capture is None:
+        """The outputs, padded where captured, of inputs [rows, ...]; overwritten by the next."""
+        rows, capture, data = block.rows, self._capture, cache.data
+        padded = bucket(rows)
+        if capture is None or padded is None or rows > CAPTURED_ROWS:
             return self._body(PlacedRows(cache, block, self._group), *inputs)
-        words = needed_words(cache, [block])
-        padded = bucket(rows) if rows <= CAPTURED_ROWS else None
-        if padded is None:
-            tables = RowTables(rows, cache.sequences, words, cache.data.device)
-            tables.fill(cache, [block])
-            return self._body(TableRows(tables, cache.data, self._group), *inputs)
         buckets = self._buckets.setdefault(cache, {})
-        shape = GraphShape(rows=padded, words=words)
+        shape = GraphShape(rows=padded, words=needed_words(cache, [block]))
         if shape not in buckets:
-            data = cache.data
             tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
             fixed = tuple(one.new_zeros((shape.rows, *one.shape[1:])) for one in inputs)
             captured = partial(self._body, TableRows(tables, data, self._group), *fixed)

@@ -14,18 +14,17 @@ import numpy as np
 import torch
 
 from costmodel.statistics import Bools, Ints
-from decoder.acceptance.drawn import draw_levels
+from decoder.acceptance.drawn import LevelDistributions, draw_levels
 from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.caches import PlacedText, SharedCaches
-from decoder.drafters.vocabulary import TopChildren, check_vocabulary
+from decoder.drafters.vocabulary import check_vocabulary, top_children
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
 from decoder.model.target import Target
-from decoder.tree.draft_tree import EMPTY, NO_CANDIDATES, CandidateTree, DraftTree
+from decoder.tree.draft_tree import EMPTY, NO_CANDIDATES, CandidateTree, DraftTree, visibility
 from decoder.tree.growth import Frontier, grow
 
-MAX_DEPTH = 8
 CATCH_UP_ROWS = 64  # uncached tokens that go into the bonus token's forward; more are prefilled
 
 
@@ -35,44 +34,31 @@ class CausalLMDrafter(Drafter):
     Under the runtime `graphs` its forwards are captured as the target's are. Its sessions share
     one cache, since captured forwards belong to a cache.
 
-    max_depth  deepest position drafted; each costs a forward of the drafter. By default 8, or
-               the depth of a growth rule that has a larger one
-    vocab      size of the target's vocabulary, where one of the two models is padded
-    target     the target that is drafted for; a shared cache is as large as the target's
+    vocab   size of the target's vocabulary, where one of the two models is padded
+    target  the target that is drafted for; a shared cache is as large as the target's
     """
 
     name = "autoregressive"
     draws: Draws = "levels"
+    max_depth = 8  # each level costs a forward
+    deepens = True
 
     def __init__(
-        self,
-        model: Target,
-        *,
-        max_depth: int | None = None,
-        vocab: int | None = None,
-        target: Target | None = None,
+        self, model: Target, *, vocab: int | None = None, target: Target | None = None
     ) -> None:
         self.model = model
-        self.max_depth = MAX_DEPTH if max_depth is None else max_depth
-        self.deepens = max_depth is None
         self.architecture_hash = model.architecture.hash
         self.vocab = vocab or model.architecture.vocab
         self.caches = SharedCaches(model.structure, model.dtype, model.device, target)
 
     @classmethod
-    def from_pretrained(
-        cls, name: str | Path, target: Target, *, max_depth: int | None = None
-    ) -> CausalLMDrafter:
-        """The drafter in a folder or of a hub id, on the target's device and in its dtype.
-
-        Raises InputError if its weights cannot be loaded or its tokens are not the target's.
-        """
+    def from_pretrained(cls, name: str | Path, target: Target) -> CausalLMDrafter:
+        """The drafter of a name. Raises InputError if its tokens are not the target's."""
         loaded = load_model(
             str(name), weights="pretrained", dtype=target.dtype, device=target.device, download=True
         )
         check_vocabulary(loaded, target.loaded)
-        vocab = target.architecture.vocab
-        return cls(make_target(loaded), max_depth=max_depth, vocab=vocab, target=target)
+        return cls(make_target(loaded), vocab=target.architecture.vocab, target=target)
 
     def start(
         self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
@@ -102,18 +88,16 @@ class CausalLMSession(DraftSession):
         depth = min(request.depth, deepest, self._levels(context))
         if depth < 1:
             return NO_CANDIDATES
-        q = _CausalDistributions(self, self._catch_up(context), request.temperature)
-        return grow(TopChildren(q), request.growth, depth)
+        q = self._distributions(context, request.temperature)
+        return grow(top_children(q), request.growth, depth)
 
     def draw(
         self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
-        """As the base says; the empty tree past the drafter's last position."""
         depth = min(int(shape.depths.max(initial=0)), self._levels(context))
         if depth < 1:
             return EMPTY
-        q = _CausalDistributions(self, self._catch_up(context), temperature)
-        return draw_levels(shape, q, generator, depth)
+        return draw_levels(shape, self._distributions(context, temperature), generator, depth)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the rows of the text and of the accepted nodes that were expanded."""
@@ -127,31 +111,36 @@ class CausalLMSession(DraftSession):
         self._text.cut(tokens)
         self._rows = PendingRows(self._rows.tokens[:0])
 
-    def expand(self, tokens: Ints, parents: Ints) -> tuple[Ints, torch.Tensor]:
-        """Forward nodes below some pending rows; the nodes' rows [F] and logits [F, vocab]."""
-        first = len(self._rows.tokens)
-        visible = self._rows.add(tokens, parents)
-        logits = self._extend(tokens, self._rows.offsets[first:], visible)
-        return np.arange(first, first + len(tokens)), logits
-
-    @property
-    def bonus_row(self) -> int:
-        """The pending row of the bonus token, the root of the tree."""
-        return self._rows.text_rows - 1
-
     def _levels(self, context: Ints) -> int:
         """Levels that can be drafted; nodes of the last level need no position of their own."""
         return self._model.max_context + 1 - len(context)
 
-    def _catch_up(self, context: Ints) -> torch.Tensor:
-        """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""
-        text = self._text
+    def _distributions(self, context: Ints, temperature: float) -> LevelDistributions:
+        """q below the bonus token, after a forward of all uncached tokens, then by levels."""
+        text, vocab = self._text, self.vocab
         text.cut(text.length)  # rows of a draft that was not observed
         if len(context) - text.length > CATCH_UP_ROWS:
             self._prefill(context[text.length : -1])
-        self._rows = PendingRows(context[text.length :])
-        logits = self._extend(self._rows.tokens, self._rows.offsets, self._rows.visible)
-        return logits[-1:]
+        self._rows = pending = PendingRows(context[text.length :])
+        visible = np.tri(len(pending.tokens), dtype=np.bool_)
+        at_bonus = self._extend(pending.tokens, pending.offsets, visible)[-1:]
+        rows = np.zeros(0, np.int64)  # pending rows of the last frontier
+
+        @torch.inference_mode()
+        def q(frontier: Frontier) -> torch.Tensor:
+            nonlocal rows
+            if frontier.depth:
+                first = len(pending.tokens)
+                visible = pending.add(frontier.tokens, rows[frontier.above])
+                logits = self._extend(frontier.tokens, pending.offsets[first:], visible)
+                rows = np.arange(first, len(pending.tokens))
+            else:
+                logits, rows = at_bonus, np.array([pending.text_rows - 1])
+            accurate = logits[:, :vocab].to(torch.promote_types(logits.dtype, torch.float32))
+            shares = cooled(accurate, temperature).softmax(-1)
+            return torch.nn.functional.pad(shares, (0, vocab - shares.shape[1]))
+
+        return q
 
     def _prefill(self, tokens: Ints) -> None:
         self._make_room(len(tokens))
@@ -171,9 +160,8 @@ class PendingRows:
     """The P rows after the committed ones: some text, then nodes of the tree.
 
     tokens   int64 [P]
-    parents  int64 [P]    the row before in text or tree, -1 for the first
-    offsets  int64 [P]    positions, counted from the committed tokens
-    visible  bool [P, P]  whether row i sees row j
+    parents  int64 [P]  the row before in text or tree, -1 for the first
+    offsets  int64 [P]  positions, counted from the committed tokens
     """
 
     def __init__(self, text: Ints) -> None:
@@ -181,20 +169,13 @@ class PendingRows:
         self.tokens = text.copy()  # the context is read-only
         self.parents = np.arange(len(text)) - 1
         self.offsets = np.arange(len(text))
-        self.visible = np.tri(len(text), dtype=np.bool_)
 
     def add(self, tokens: Ints, parents: Ints) -> Bools:
         """Append nodes below some rows; returns which rows each of them sees, [F, P + F]."""
-        before, count = len(self.tokens), len(tokens)
-        visible = np.zeros((before + count, before + count), np.bool_)
-        visible[:before, :before] = self.visible
-        visible[before:, :before] = self.visible[parents]
-        visible[before:, before:] = np.eye(count, dtype=np.bool_)
-        self.visible = visible
         self.tokens = np.concatenate((self.tokens, tokens))
         self.parents = np.concatenate((self.parents, parents))
         self.offsets = np.concatenate((self.offsets, self.offsets[parents] + 1))
-        return visible[before:]
+        return visibility(self.parents[1:])[-len(tokens) :]
 
     def path(self, tokens: Sequence[int]) -> list[int]:
         """The rows of the text, and of the nodes on the path of `tokens` below it."""
@@ -205,33 +186,3 @@ class PendingRows:
                 break
             rows.append(int(below[0]))
         return rows
-
-
-class _CausalDistributions:
-    """q at the bonus token and at nodes, over the target's vocabulary, one forward a level.
-
-    logits  [1, vocab] at the bonus token
-    """
-
-    def __init__(self, session: CausalLMSession, logits: torch.Tensor, temperature: float) -> None:
-        self._session = session
-        self._logits = logits
-        self._temperature = temperature
-        self._rows = np.array([session.bonus_row])  # pending rows of the last frontier
-
-    def root(self) -> torch.Tensor:
-        self._rows = np.array([self._session.bonus_row])
-        return self._q(self._logits)
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        parents = self._rows[frontier.above]
-        self._rows, logits = self._session.expand(frontier.tokens, parents)
-        return self._q(logits)
-
-    @torch.inference_mode()
-    def _q(self, logits: torch.Tensor) -> torch.Tensor:
-        """q [rows, vocab] in float32 or finer."""
-        vocab = self._session.vocab
-        accurate = logits[:, :vocab].to(torch.promote_types(logits.dtype, torch.float32))
-        q = cooled(accurate, self._temperature).softmax(-1)
-        return torch.nn.functional.pad(q, (0, vocab - q.shape[1]))

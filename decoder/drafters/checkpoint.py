@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 
 from costmodel.errors import InputError, reason_of
@@ -56,13 +56,17 @@ def _folder(name: str | Path, files: Sequence[str], complete: Callable[[Path], b
 
 
 def stored_model(
-    name: str | Path, target: Target, load: Callable[[Path, Mapping[str, Any], torch.Tensor], Model]
+    source: str | Path | Model,
+    target: Target,
+    load: Callable[[Path, Mapping[str, Any], torch.Tensor], Model],
 ) -> Model:
-    """The model of a folder or hub id, on the target's device and in its dtype.
+    """The model of a folder or hub id, on the target's device and in its dtype, or the given one.
 
     load  reads it from the folder, its config.json and a tensor of that device and dtype
     """
-    folder = checkpoint_folder(name)
+    if not isinstance(source, (str, Path)):
+        return source
+    folder = checkpoint_folder(source)
     like = torch.empty(0, dtype=target.dtype, device=target.device)
     return load(folder, read_config(folder), like)
 
@@ -91,66 +95,53 @@ def architectures(published: Mapping[str, Any]) -> list[Any]:
     return names if isinstance(names, list) else []
 
 
-class ReadFields(dict[str, Any]):
-    """The fields of a config, and the names that were asked for."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.names: set[str] = set()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names.add(name)
-        return super().get(name, default)
-
-
-class Fields:
+class Fields(dict[str, Any]):
     """The fields of a config, checked as they are read; `where` names the file in errors."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = ReadFields(values), where
+        super().__init__(values)
+        self.where = where
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field; the default where it is missing or None."""
+        self._read.add(name)
+        value = super().get(name)
+        return default if value is None else value
 
     def whole(
         self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST
     ) -> int:
-        value = self._value(name, default)
+        value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             above = "" if most == LARGEST else f" and at most {most}"
             raise self.wrong(name, f"a whole number of at least {least}{above}")
         return value
 
     def number(self, name: str, default: float) -> float:
-        value = self._value(name, default)
+        value = self.get(name, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             raise self.wrong(name, "a number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._value(name, default)
+        value = self.get(name, default)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
         return value
 
     def one_flag(self, names: Sequence[str], default: Any) -> Any:
         """The value of several names for one flag. Raises InputError where they differ."""
-        given = {
-            name: self.flag(name, False) for name in names if self.values.get(name) is not None
-        }
+        given = {name: self.flag(name, False) for name in names if self.get(name) is not None}
         if len(set(given.values())) > 1:
             both = " and ".join(f"{name} = {value}" for name, value in given.items())
             raise InputError(f"{self.where} has {both}", hint="They are names of one property.")
         return next(iter(given.values()), default)
 
-    def skip(self, name: str) -> None:
-        """Take a field as read, since others make it unused."""
-        self.values.get(name)
-
     def refuse_unread(self, harmless: Set[str], neutral: Mapping[str, Any]) -> None:
-        """Raise InputError if a field was not read that may change what is computed.
-
-        neutral  values with which a field changes nothing
-        """
-        for name, value in self.values.items():
-            read = name in self.values.names or name in harmless or value is None
+        """Raise InputError for an unread field that may change a result; neutral values do not."""
+        for name, value in self.items():
+            read = name in self._read or name in harmless or value is None
             if not read and not (name in neutral and neutral[name] == value):
                 raise InputError(
                     f"{self.where} has {name} = {value!r}, which is not supported",
@@ -159,9 +150,8 @@ class Fields:
                 )
 
     def require(self, expected: Mapping[str, Any]) -> None:
-        """Raise InputError if a field is present with another value."""
         for name, supported in expected.items():
-            value = self.values.get(name)
+            value = self.get(name)
             if value is not None and value != supported:
                 raise InputError(
                     f"{self.where} has {name} = {value!r}, which is not supported",
@@ -170,13 +160,9 @@ class Fields:
 
     def wrong(self, name: str, wanted: str) -> InputError:
         """The error of a field that is missing or not what is wanted."""
-        value = self.values.get(name)
+        value = self.get(name)
         actual = "is missing" if value is None else f"is {value!r}"
         return InputError(f"{self.where}: '{name}' must be {wanted} and {actual}")
-
-    def _value(self, name: str, default: Any) -> Any:
-        value = self.values.get(name)
-        return default if value is None else value
 
 
 def read_shape(fields: Fields, *, head_dim: int | None, bias: bool) -> DraftShape:
@@ -189,7 +175,7 @@ def read_shape(fields: Fields, *, head_dim: int | None, bias: bool) -> DraftShap
     head_dim = fields.whole("head_dim", head_dim or max(hidden // heads, 1))
     if heads * head_dim > LARGEST:
         raise fields.wrong("head_dim", f"at most {LARGEST // heads} with {heads} heads")
-    rope = {name: fields.values[name] for name in ROPE_FIELDS if fields.values.get(name)}
+    rope = {name: fields[name] for name in ROPE_FIELDS if fields.get(name)}
     return DraftShape(
         hidden=hidden,
         ffn=fields.whole("intermediate_size"),
@@ -202,22 +188,20 @@ def read_shape(fields: Fields, *, head_dim: int | None, bias: bool) -> DraftShap
     )
 
 
-def differences(fields: Mapping[str, tuple[int | None, int]]) -> list[str]:
-    """A line for each field in which a drafter's value (None: any) and the target's differ."""
-    return [
-        f"its {name} is {drafted}, the target's is {actual}"
-        for name, (drafted, actual) in fields.items()
-        if drafted is not None and drafted != actual
-    ]
-
-
 def is_padded(drafted: int | None, actual: int) -> bool:
     """Whether a target's vocabulary is a drafter's with more rows of padding."""
     return drafted is not None and 0 <= actual - drafted <= MOST_PADDING
 
 
-def refuse_misfit(problems: Sequence[str], target: Target) -> None:
-    """Raise InputError if there is any reason why a drafter does not fit its target."""
+def refuse_misfit(
+    target: Target, fields: Mapping[str, tuple[int | None, int]], problems: Sequence[str]
+) -> None:
+    """Raise InputError for problems, and where a drafter's field (None: any) differs."""
+    problems = [
+        f"its {name} is {drafted}, the target's is {actual}"
+        for name, (drafted, actual) in fields.items()
+        if drafted is not None and drafted != actual
+    ] + list(problems)
     if problems:
         raise InputError(
             f"the drafter does not fit {target.loaded.name}: {'; '.join(problems)}",
@@ -231,35 +215,22 @@ class Weights:
     def __init__(self, folder: Path, *, pickled: bool = False) -> None:
         """pickled: whether pytorch_model.bin may take the place of safetensors"""
         self.folder = folder
-        self._files: dict[str, Path] = {}  # file of each tensor
+        self._files: dict[str, tuple[Path, Any]] = {}  # the file of each tensor, and it opened
         self._loaded: dict[str, torch.Tensor] = {}
         self.shapes: dict[str, Shape] = {}
-        paths = _weight_files(folder)
-        if paths:
-            for path in paths:
-                with _reading(path), safe_open(path, framework="pt") as stored:
-                    for name in stored.keys():  # noqa: SIM118 - not a mapping
-                        self._files[name] = path
-                        self.shapes[name] = tuple(stored.get_slice(name).get_shape())
-            return
-        bare = folder / PICKLED
-        if not bare.is_file():
-            raise InputError(f"{folder} holds no {WEIGHTS}", hint="Copy the whole checkpoint.")
-        if not pickled:
-            raise InputError(
-                f"{folder} holds its weights as {PICKLED}, and only safetensors are read",
-                hint="Convert it to model.safetensors first.",
-            )
-        try:
-            loaded = torch.load(bare, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch's reader fails in many ways
-            raise _unreadable(bare, error) from error
-        if not isinstance(loaded, dict) or not all(
-            isinstance(tensor, torch.Tensor) for tensor in loaded.values()
-        ):
-            raise InputError(f"{bare} does not hold tensors by name")
-        self._loaded = loaded
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
+        for path in _weight_files(folder, pickled):
+            with _reading(path):
+                if path.name == PICKLED:
+                    self._loaded = torch.load(path, map_location="cpu", weights_only=True)
+                    continue
+                stored = safe_open(path, framework="pt")
+                for name in stored.keys():  # noqa: SIM118 - not a mapping
+                    self._files[name] = path, stored
+                    self.shapes[name] = tuple(stored.get_slice(name).get_shape())
+        loaded = self._loaded.values() if isinstance(self._loaded, dict) else [None]
+        if not all(isinstance(tensor, torch.Tensor) for tensor in loaded):
+            raise InputError(f"{folder / PICKLED} does not hold tensors by name")
+        self.shapes |= {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
 
     def check(self, expected: Mapping[str, Shape], optional: frozenset[str] = frozenset()) -> None:
         """Raise one InputError that lists every missing, unknown or wrongly shaped tensor."""
@@ -283,22 +254,42 @@ class Weights:
                 hint="The checkpoint is incomplete, or of another kind of drafter.",
             )
 
-    def read(self, names: Mapping[str, Shape], device: torch.device) -> dict[str, torch.Tensor]:
+    def read(self, names: Iterable[str], device: torch.device) -> dict[str, torch.Tensor]:
         """The tensors of these names, as far as they are stored, on the device."""
-        wanted = [name for name in names if name in self.shapes]
-        tensors = {name: self._loaded[name].to(device) for name in wanted if name in self._loaded}
-        for path in sorted({self._files[name] for name in wanted if name in self._files}):
-            with _reading(path), safe_open(path, framework="pt") as stored:
-                for name in wanted:
-                    if self._files[name] == path:
-                        tensors[name] = stored.get_tensor(name).to(device)
+        tensors: dict[str, torch.Tensor] = {}
+        for name in names:
+            if name in self._loaded:
+                tensors[name] = self._loaded[name].to(device)
+            elif name in self._files:
+                path, stored = self._files[name]
+                with _reading(path):
+                    tensors[name] = stored.get_tensor(name).to(device)
         return tensors
 
     def rows(self, name: str, rows: Iterable[int]) -> torch.Tensor:
         """Some rows of a stored tensor [..., width]."""
-        with _reading(self._files[name]), safe_open(self._files[name], framework="pt") as stored:
+        path, stored = self._files[name]
+        with _reading(path):
             part = stored.get_slice(name)
             return torch.cat([part[int(row) : int(row) + 1] for row in rows])
+
+
+def token_ids(offsets: torch.Tensor) -> torch.Tensor:
+    """The token of each draft id, int64 [draft_vocab], from the offsets that are stored as d2t."""
+    return offsets + torch.arange(len(offsets), device=offsets.device)
+
+
+def checked_ids(offsets: torch.Tensor, vocab: int, where: str) -> torch.Tensor:
+    """`token_ids`. Raises InputError for tokens outside the vocabulary of the config `where`."""
+    if offsets.is_floating_point():
+        raise InputError(f"d2t beside {where} must hold whole numbers and is {offsets.dtype}")
+    ids = token_ids(offsets)
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise InputError(
+            f"d2t beside {where} maps draft ids to tokens outside the vocabulary of {vocab}",
+            hint="The checkpoint is damaged, or its vocab_size is wrong.",
+        )
+    return ids
 
 
 def load_weights(
@@ -323,10 +314,20 @@ def save_checkpoint(
     write_atomic(folder / WEIGHTS, save(stored, metadata={"format": "pt"}), InputError)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """model.safetensors, or the files that the index names; empty if there is neither."""
+def _weight_files(folder: Path, pickled: bool) -> list[Path]:
+    """The files that the index names, model.safetensors, or the pickled file. Raises InputError."""
+    bare = folder / PICKLED
     if not (folder / INDEX).is_file():
-        return [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else []
+        if (folder / WEIGHTS).is_file():
+            return [folder / WEIGHTS]
+        if not bare.is_file():
+            raise InputError(f"{folder} holds no {WEIGHTS}", hint="Copy the whole checkpoint.")
+        if not pickled:
+            raise InputError(
+                f"{folder} holds its weights as {PICKLED}, and only safetensors are read",
+                hint="Convert it to model.safetensors first.",
+            )
+        return [bare]
     index = read_json(folder / INDEX, hint="Copy it again.")
     files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
@@ -345,15 +346,11 @@ def _weight_files(folder: Path) -> list[Path]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"cannot read the weights in {path}: {reason_of(error)}",
-        hint="The file is damaged or was copied in part; fetch it again.",
-    )
+    except Exception as error:  # torch's reader fails in many ways
+        raise InputError(
+            f"cannot read the weights in {path}: {reason_of(error)}",
+            hint="The file is damaged or was copied in part; fetch it again.",
+        ) from error
 
 
 def _some(names: list[str]) -> str:

@@ -12,10 +12,8 @@ from costmodel.plugins import plugin_names
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
-from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
-from decoder.drafters.eagle3.model import is_eagle1, is_eagle3, joined_features
+from decoder.drafters.eagle3 import Eagle3Drafter, is_eagle1, is_eagle3, joined_features
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.extensions import DRAFTERS, checkpoint_formats, make_extension
@@ -24,14 +22,10 @@ from decoder.model.target import Target
 
 LABELS = ("a DFlash or JetSpec drafter", "an EAGLE-3 drafter", "a causal language model")
 CAUSAL_LM = ("ForCausalLM", "LMHeadModel")  # endings of architectures
-
-
 JOINT = "+"  # between two drafters that are combined
-
 # The trained drafter that comes with the package, for the demo model.
 DEMO = "demo"
 DEMO_DRAFTER = Path(__file__).parents[1] / "demo"
-
 BLOCK = re.compile(r"(.+)@block=(\d{1,4})", re.ASCII)  # a DFlash drafter and its block size
 
 
@@ -74,12 +68,11 @@ def load_drafter(name: str, target: Target) -> Drafter:
         name = str(demo_model_folder())
     published = find_config(name)
     # Other packages first: a config.json may have all fields of a kind here and some more.
-    for form in checkpoint_formats().values():
+    for form in (*checkpoint_formats().values(), DFlashDrafter):
         if form.recognises(published):
             return form.from_pretrained(name, target)
-    dflash, eagle3 = DFlashConfig.recognises(published), is_eagle3(published)
-    named = [str(one) for one in architectures(published)]
-    causal = not dflash and not eagle3 and any(one.endswith(CAUSAL_LM) for one in named)
+    eagle3, named = is_eagle3(published), architectures(published)
+    causal = not eagle3 and any(str(one).endswith(CAUSAL_LM) for one in named)
     # What calls itself a causal LM may have the tensors of an EAGLE drafter.
     folder = folder_of(name) if causal else None
     joined = 0 if folder is None else joined_features(folder)
@@ -88,8 +81,6 @@ def load_drafter(name: str, target: Target) -> Drafter:
             f"{name} is a drafter of the first EAGLE, which is not supported",
             hint="Use an EAGLE-3 drafter of the same target.",
         )
-    if dflash:
-        return DFlashDrafter.from_pretrained(name, target)
     if eagle3 or joined:
         return Eagle3Drafter(target, name)
     if causal:

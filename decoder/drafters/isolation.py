@@ -1,8 +1,8 @@
 """Isolation of a drafter's failures: where it fails, its text goes on without drafts.
 
-A drafter may be somebody else's code. Whatever it does, the decoded text is the target's. This is
-the one place where drafts are made sound: candidates are checked here, arguments are read-only,
-and after an exception a drafter drafts no more in that text.
+A drafter may be somebody else's code, or damaged. Whatever it does, the decoded text is the
+target's: candidates are checked here, arguments are read-only, and after an exception a drafter
+drafts no more in that text.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from decoder.tree.draft_tree import (
     NO_CANDIDATES,
     Candidates,
     DraftTree,
+    Lattice,
     checked_arrays,
     checked_parents,
 )
@@ -32,10 +33,7 @@ Result = TypeVar("Result")
 
 
 class IsolatedDrafter:
-    """A drafter whose failures are `DrafterError`s of its sessions, logged once.
-
-    Raises DrafterError for attributes that are not those of a drafter.
-    """
+    """A drafter whose failures are logged once. Raises DrafterError for what is no drafter."""
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
@@ -70,10 +68,7 @@ class IsolatedDrafter:
 
 
 class IsolatedSession:
-    """The drafting of one text; its methods are those of `DraftSession`.
-
-    failure  why it has ended before the text; None while it drafts
-    """
+    """The drafting of one text; `failure` is why it has ended before the text, or None."""
 
     def __init__(self, owner: IsolatedDrafter, start: Callable[[], DraftSession]) -> None:
         self.failure: DrafterError | None = None
@@ -86,13 +81,15 @@ class IsolatedSession:
 
         def checked() -> Candidates:
             drafted = self._session.draft(read_only(context), request)
-            if not isinstance(drafted, Candidates):
-                others = "" if request.whole else ", a PairLattice or a CandidateTree"
+            if not isinstance(drafted, Lattice if request.whole else Candidates):
+                others = "" if request.whole else ", a CandidateTree or other Candidates"
                 raise ValueError(f"it must give a Lattice{others}, not a {type(drafted).__name__}")
-            candidates = drafted.checked()
-            if request.whole:
-                candidates.check_whole(self._owner.vocab)
-            return candidates.sound(self._owner.vocab)
+            if isinstance(drafted, Lattice) and request.whole:
+                depth, shape = len(drafted.tokens), tuple(getattr(drafted.whole, "shape", ()))
+                fits = len(shape) == 2 and shape[0] == depth and 0 < shape[1] <= self._owner.vocab
+                if depth and not fits:
+                    raise ValueError(f"whole must be a tensor [{depth}, {self._owner.vocab}]")
+            return drafted.sound(self._owner.vocab)
 
         nothing: Candidates = NO_CANDIDATES
         return self._run("draft", checked, nothing)

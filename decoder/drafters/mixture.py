@@ -18,29 +18,36 @@ path never sum to more than 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
 import numpy as np
 
 from costmodel.statistics import Array, Ints
 from decoder.jit import jit, jit_inner
-from decoder.tree.draft_tree import NO_CANDIDATES, Candidates, CandidateTree, sift_down, sift_up
+from decoder.tree.draft_tree import (
+    NO_CANDIDATES,
+    Candidates,
+    CandidateTree,
+    Lattice,
+    sift_down,
+    sift_up,
+)
 
 TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
 CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
 SURE = len(CONFIDENCE_EDGES) + 1
 # A drafter's confidence class behind a path: 0 where it proposes nothing, 1..SURE by its largest
-# probability, and SURE more for marginals off their own best path: what a block drafter says of a
-# position supposes its best tokens at the positions before.
+# probability, and SURE more for marginals off their own best path, which suppose that path.
 CLASSES = 1 + 2 * SURE
 DEPTHS = 4  # the calibration is kept apart for depths 1, 2, 3, and 4 or more
 CALIBRATION_PRIOR = 4.0  # pseudo-observations of a drafter that is calibrated already
 MISSES_PRIOR = 1.0  # pseudo-observations of a token that both drafters miss independently
-# Weights of the mixture at first (the first drafter, the second, both as experts), and the tokens
-# that they count as.
+# Weights of the mixture at first, and the tokens that they count as.
 PRIOR_WEIGHTS = np.array([0.25, 0.35, 0.4])
 PRIOR_TOKENS = 16.0
 FORGETTING = 0.998  # factor of old counts for each new token of the same class
+NO_MARGINALS = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 UNNAMED = 1e-4  # probability of any one token to a drafter that does not name it
 
 
@@ -63,13 +70,11 @@ class JointDraft(NamedTuple):
 
 
 def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
-    """The joint draft of two drafters' sound candidates.
-
-    A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do the
-    pairs of either one.
-    """
-    marginals = second.marginals()
-    other = NO_CANDIDATES if len(marginals.tokens) else second.as_tree(nodes)
+    """The joint draft; all but the second's marginals are trees of their best `nodes` paths."""
+    if isinstance(second, Lattice) and len(second.tokens):
+        marginals, other = second, NO_CANDIDATES
+    else:
+        marginals, other = NO_MARGINALS, second.as_tree(nodes)
     trie, given = _merge(_arrays(first.as_tree(nodes)), _arrays(other))
     places = np.array(marginals.tokens, dtype=np.int64, order="C")
     shares = np.array(marginals.probabilities, dtype=np.float64, order="C")
@@ -139,34 +144,17 @@ class MixtureStatistics(NamedTuple):
     missed: Array
 
 
-class Mixture(NamedTuple):
-    """The mixture behind one path. Pairs are of the first and the second drafter.
-
-    confidences  confidence class of each; 0 where it proposes nothing
-    tops         its largest probability
-    totals       the sum of its probabilities
-    best_rows    the trie's row of its best child; -1 for marginals
-    best, rest   calibration factors of its best child and of its others
-    left         probability that it leaves to tokens it does not name
-    weights      of the mixture's three parts
-    divisor      of the part of both as experts
-    scale        of the mixture, which gives named tokens their sum
-    """
-
-    confidences: Any
-    tops: Any
-    totals: Any
-    best_rows: Any
-    best: Any
-    rest: Any
-    left: Any
-    weights: Any
-    divisor: Any
-    scale: Any
+# A drafter's calibrated prediction behind one path: its confidence class, 0 where it proposes
+# nothing; the largest of its probabilities and their sum, as it gave them; the trie's row of its
+# best child, -1 for marginals; calibration factors of this child and of the others; what it leaves
+# to tokens that it does not name.
+Prediction = namedtuple("Prediction", "confidence top total best_row best rest left")
+# The mixture behind one path, with the weights of the first drafter, of the second and of both as
+# experts, the divisor of this last part, and the scale that gives named tokens their sum.
+Mixture = namedtuple("Mixture", "first second weights divisor scale")
 
 
 def new_statistics() -> MixtureStatistics:
-    """The statistics before any text."""
     shape = (2, DEPTHS, CLASSES, 2)
     counts = np.tile(PRIOR_WEIGHTS * PRIOR_TOKENS, (2, CLASSES, CLASSES, 1))
     missed = np.zeros((2, CLASSES, CLASSES, 2))
@@ -175,8 +163,7 @@ def new_statistics() -> MixtureStatistics:
 
 def best_paths(joint: JointDraft, statistics: MixtureStatistics, nodes: int) -> CandidateTree:
     """The `nodes` paths of highest score, in the order of their scores."""
-    tree, given = _search(joint, statistics, nodes)
-    return CandidateTree(tree[0], tree[1], given)
+    return CandidateTree(*_search(joint, statistics, nodes))
 
 
 # The drafters by number, typed: a literal would be compiled for each.
@@ -190,56 +177,36 @@ def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[
     row      of the path in the trie, -1 where it has left the trie
     on_best  whether all tokens of the path are the best of their positions in the marginals
     """
-    level, below = min(position, DEPTHS - 1), min(position, 1)
-    top, total, best_row, one = _prediction(_FIRST, row, position, on_best, joint)
-    best, rest, left = _calibration(_FIRST, level, one, top, total, statistics)
-    other = _prediction(_SECOND, row, position, on_best, joint)
-    other_top, other_total, other_best_row, two = other
-    other_best, other_rest, other_left = _calibration(
-        _SECOND, level, two, other_top, other_total, statistics
-    )
-    counts = statistics.counts[below, one, two]
+    first = _prediction(_FIRST, row, position, on_best, joint, statistics)
+    second = _prediction(_SECOND, row, position, on_best, joint, statistics)
+    if first.confidence == 0 or second.confidence == 0:
+        alone = (1.0 if first.confidence > 0 else 0.0), (1.0 if second.confidence > 0 else 0.0), 0.0
+        return Mixture(first, second, alone, 1.0, 1.0)
+    place = min(position, 1), first.confidence, second.confidence
+    counts, missed = statistics.counts[place], statistics.missed[place]
     counted = counts[0] + counts[1] + counts[2]
-    mixture = Mixture(
-        (one, two), (top, other_top), (total, other_total), (best_row, other_best_row),
-        (best, other_best), (rest, other_rest), (left, other_left),
-        (counts[0] / counted, counts[1] / counted, counts[2] / counted), 1.0, 1.0,
-    )  # fmt: skip
-    if one == 0 or two == 0:
-        alone = (1.0 if one > 0 else 0.0), (1.0 if two > 0 else 0.0), 0.0
-        return _with_weights(mixture, alone, 1.0, 1.0)
-    left_by_both = left * other_left
-    divisor = left_by_both
-    child = first_child(joint.trie, row)
+    weights = counts[0] / counted, counts[1] / counted, counts[2] / counted
+    left = first.left * second.left
+    divisor, child = left, first_child(joint.trie, row)
     while child >= 0:
-        p, _ = _probability(_FIRST, joint.trie[child, TOKEN], child, position, joint, mixture)
+        p, _ = _probability(_FIRST, joint.trie[child, TOKEN], child, position, joint, first)
         if p > 0.0:
-            q, _ = _probability(_SECOND, joint.trie[child, TOKEN], child, position, joint, mixture)
+            q, _ = _probability(_SECOND, joint.trie[child, TOKEN], child, position, joint, second)
             divisor += p * q
         child = joint.trie[child, SIBLING]
-    named = mixture.weights[0] * (1.0 - left) + mixture.weights[1] * (1.0 - other_left)
+    named = weights[0] * (1.0 - first.left) + weights[1] * (1.0 - second.left)
     if divisor > 0.0:
-        named += mixture.weights[2] * (1.0 - left_by_both / divisor)
-    missed = statistics.missed[below, one, two]
+        named += weights[2] * (1.0 - left / divisor)
     ratio = (missed[1] + MISSES_PRIOR) / (missed[0] + MISSES_PRIOR)
-    scale = (1.0 - min(ratio * left_by_both, 1.0)) / named if named > 0.0 else 1.0
-    return _with_weights(mixture, mixture.weights, divisor, scale)
+    scale = (1.0 - min(ratio * left, 1.0)) / named if named > 0.0 else 1.0
+    return Mixture(first, second, weights, divisor, scale)
 
 
 @jit_inner
-def _with_weights(mixture, weights, divisor, scale):  # type: ignore[no-untyped-def]
-    return Mixture(
-        mixture.confidences, mixture.tops, mixture.totals, mixture.best_rows,
-        mixture.best, mixture.rest, mixture.left, weights, divisor, scale,
-    )  # fmt: skip
-
-
-@jit_inner
-def _prediction(drafter, row, position, on_best, joint):  # type: ignore[no-untyped-def]
-    """A drafter's largest probability behind a path, their sum, its best row and its class."""
-    top, total, best_row, marginal = 0.0, 0.0, np.int64(-1), False
+def _prediction(drafter, row, position, on_best, joint, statistics):  # type: ignore[no-untyped-def]
+    top, total, best_row, confidence = 0.0, 0.0, np.int64(-1), 1
     if drafter == 1 and len(joint.tokens) > 0:
-        marginal = True
+        confidence += 0 if on_best else SURE
         if position < len(joint.shares) and joint.shares.shape[1] > 0:
             top, total = joint.shares[position, 0], joint.totals[position]
     else:
@@ -250,33 +217,22 @@ def _prediction(drafter, row, position, on_best, joint):  # type: ignore[no-unty
             if share > top:
                 top, best_row = share, child
             child = joint.trie[child, SIBLING]
-    if top <= 0.0:
-        return top, total, best_row, 0
-    confidence = 1 if on_best or not marginal else 1 + SURE
     for edge in CONFIDENCE_EDGES:
         confidence += 1 if top >= edge else 0
-    return top, total, best_row, confidence
-
-
-@jit_inner
-def _calibration(drafter, level, confidence, top, total, statistics):  # type: ignore[no-untyped-def]
-    """Factors of a drafter's best child and of its others, and what they leave, 0 or more."""
-    predicted = statistics.predicted[drafter, level, confidence]
-    realised = statistics.realised[drafter, level, confidence]
+    if top <= 0.0:
+        confidence = 0
+    place = drafter, min(position, DEPTHS - 1), confidence
+    predicted, realised = statistics.predicted[place], statistics.realised[place]
     best = (realised[0] + CALIBRATION_PRIOR) / (predicted[0] + CALIBRATION_PRIOR)
     rest = (realised[1] + CALIBRATION_PRIOR) / (predicted[1] + CALIBRATION_PRIOR)
     mass = best * top + rest * max(total - top, 0.0)
-    if mass <= 1.0:
-        return best, rest, 1.0 - mass
-    return best / mass, rest / mass, 0.0
+    by, left = max(mass, 1.0), max(1.0 - mass, 0.0)
+    return Prediction(confidence, top, total, best_row, best / by, rest / by, left)
 
 
 @jit_inner
-def _probability(drafter, token, child, position, joint, mixture):  # type: ignore[no-untyped-def]
-    """A drafter's calibrated probability of a token, and whether that is its best.
-
-    child  the token's row in the trie, or -1
-    """
+def _probability(drafter, token, child, position, joint, prediction):  # type: ignore[no-untyped-def]
+    """A drafter's probability of a token (its row of the trie, or -1); whether it is the best."""
     share, is_best = 0.0, False
     if drafter == 1 and len(joint.tokens) > 0:
         if position < len(joint.tokens):
@@ -285,8 +241,8 @@ def _probability(drafter, token, child, position, joint, mixture):  # type: igno
                     share, is_best = joint.shares[position, rank], rank == 0
                     break
     elif child >= 0:
-        share, is_best = joint.given[child, drafter], child == mixture.best_rows[drafter]
-    return share * (mixture.best[drafter] if is_best else mixture.rest[drafter]), is_best
+        share, is_best = joint.given[child, drafter], child == prediction.best_row
+    return share * (prediction.best if is_best else prediction.rest), is_best
 
 
 @jit_inner
@@ -326,8 +282,7 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
             break
         taken += 1
         entry = items[0]
-        for column in range(6):
-            nodes[taken, column] = entries[entry, column]
+        nodes[taken] = entries[entry]
         scores[taken], given[taken] = keys[0], chances[entry, 0]
         if _next_sibling(entries[entry], chances[entry], nodes, joint):
             keys[0] = scores[nodes[taken, ABOVE]] * chances[entry, 0]
@@ -336,10 +291,8 @@ def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
             keys[0], items[0] = keys[size], items[size]
         if size > 0:
             sift_down(keys, items, size)
-    tree = np.empty((2, taken), np.int64)
-    for node in range(taken):
-        tree[0, node], tree[1, node] = nodes[node + 1, DRAFTED], nodes[node + 1, ABOVE]
-    return tree, given[1 : taken + 1]
+    drafted = nodes[1 : taken + 1]
+    return drafted[:, DRAFTED].copy(), drafted[:, ABOVE].copy(), given[1 : taken + 1]
 
 
 @jit_inner
@@ -351,12 +304,12 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
     child = first_child(joint.trie, row)
     while child >= 0:
         token = joint.trie[child, TOKEN]
-        p, _ = _probability(_FIRST, token, child, position, joint, mixture)
-        q, is_best = _probability(_SECOND, token, child, position, joint, mixture)
+        p, _ = _probability(_FIRST, token, child, position, joint, mixture.first)
+        q, is_best = _probability(_SECOND, token, child, position, joint, mixture.second)
         chance = _mixed(p, q, mixture)
         if chance > 0.0:
-            _list(entries[used], parent, token, position)
-            entries[used, ROW], entries[used, ON_BEST] = child, 1 if on_best and is_best else 0
+            best = 1 if on_best and is_best else 0
+            entries[used] = parent, token, child, best, SINGLE, position + 1
             chances[used, 0] = chance
             used += 1
         child = joint.trie[child, SIBLING]
@@ -367,22 +320,15 @@ def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-
             continue
         if rank >= joint.tokens.shape[1]:
             continue
-        calibration = mixture.best[1] if rank == 0 else mixture.rest[1]
+        calibration = mixture.second.best if rank == 0 else mixture.second.rest
         factor = mixture.scale * mixture.weights[1] * calibration
         if factor * joint.shares[position, rank] > 0.0:
-            _list(entries[used], parent, joint.tokens[position, rank], position)
-            entries[used, ON_BEST] = 1 if on_best and rank == 0 else 0
-            entries[used, RANK] = SINGLE if rank == 0 else rank
+            token, best = joint.tokens[position, rank], 1 if on_best and rank == 0 else 0
+            first = SINGLE if rank == 0 else rank
+            entries[used] = parent, token, -1, best, first, position + 1
             chances[used, 0], chances[used, 1] = factor * joint.shares[position, rank], factor
             used += 1
     return used
-
-
-@jit_inner
-def _list(entry, parent, token, position):  # type: ignore[no-untyped-def]
-    """Fill an entry with one child that has no row of the trie."""
-    entry[ABOVE], entry[DRAFTED], entry[ROW] = parent, token, -1
-    entry[ON_BEST], entry[RANK], entry[DEPTH] = 0, SINGLE, position + 1
 
 
 @jit_inner
@@ -415,28 +361,27 @@ def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
     for position in range(len(emitted)):
         token = emitted[position]
         mixture = _mixture_behind(row, position, on_best, joint, statistics)
-        one, two = mixture.confidences
-        if one == 0 and two == 0:
+        first, second = mixture.first, mixture.second
+        if first.confidence == 0 and second.confidence == 0:
             break
         child = child_of(joint.trie, row, token)
-        p, p_is_best = _probability(_FIRST, token, child, position, joint, mixture)
-        q, q_is_best = _probability(_SECOND, token, child, position, joint, mixture)
-        if one > 0 and two > 0:
-            below = min(position, 1)
-            _explain(p, q, mixture, statistics.counts[below, one, two])
-            missed = statistics.missed[below, one, two]
-            missed[0] = missed[0] * FORGETTING + mixture.left[0] * mixture.left[1]
+        p, p_is_best = _probability(_FIRST, token, child, position, joint, first)
+        q, q_is_best = _probability(_SECOND, token, child, position, joint, second)
+        if first.confidence > 0 and second.confidence > 0:
+            place = min(position, 1), first.confidence, second.confidence
+            _explain(p, q, mixture, statistics.counts[place])
+            missed = statistics.missed[place]
+            missed[0] = missed[0] * FORGETTING + first.left * second.left
             missed[1] = missed[1] * FORGETTING + (0.0 if p > 0.0 or q > 0.0 else 1.0)
         for drafter in range(2):
-            confidence = mixture.confidences[drafter]
-            if confidence == 0:
+            prediction = first if drafter == 0 else second
+            if prediction.confidence == 0:
                 continue
             is_best, named = (p_is_best, p > 0.0) if drafter == 0 else (q_is_best, q > 0.0)
-            top, level = mixture.tops[drafter], min(position, DEPTHS - 1)
-            others = max(min(mixture.totals[drafter], 1.0) - top, 0.0)
-            predicted = statistics.predicted[drafter, level, confidence]
-            realised = statistics.realised[drafter, level, confidence]
-            predicted[0] = predicted[0] * FORGETTING + top
+            others = max(min(prediction.total, 1.0) - prediction.top, 0.0)
+            place = drafter, min(position, DEPTHS - 1), prediction.confidence
+            predicted, realised = statistics.predicted[place], statistics.realised[place]
+            predicted[0] = predicted[0] * FORGETTING + prediction.top
             predicted[1] = predicted[1] * FORGETTING + others
             realised[0] = realised[0] * FORGETTING + (1.0 if is_best else 0.0)
             realised[1] = realised[1] * FORGETTING + (1.0 if named and not is_best else 0.0)
@@ -446,14 +391,13 @@ def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
 @jit_inner
 def _explain(p, q, mixture, counts):  # type: ignore[no-untyped-def]
     """Share one token among the parts of the mixture: an expectation-maximisation step."""
-    divisor = mixture.divisor
+    first, second, weights, divisor, _ = mixture
     product = p * q / divisor if p > 0.0 and q > 0.0 else 0.0
-    left_both = mixture.left[0] * mixture.left[1] / divisor if divisor > 0.0 else 0.0
-    one = mixture.weights[0] * (p if p > 0.0 else mixture.left[0] * UNNAMED)
-    two = mixture.weights[1] * (q if q > 0.0 else mixture.left[1] * UNNAMED)
-    both = mixture.weights[2] * (product if product > 0.0 else left_both * UNNAMED)
+    left = first.left * second.left / divisor if divisor > 0.0 else 0.0
+    one = weights[0] * (p if p > 0.0 else first.left * UNNAMED)
+    two = weights[1] * (q if q > 0.0 else second.left * UNNAMED)
+    both = weights[2] * (product if product > 0.0 else left * UNNAMED)
     total = one + two + both
     if total > 0.0:
-        counts[0] = counts[0] * FORGETTING + one / total
-        counts[1] = counts[1] * FORGETTING + two / total
-        counts[2] = counts[2] * FORGETTING + both / total
+        for part, share in enumerate((one, two, both)):
+            counts[part] = counts[part] * FORGETTING + share / total

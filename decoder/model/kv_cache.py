@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from costmodel.errors import InputError
 from decoder.device import to_device
@@ -14,7 +16,7 @@ from decoder.model.recurrence import StateCache, StateShape
 
 # KV heads, widths of keys and values, the layer they are of; no width of values that are its keys
 LayerStore = tuple[int, int, int, int]
-Place = tuple[int, int]  # the number of a tensor, and the plane in it
+Place = tuple[int, int]  # the number of a tensor of planes, and the plane in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,23 +33,11 @@ class CacheShape:
     stores: tuple[LayerStore, ...] = ()
     states: tuple[StateShape, ...] = ()
 
-
-def _places(
-    stores: Sequence[LayerStore],
-) -> tuple[list[tuple[Place, Place]], dict[tuple[int, int], int]]:
-    """The planes of each layer's keys and values, and the number of planes of each size."""
-    counts: dict[tuple[int, int], int] = {}
-    places: list[tuple[Place, Place]] = []
-    for layer, (heads, *widths, source) in enumerate(stores):
-        if source != layer:
-            places.append(places[source])
-            continue
-        pair = []
-        for size in ((heads, width) for width in widths if width):
-            plane = counts[size] = counts.get(size, 0) + 1
-            pair.append((list(counts).index(size), plane - 1))
-        places.append((pair[0], pair[-1]))
-    return places, counts
+    @property
+    def layer_stores(self) -> Sequence[LayerStore]:
+        """`stores`, also where all layers are alike."""
+        plain = self.kv_heads, self.head_dim, self.head_dim
+        return self.stores or [(*plain, layer) for layer in range(self.layers)]
 
 
 class KVCache:
@@ -58,7 +48,6 @@ class KVCache:
     layers have one size, `data` is that tensor as [layers, 2, sequences, ...]. The first
     `lengths[s]` tokens of sequence s are committed. A forward writes its rows behind them. They
     are pending until `commit` keeps some of them and drops the rest; the prefix is not moved.
-    `states` are those of layers that have some, and None without any.
     """
 
     def __init__(
@@ -69,30 +58,29 @@ class KVCache:
         sequences: int,
         dtype: torch.dtype,
         device: torch.device,
-        zeros: Callable[..., torch.Tensor] = torch.zeros,
+        zeros: Callable[..., Tensor] = torch.zeros,
     ) -> None:
         """zeros: makes the tensors of keys and values"""
-        wanted = {(shape.kv_heads, shape.head_dim): 2 * shape.layers}
-        if shape.stores:
-            self._places, wanted = _places(shape.stores)
-        sizes = [
-            (count, sequences, heads, capacity + 1, width)
-            for (heads, width), count in wanted.items()
-        ]
+        self._places: list[tuple[Place, Place]] = []  # of each layer's keys and values
+        counts: dict[tuple[int, int], int] = {}  # of planes of each size
+        for layer, (heads, *widths, source) in enumerate(shape.layer_stores):
+            pair = []
+            for size in ((heads, width) for width in widths if width and source == layer):
+                plane = counts[size] = counts.get(size, 0) + 1
+                pair.append((list(counts).index(size), plane - 1))
+            self._places.append((pair[0], pair[-1]) if pair else self._places[source])
+        sizes = [(n, sequences, heads, capacity + 1, width) for (heads, width), n in counts.items()]
         try:
             self.planes = [zeros(size, dtype=dtype, device=device) for size in sizes]
-            states = shape.states
-            self.states = StateCache(states, sequences, dtype, device) if states else None
+            self.states = StateCache(shape.states, sequences, dtype, device)
         except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
-            numbers = sum(torch.Size(one).numel() for one in sizes)
-            size_gb = numbers * dtype.itemsize / 1e9
+            size_gb = sum(map(prod, sizes)) * dtype.itemsize / 1e9
             raise InputError(
                 f"no memory for a KV cache of {capacity} tokens x batch {sequences} "
                 f"({size_gb:.1f} GB)",
                 hint="Ask for fewer tokens, a smaller tree or a smaller batch.",
             ) from error
-        self.stores = shape.stores
-        if not self.stores:
+        if shape.layers and not shape.stores:
             self.data = self.planes[0].view(shape.layers, 2, *sizes[0][1:])
         self.capacity, self.sequences = capacity, sequences
         self.dtype, self.device = dtype, device
@@ -112,28 +100,22 @@ class KVCache:
                 hint="Use a smaller tree (--max-nodes), a shorter prompt or fewer new tokens.",
             )
 
-    def views(self, sequence: int, start: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def views(self, sequence: int, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Each layer's keys and values in slots start..end, [1, kv_heads, end - start, head_dim].
 
         Taken once a forward: an index into the cache costs as much as a small product.
         """
-        if self.stores:
-            parts = [plane[:, sequence, None, :, start:end].unbind(0) for plane in self.planes]
-            return [(parts[i][j], parts[k][m]) for (i, j), (k, m) in self._places]
-        keys, values = self.data[:, :, sequence, None, :, start:end].unbind(1)
-        return list(zip(keys, values, strict=True))
+        parts = [plane[:, sequence, None, :, start:end].unbind(0) for plane in self.planes]
+        return [(parts[i][j], parts[k][m]) for (i, j), (k, m) in self._places]
 
     def copy_from(self, other: KVCache, source: int, sequence: int) -> None:
         """Copy sequence `source` of a smaller cache to `sequence`."""
-        if self.states is not None and other.states is not None:
-            self.states.copy_from(other.states, source, sequence)
+        self.states.copy_from(other.states, source, sequence)
         end = other.end(source)
         for ours, theirs in zip(self.planes, other.planes, strict=True):
             ours[:, sequence, :, :end] = theirs[:, source, :, :end]
-        self.lengths[sequence], self.pending[sequence] = (
-            other.lengths[source],
-            other.pending[source],
-        )
+        self.lengths[sequence] = other.lengths[source]
+        self.pending[sequence] = other.pending[source]
 
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
         """Append these pending rows to the prefix, in order, and drop the other pending rows.
@@ -141,7 +123,7 @@ class KVCache:
         Leading rows 0, 1, 2, ... already lie in place. The others are moved by one gather over
         all layers.
         """
-        if self.states is not None:
+        if self.states.shapes:
             self.states.commit(rows, sequence)
         length = self.lengths[sequence]
         start = next((i for i, row in enumerate(rows) if row != i), len(rows))
@@ -161,7 +143,7 @@ class KVCache:
         """
         self.lengths = [length] * self.sequences
         self.pending = [0] * self.sequences
-        if self.states is not None and length == 0:
+        if length == 0:
             for sequence in range(self.sequences):
                 self.states.clear(sequence)
 
@@ -170,7 +152,7 @@ class KVCache:
 
         Raises InputError for recurrent states, which cannot go back, but to an empty text.
         """
-        if self.states is not None and tokens < self.lengths[sequence]:
+        if self.states.shapes and tokens < self.lengths[sequence]:
             if tokens:
                 raise InputError("the states of this model cannot go back in a text")
             self.states.clear(sequence)
@@ -182,5 +164,4 @@ class KVCache:
         with torch.inference_mode():
             for planes in self.planes:
                 planes.normal_()
-            if self.states is not None:
-                self.states.fill_with_noise()
+            self.states.fill_with_noise()

@@ -10,36 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
-from decoder.model.attention import ATTENTION_NAME, Extras, ForwardPlan, Segment, attend
+from decoder.model.attention import (
+    ATTENTION_NAME,
+    Scoring,
+    Segment,
+    SegmentAttention,
+    attend,
+    joined,
+    replace_once,
+)
 
 TRACE_NAME = "rooftree_trace"  # of the attention function that notes a model's structure
 
 
 def follow_latents(model: torch.nn.Module) -> None:
     """Let the model's modules give latents to our attention functions; once for each class."""
-    kinds: set[Any] = {type(module) for module in model.modules()}
-    for kind in kinds:
-        expand = getattr(kind, "expand_kv", None)
-        if expand is not None and not hasattr(expand, "follows"):
-            kind.expand_kv = _following(expand)
+    for kind in {type(module) for module in model.modules()}:
+        replace_once(kind, "expand_kv", _following)
 
 
 def _following(expand: Any) -> Any:
-    @wraps(expand)
-    def follow(module: Any, latents: torch.Tensor, rotated: torch.Tensor) -> Any:
+    def follow(module: Any, latents: Tensor, rotated: Tensor) -> Any:
         ours = module.config._attn_implementation in (ATTENTION_NAME, TRACE_NAME)
         if not ours or not keeps_latents(module):
             return expand(module, latents, rotated)
         weights = module.kv_b_proj.weight.view(1, module.num_heads, -1, latents.shape[3])
         return torch.cat((latents, rotated), -1), weights
 
-    follow.follows = expand  # type: ignore[attr-defined]
     return follow
 
 
@@ -58,7 +62,7 @@ def has_indexer(model: torch.nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class LatentPlan(ForwardPlan):
+class LatentAttention(SegmentAttention):
     """Latent attention sequence by sequence.
 
     It is also the cache that a model with an indexer gives its keys to.
@@ -69,16 +73,9 @@ class LatentPlan(ForwardPlan):
     layers: int = 0
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        extras: Extras | None = None,
-    ) -> torch.Tensor:
-        """See `AttentionPlan.attend`.
-
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """
         key    latents [1, 1, rows, latent + rotary width]
         value  the weights [1, heads, key and value width, latent width] that would expand them
         """
@@ -86,34 +83,29 @@ class LatentPlan(ForwardPlan):
         for part in self.segments:
             part.written[layer][0].copy_(key[:, :, part.rows])
             latents, mask = part.read[layer][0], part.tail_mask
-            if extras is not None and extras.chosen is not None:
-                mask = _chosen_mask(part, extras.chosen[0, part.rows] - first, latents)
-            attention = partial(attend, mask=mask, scale=scale, blocked=part.blocked, extras=extras)
+            if scoring.chosen is not None:
+                mask = _chosen_mask(part, scoring.chosen[0, part.rows] - first, latents)
+            attention = partial(attend, mask=mask, scoring=scoring, blocked=part.blocked)
             parts.append(_attend(query[:, :, part.rows], latents, value, attention))
-            first += _keys(part)
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        return mixed.transpose(1, 2)
+            first += part.end
+        return joined(parts, 2).transpose(1, 2)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a model's forward gets beside its tokens."""
-        if len(self.segments[0].read) == self.layers:
-            return {}
-        return {"past_key_values": self, "attention_mask": self._visible}
+        indexed = len(self.segments[0].read) > self.layers
+        return {"past_key_values": self, "attention_mask": self._visible} if indexed else {}
 
-    def update(
-        self, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """As of a cache: what `expand_kv` gave goes on to the attention function."""
         return key, value
 
-    def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
         """Store an indexer's keys [1, rows, width]; returns those of all sequences, end to end."""
         store, parts = self.layers + self._indexed.setdefault(layer, len(self._indexed)), []
         for part in self.segments:
             part.written[store][0].copy_(keys[:, None, part.rows])
-            parts.append(part.read[store][0][:, 0, : _keys(part)])
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            parts.append(part.read[store][0][:, 0, : part.end])
+        return joined(parts, 1)
 
     @cached_property
     def _indexed(self) -> dict[int, int]:
@@ -121,14 +113,12 @@ class LatentPlan(ForwardPlan):
         return {}
 
     @cached_property
-    def _visible(self) -> torch.Tensor:
+    def _visible(self) -> Tensor:
         """Boolean [1, 1, rows, keys of all sequences]."""
         blocks = []
         for part in self.segments:
-            seen = torch.ones(
-                part.rows.stop - part.rows.start, _keys(part), dtype=torch.bool,
-                device=part.cache.device,
-            )  # fmt: skip
+            sizes = part.end - part.start, part.end
+            seen = torch.ones(sizes, dtype=torch.bool, device=part.cache.device)
             if part.tail_mask is not None:
                 tail = part.tail_mask[0, 0] == 0
                 first = part.read[0][0].shape[2] - tail.shape[1]
@@ -138,11 +128,8 @@ class LatentPlan(ForwardPlan):
 
 
 def _attend(
-    query: torch.Tensor,
-    latents: torch.Tensor,
-    weights: torch.Tensor,
-    attention: Callable[..., torch.Tensor],
-) -> torch.Tensor:
+    query: Tensor, latents: Tensor, weights: Tensor, attention: Callable[..., Tensor]
+) -> Tensor:
     """Attention [1, heads, rows, value width], in the form that takes fewer products."""
     _, heads, made, rank = weights.shape
     own = query.shape[3] - latents.shape[3] + rank  # the width that is not rotated
@@ -160,18 +147,13 @@ def _attend(
     return mixed[..., : made - own] if expanding else mixed @ weights[:, :, own:].transpose(2, 3)
 
 
-def _keys(part: Segment) -> int:
-    """Keys that a segment's rows read, without padding."""
-    return part.start + part.rows.stop - part.rows.start
-
-
-def _chosen_mask(part: Segment, chosen: torch.Tensor, latents: torch.Tensor) -> torch.Tensor | None:
+def _chosen_mask(part: Segment, chosen: Tensor, latents: Tensor) -> Tensor | None:
     """The segment's mask where its rows read the chosen of their keys only.
 
     chosen  [rows, keys]; numbers outside of the segment's keys are of keys that no row sees
     """
     width, mask = latents.shape[2], part.tail_mask
-    if chosen.shape[1] >= _keys(part):
+    if chosen.shape[1] >= part.end:
         return mask
     inside = (chosen >= 0) & (chosen < width)
     hidden = latents.new_full((len(chosen), width + 1), float("-inf"))

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import huggingface_hub
 import psutil
@@ -75,9 +76,8 @@ class LoadedModel:
     @property
     def unpacked(self) -> bool:
         """Whether the layers of a quantised checkpoint are plain weights in memory."""
-        if self.stored is None:
-            return False
-        return (self.weight_bytes or self.model.dtype.itemsize) >= self.model.dtype.itemsize
+        plain = self.model.dtype.itemsize
+        return self.stored is not None and (self.weight_bytes or plain) >= plain
 
     @property
     def weight_bytes(self) -> float | None:
@@ -147,18 +147,18 @@ def load_model(
     download  allow fetching `pretrained` weights from the hub
     Raises InputError for an unknown name, absent or damaged weights, or too little memory.
     """
-    if weights not in ("auto", "random", "pretrained"):
+    if weights not in get_args(Weights):
         raise InputError(
             f"'{weights}' is not a kind of weights", hint="Use auto, pretrained or random."
         )
     check_target(name)
-    source = None
+    pretrained, source = weights == "pretrained", None
     if weights != "random":
-        source = weights_source(name, download=download and weights == "pretrained")
+        source = weights_source(name, download=download and pretrained)
     with quiet():
         if source is not None:
             return _load_pretrained(name, source, dtype, device)
-        if weights == "pretrained":
+        if pretrained:
             raise InputError(
                 f"no weights found for '{name}'",
                 hint="Give a folder with config.json and *.safetensors, a hub id that can be "
@@ -174,21 +174,16 @@ def borrow_model(model: Any) -> LoadedModel:
             f"a target must be a name, a folder or a transformers model, not {type(model).__name__}"
         )
     source = str(getattr(model.config, "_name_or_path", "") or "")
-    architecture = sizes_of(model.config, source or None, approximate=True)
-    return LoadedModel(
-        model=model.eval(),
-        name=architecture.name,
-        source=source,
-        weights="pretrained",
-        architecture=architecture,
-    )
+    read = sizes_of(model.config, source or None, approximate=True)
+    made: Any = {"model": model.eval(), "name": read.name, "source": source}
+    return LoadedModel(**made, weights="pretrained", architecture=read)
 
 
 def _load_pretrained(
     name: str, source: str, dtype: torch.dtype, device: torch.device
 ) -> LoadedModel:
-    target = _resolved(source)
-    config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
+    target, label = _resolved(source), label_of(name)
+    config, architecture = target.hf_config, replace(target.architecture, name=label)
     check_loadable(config, source)
     # transformers reads it with the weights.
     generation = Path(source) / "generation_config.json"
@@ -197,68 +192,50 @@ def _load_pretrained(
         raise InputError(
             f"{generation} must hold an object (is {shown(settings)})", hint="Correct it."
         )
-    method, stored = method_of(config), quantization_of(config)
-    needed_bytes = None
+    method, needed_bytes = method_of(config), architecture.parameters * dtype.itemsize
     if method is not None and (method not in UNPACKED or device.type != "cpu"):
-        index = Path(source) / "model.safetensors.index.json"
         try:
-            names = set(read_json(index)["weight_map"].values())
+            index = read_json(Path(source) / "model.safetensors.index.json")
+            names = set(index["weight_map"].values())
         except (RooftreeError, LookupError, AttributeError, TypeError):
             names = {"model.safetensors"}
         files = [Path(source) / str(file) for file in names]
         needed_bytes = sum(file.stat().st_size for file in files if file.is_file())
-    _check_memory(architecture, dtype, device, needed_bytes)
+    _check_memory(label, needed_bytes, device)
+    stored = quantization_of(config)
     try:
-        if method is not None:
-            model, report = _read_quantised(source, config, dtype, device)
-        else:
-            model, report = _read_weights(source, config, dtype)
-            model = model.to(device)
+        model, report = _read_weights(source, config, dtype, device)
     except DEVICE_ERRORS as error:
         raise failed_device(error, device) from error
     except BROKEN_FILES as error:
-        if method is not None:
-            raise InputError(
-                f"cannot load the quantised weights in {source}: {first_reason(error)}",
-                hint="Install what it names, or use a checkpoint that is not quantised.",
-            ) from error
-        raise _bad_weights(source, first_reason(error)) from error
+        if method is None:
+            raise _bad_weights(source, first_reason(error)) from error
+        raise InputError(
+            f"cannot load the quantised weights in {source}: {first_reason(error)}",
+            hint="Install what it names, or use a checkpoint that is not quantised.",
+        ) from error
     # transformers fills what a checkpoint lacks with random numbers.
     wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise _bad_weights(source, f"{len(wrong)} missing or of a wrong shape, as {wrong[0]}")
-    return LoadedModel(
-        model=model.eval(),
-        name=label_of(name),
-        source=source,
-        weights="pretrained",
-        architecture=architecture,
-        stored=stored,
-    )
+    made: Any = {"model": model.eval(), "name": label, "source": source, "stored": stored}
+    return LoadedModel(**made, weights="pretrained", architecture=architecture)
 
 
-def _read_weights(source: str, config: Any, dtype: torch.dtype, **options: Any) -> Any:
-    """transformers' model, and its report of what the files lack."""
-    return AutoModelForCausalLM.from_pretrained(
-        source,
-        config=config,
-        dtype=dtype,
-        use_safetensors=True,
-        trust_remote_code=False,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        **options,
-    )
-
-
-def _read_quantised(source: str, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """The same for quantised weights, without their libraries' progress bars."""
+def _read_weights(source: str, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """transformers' model on the device, and its report of what the files lack."""
     method = method_of(config)
     if method in OWN_DTYPE:
         dtype = config.dtype or dtype
+    how: Any = {"config": config, "dtype": dtype, "output_loading_info": True}
+    how |= {"use_safetensors": True, "trust_remote_code": False, "ignore_mismatched_sizes": True}
+    read: Any = partial(AutoModelForCausalLM.from_pretrained, source, **how)
+    if method is None:
+        model, report = read()
+        return model.to(device), report
     if method == "bitsandbytes":  # warns at every product
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    with redirect_stderr(StringIO()):
+    with redirect_stderr(StringIO()):  # progress bars of the methods' libraries
         if method == "quanto":  # transformers cannot read back what it quantises this way
             from optimum.quanto import QuantizedModelForCausalLM
 
@@ -267,7 +244,7 @@ def _read_quantised(source: str, config: Any, dtype: torch.dtype, device: torch.
             model.config.quantization_config = config.quantization_config
             return model, {"missing_keys": (), "mismatched_keys": ()}
         # Several methods pack their weights for the device, and cannot move them afterwards.
-        model, report = _read_weights(source, config, dtype, device_map={"": device})
+        model, report = read(device_map={"": device})
         if method == "compressed-tensors":  # unpacks them in the first forward of the whole model
             with torch.no_grad():
                 model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device))
@@ -292,7 +269,7 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
             hint="Give a folder with the quantised weights, or a config without "
             "'quantization_config'.",
         )
-    _check_memory(architecture, dtype, device)
+    _check_memory(architecture.name, architecture.parameters * dtype.itemsize, device)
     try:
         model = _initialised(config, dtype, device)
     except DEVICE_ERRORS as error:
@@ -302,9 +279,8 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
             f"no model can be built from the config of {name}: {first_reason(error)}",
             hint="Correct its config.json; a field that transformers needs is missing or wrong.",
         ) from error
-    return LoadedModel(
-        model=model.eval(), name=target.name, source="", weights="random", architecture=architecture
-    )
+    made: Any = {"model": model.eval(), "name": target.name, "source": ""}
+    return LoadedModel(**made, weights="random", architecture=architecture)
 
 
 def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -321,25 +297,13 @@ def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTr
     return model
 
 
-def _check_memory(
-    architecture: ModelArchitecture,
-    dtype: torch.dtype,
-    device: torch.device,
-    needed_bytes: int | None = None,
-) -> None:
-    """Raise InputError for weights that do not fit the free memory; a CPU would swap.
-
-    needed_bytes  where it does not follow from the sizes: of quantised weights
-    """
-    if needed_bytes is None:
-        needed_bytes = architecture.parameters * dtype.itemsize
-    if device.type == "cuda":
-        free_bytes = free_gpu_bytes(device)
-    else:
-        free_bytes = psutil.virtual_memory().available
+def _check_memory(name: str, needed_bytes: int, device: torch.device) -> None:
+    """Raise InputError for weights that do not fit the free memory; a CPU would swap."""
+    on_gpu = device.type == "cuda"
+    free_bytes = free_gpu_bytes(device) if on_gpu else psutil.virtual_memory().available
     if needed_bytes > free_bytes:
         raise InputError(
-            f"{architecture.name} needs {needed_bytes / 1e9:.1f} GB for its weights, but {device} "
+            f"{name} needs {needed_bytes / 1e9:.1f} GB for its weights, but {device} "
             f"has {free_bytes / 1e9:.1f} GB free",
             hint="Choose a smaller target, or free some memory.",
         )
@@ -355,9 +319,9 @@ def weights_source(name: str, download: bool) -> str | None:
     if folder is not None:
         return str(folder) if any(folder.glob("*.safetensors")) else None
     check_path(name)
-    label = _canonical_name(name)
-    if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
-        return str(demo_model_folder())
+    label, demo = _canonical_name(name), demo_model_folder()
+    if label == DEMO_NAME and (demo / "config.json").is_file():
+        return str(demo)
     copy = hub_copy(
         label, HUB_FILES, lambda copy: any(copy.glob("*.safetensors")), download=download
     )
@@ -372,11 +336,9 @@ def hub_copy(
     download  False gives None in place of a download
     Raises InputError for an impossible name, and where the hub does not give it.
     """
-    patterns = list(files)
+    fetch = partial(huggingface_hub.snapshot_download, name, allow_patterns=list(files))
     try:
-        copy = Path(
-            huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True)
-        )
+        copy = Path(fetch(local_files_only=True))
         if complete(copy):
             return copy
     except HFValidationError as error:
@@ -389,7 +351,7 @@ def hub_copy(
     if not download:
         return None
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+        return Path(fetch())
     except (HfHubHTTPError, OSError) as error:
         raise InputError(
             f"'{name}' is no folder here, and the hub does not give it: {first_reason(error)}",

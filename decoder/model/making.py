@@ -9,9 +9,8 @@ import torch
 
 from costmodel.errors import DeviceError, InputError
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import RuntimeChoice, RuntimeKind
 from decoder.model.runtime.capture import CudaCapture
-from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.eager import EagerRuntime, ModelStep, RuntimeChoice, RuntimeKind
 from decoder.model.runtime.fused import fuse, kernels_refused
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.runtime.linear import packing_refused
@@ -63,27 +62,27 @@ def make_target(
         refused = "quantised weights are not packed"
     else:
         refused = packing_refused(step.device, step.dtype)
-    capturable = owned and step.rope is None
-    if loaded.architecture.experts:
-        capturable = capturable and experts_capturable(step)
+    dense = not loaded.architecture.experts
+    capturable = owned and step.rope is None and (dense or experts_capturable(step))
     kind = runtime_kind(runtime, step.device, capturable=capturable, packable=refused is None)
     already_packed = packed_of(loaded.model) is not None
-    if loaded.int8 and kind != "packed":
+    if kind == "packed":
+        if not already_packed:
+            compile_ahead(step, int8=loaded.int8)
+    elif loaded.int8:
         raise InputError(
             f"int8 weights need the packed runtime: {refused or f'this is {kind}'}",
             hint="Leave out --dtype int8, or take a CPU and --runtime packed.",
         )
-    if already_packed and kind != "packed":
+    elif already_packed:
         raise InputError(
             f"the weights of {loaded.name} were packed, and no {kind} runtime can use them",
             hint="Load the model again.",
         )
-    if owned and fused and kind != "packed" and loaded.quantization is None:
+    elif owned and fused and loaded.quantization is None:
         fuse(loaded.model)
         if step.device.type == "cuda":
             torch.cuda.empty_cache()  # the weights before they were joined
-    if kind == "packed" and not already_packed:
-        compile_ahead(step, int8=loaded.int8)
     structure = checked_structure(step, loaded.name)
     step.plain_head = structure.plain_head
     notes: tuple[str, ...] = ()
@@ -99,9 +98,7 @@ def make_target(
         notes += (f"{loaded.stored} weights are held and read as plain {str(step.dtype)[6:]}",)
     if kind == "graphs" and structure.uneven:
         kind, notes = "eager", (*notes, f"runs eagerly: {structure.uneven}")
-    if kind != "packed":
-        eager = EagerRuntime(step, structure, notes)
-    else:
+    if kind == "packed":
         if loaded.weights == "pretrained" and not already_packed:
             # Loaded tensors are views of the mapped file, and a single view keeps the whole file
             # in memory. Packing gives up the weights of linear layers; all others are copied.
@@ -111,14 +108,13 @@ def make_target(
                 if id(tensor) not in given_up:
                     tensor.data = tensor.data.clone()
         step = PackedStep(step, int8=loaded.int8)
-        eager = PackedRuntime(step, structure, notes)
-    if kind != "graphs":
-        return Target(loaded, step, structure, eager, eager)
+        return Target(loaded, step, structure, PackedRuntime(step, structure, notes))
+    eager = EagerRuntime(step, structure, notes)
+    if kind == "eager":
+        return Target(loaded, step, structure, eager)
     _, total_bytes = torch.cuda.mem_get_info(step.device)
-    graphs = GraphRuntime(
-        step, eager, CudaCapture(step.device), int(GRAPHS_MEMORY_SHARE * total_bytes)
-    )
-    return Target(loaded, step, structure, eager, graphs)
+    capture = CudaCapture(step.device, int(GRAPHS_MEMORY_SHARE * total_bytes))
+    return Target(loaded, step, structure, GraphRuntime(step, eager, capture))
 
 
 def runtime_kind(
@@ -142,11 +138,9 @@ def runtime_kind(
             f"the {choice} runtime needs a {needs.upper()} device, and this is {device}",
             hint="Use --runtime eager, or leave it out.",
         )
-    if choice == "auto" and device.type == "cuda":
-        return "graphs" if capturable else "eager"
-    if choice in ("auto", "packed"):
-        return "packed" if device.type == "cpu" and packable else "eager"
-    return "graphs" if choice == "graphs" else "eager"
+    if choice == "graphs" or (choice == "auto" and device.type == "cuda" and capturable):
+        return "graphs"
+    return "packed" if choice != "eager" and device.type == "cpu" and packable else "eager"
 
 
 def experts_capturable(step: ModelStep) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -15,15 +16,12 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from costmodel.errors import InputError
 from costmodel.weights import QUANTO_MAP, method_name, settings_of
 
-# What transformers needs for a method: (module, name on the package index); of others it says so.
-_ACCELERATE = ("accelerate", "accelerate")
-_GPTQMODEL = ("gptqmodel", "gptqmodel")
-PACKAGES = {
-    "awq": (_ACCELERATE, _GPTQMODEL), "bitnet": (_ACCELERATE,), "fp8": (_ACCELERATE,),
-    "bitsandbytes": (_ACCELERATE, ("bitsandbytes", "bitsandbytes")), "mxfp8": (_ACCELERATE,),
-    "compressed-tensors": (("compressed_tensors", "compressed-tensors"),),
-    "gptq": (("optimum", "optimum"), _GPTQMODEL), "torchao": (("torchao", "torchao"),),
-    "quanto": (_ACCELERATE, ("optimum.quanto", "optimum-quanto")),
+# The modules that transformers needs for a method; of other methods it says so.
+MODULES = {
+    "awq": ("accelerate", "gptqmodel"), "bitnet": ("accelerate",), "fp8": ("accelerate",),
+    "bitsandbytes": ("accelerate", "bitsandbytes"), "mxfp8": ("accelerate",),
+    "compressed-tensors": ("compressed_tensors",), "gptq": ("optimum", "gptqmodel"),
+    "torchao": ("torchao",), "quanto": ("accelerate", "optimum.quanto"),
 }  # fmt: skip
 EXTRAS = ("bitsandbytes", "compressed-tensors", "fp8", "quanto", "torchao")  # of this package
 REFUSED = {  # what is missing, whatever is installed
@@ -54,8 +52,7 @@ def check_loadable(config: Any, source: str) -> None:
     settings = settings_of(config)
     if settings is None:
         return
-    method = method_name(settings)
-    key = method
+    key = method = method_name(settings)
     if method == "bitsandbytes":
         key += "_4bit" if settings.get("load_in_4bit") else "_8bit"
     refused = _refusal(method, settings)
@@ -71,7 +68,8 @@ def check_loadable(config: Any, source: str) -> None:
             "know",
             hint="Use a checkpoint that is not quantised, or a newer transformers.",
         )
-    missing = [name for module, name in PACKAGES.get(method, ()) if not _is_installed(module)]
+    lacking = [module for module in MODULES.get(method, ()) if not _is_installed(module)]
+    missing = [re.sub(r"[_.]", "-", module) for module in lacking]  # on the package index
     if missing:
         packages = f"'rooftree[{method}]'" if method in EXTRAS else " ".join(missing)
         raise InputError(

@@ -14,14 +14,16 @@ of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
 
 from costmodel.errors import InputError
+from costmodel.statistics import Bools, Ints
 
 NORM_EPS = 1e-6  # of transformers' normalised queries and keys
 READING = "delta"  # the kind of rule whose updates read the state
@@ -29,7 +31,6 @@ READING = "delta"  # the kind of rule whose updates read the state
 
 # `conv` with channels and columns, `delta` or `ssm` with heads, keys and values.
 StateShape = tuple[str | int, ...]
-Kept = Any  # columns, a rule's `KeptRows`, or None
 
 
 class Ancestors:
@@ -40,29 +41,24 @@ class Ancestors:
     summed   float32 [rows, pending + rows]: a product with it sums over a row's path
     """
 
-    def __init__(self, visible: NDArray[np.bool_], device: torch.device) -> None:
-        self._visible, self._device = visible, device
+    def __init__(self, visible: Bools, device: torch.device) -> None:
+        self._visible, self.pending = visible, visible.shape[1] - visible.shape[0]
         seen = torch.from_numpy(visible).to(device)
         self.hidden, self.summed = ~seen[..., None], seen.to(torch.float32)
-        self._windows: dict[int, torch.Tensor] = {}
+        self._windows: dict[int, Tensor] = {}
 
-    @property
-    def pending(self) -> int:
-        rows, columns = self._visible.shape
-        return columns - rows
-
-    def windows(self, width: int) -> torch.Tensor:
+    def windows(self, width: int) -> Tensor:
         """The last `width` columns of each row's path, flat int64 [rows * width].
 
         The columns are width - 1 committed ones, then the pending and new rows.
         """
         if width not in self._windows:
-            index = path_windows(self._visible, width).ravel()
-            self._windows[width] = torch.from_numpy(index).to(self._device)
+            index = torch.from_numpy(path_windows(self._visible, width).ravel())
+            self._windows[width] = index.to(self.hidden.device)
         return self._windows[width]
 
 
-def path_windows(visible: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
+def path_windows(visible: Bools, width: int) -> Ints:
     """See `Ancestors.windows`; int64 [rows, width]."""
     lengths = visible.sum(1)
     index = lengths[:, None] - 1 + np.arange(width)  # as if all were committed
@@ -72,9 +68,7 @@ def path_windows(visible: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
     return index
 
 
-def convolved(
-    columns: torch.Tensor, ancestors: Ancestors, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def convolved(columns: Tensor, ancestors: Ancestors, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The causal depthwise convolution along each row's path, [rows, channels].
 
     columns  [channels, width - 1 + pending + rows]
@@ -100,58 +94,55 @@ class KeptRows(NamedTuple):
     total   the decay from the committed state on
     """
 
-    key: torch.Tensor
-    value: torch.Tensor
-    beta: torch.Tensor
-    decay: torch.Tensor
-    update: torch.Tensor
-    total: torch.Tensor
+    key: Tensor
+    value: Tensor
+    beta: Tensor
+    decay: Tensor
+    update: Tensor
+    total: Tensor
 
 
+@dataclass(frozen=True, slots=True)
 class RuleRows:
     """The rows of a call of a rule, [heads, rows, width] each; names as in `KeptRows`.
 
-    kind  `delta` (gated delta rule), whose updates read the state, or `ssm` (mamba2)
-    skip  [heads] of a connection from values to outputs, or None
+    kind   `delta` (gated delta rule), whose updates read the state, or `ssm` (mamba2)
+    parts  keys, values, betas, decays
+    skip   [heads] of a connection from values to outputs, or None
     """
 
-    def __init__(
-        self,
-        kind: str,
-        query: torch.Tensor,
-        parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-        dtype: torch.dtype,
-        skip: torch.Tensor | None = None,
-    ) -> None:
-        """parts: keys, values, betas, decays."""
-        self._kind, self._query, self._parts = kind, query, parts
-        self._dtype, self._skip = dtype, skip
+    kind: str
+    query: Tensor
+    parts: Sequence[Tensor]
+    dtype: torch.dtype
+    skip: Tensor | None = None
 
-    def single(
-        self, rows: slice, state: torch.Tensor
-    ) -> tuple[torch.Tensor, KeptRows, torch.Tensor]:
+    def single(self, rows: slice, state: Tensor) -> tuple[Tensor, KeptRows, Tensor]:
         """The output of one row, what is kept of it, and the state behind it."""
-        key, value, beta, decay = (part[:, rows] for part in self._parts)
+        key, value, beta, decay = (part[:, rows] for part in self.parts)
         kept = KeptRows(key, value, beta, decay, (value * beta).float(), decay)
-        state, update = stepped(self._kind, state, kept, 0)
-        if self._kind == READING:
-            output = (state * self._query[:, rows].mT).sum(-2, keepdim=True)
+        state, update = stepped(self.kind, state, kept, 0)
+        if self.kind == READING:
+            output = (state * self.query[:, rows].mT).sum(-2, keepdim=True)
             kept = kept._replace(update=update)
         else:
-            output = self._query[:, rows] @ state.to(self._query.dtype)
+            output = self.query[:, rows] @ state.to(self.query.dtype)
         return self._finished(output, rows), kept, state
 
     def tree(
-        self, rows: slice, state: torch.Tensor, ancestors: Ancestors, before: KeptRows | None
-    ) -> tuple[torch.Tensor, KeptRows]:
+        self, rows: slice, state: Tensor, ancestors: Ancestors, before: KeptRows | None
+    ) -> tuple[Tensor, KeptRows]:
         """Outputs [rows, heads, values], and what is kept; `before` of the pending rows."""
-        parts, pending = [part[:, rows] for part in self._parts], ancestors.pending
-        query, key, value, beta, decay = (part.float() for part in (self._query[:, rows], *parts))
+        parts, pending = [part[:, rows] for part in self.parts], ancestors.pending
+        query, key, value, beta, decay = (part.float() for part in (self.query[:, rows], *parts))
         total = ancestors.summed @ _behind(before, "decay", decay)
-        between = _decays(total, _behind(before, "total", total), ancestors)
+        # Decays from each row on a path to the new row, [heads, rows, pending + rows, 1 or width].
+        # Other rows are masked before the exponential: between siblings it may overflow.
+        between = total[:, :, None] - _behind(before, "total", total)[:, None]
+        between.masked_fill_(ancestors.hidden, float("-inf")).exp_()
         keys, from_state = _behind(before, "key", key).float(), total.exp()
         update = value * beta
-        if self._kind == READING:
+        if self.kind == READING:
             weighted = key * beta
             system = _scores(weighted, keys, between)
             update -= (weighted * from_state) @ state
@@ -166,21 +157,15 @@ class RuleRows:
         kept = KeptRows(key, value, beta, decay, update, total)
         return self._finished(output, rows), kept
 
-    def _finished(self, output: torch.Tensor, rows: slice) -> torch.Tensor:
+    def _finished(self, output: Tensor, rows: slice) -> Tensor:
         """[rows, heads, values] of [heads, rows, values]."""
-        if self._skip is not None:
-            output = output + self._parts[1][:, rows] * self._skip[:, None, None]
-        return output.transpose(0, 1).to(self._dtype)
+        if self.skip is not None:
+            output = output + self.parts[1][:, rows] * self.skip[:, None, None]
+        return output.transpose(0, 1).to(self.dtype)
 
 
 def gated_delta(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    normed: bool,
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **options: Any
 ) -> RuleRows:
     """The rows of a call of transformers' gated delta rule, which has all in float32.
 
@@ -192,7 +177,7 @@ def gated_delta(
     decay = g if g.ndim == key.ndim else g[..., None]
     inputs = (query, key, value, beta[..., None], decay)
     queries, keys, *others = (part[0].transpose(0, 1).float() for part in inputs)
-    if normed:
+    if options.get("use_qk_l2norm_in_kernel"):
         queries, keys = (
             heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + NORM_EPS)
             for heads in (queries, keys)
@@ -201,31 +186,26 @@ def gated_delta(
     if group > 1:
         queries, keys = (part.repeat_interleave(group, 0) for part in (queries, keys))
     queries = queries / queries.shape[-1] ** 0.5
-    return RuleRows("delta", queries, (keys, *others), query.dtype)  # type: ignore[arg-type]
+    return RuleRows("delta", queries, (keys, *others), query.dtype)
 
 
-def state_space(
-    x: torch.Tensor,
-    step: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-) -> RuleRows:
+def state_space(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **options: Any) -> RuleRows:
     """The rows of a call of transformers' mamba2 scan, which steps in the model's dtype.
 
-    x     [1, rows, heads, width];  step  [1, rows, heads];  b, c  [1, rows, groups, size]
-    a, d  [heads]
+    x     [1, rows, heads, width];  dt  [1, rows, heads];  b, c  [1, rows, groups, size]
+    a     [heads], and `D` and `dt_bias` of the options
     """
-    value, steps, key, query = (part[0].transpose(0, 1) for part in (x, step[..., None], b, c))
+    if options.get("dt_bias") is not None:
+        dt = dt + options["dt_bias"].to(dt.dtype)
+    if options.get("dt_softplus"):
+        dt = functional.softplus(dt)
+    value, steps, key, query = (part[0].transpose(0, 1) for part in (x, dt[..., None], b, c))
     key, query = (part.repeat_interleave(len(value) // len(part), 0) for part in (key, query))
     decay = steps.float() * a.float()[:, None, None]
-    return RuleRows("ssm", query, (key, value, steps, decay), x.dtype, d)
+    return RuleRows("ssm", query, (key, value, steps, decay), x.dtype, options.get("D"))
 
 
-def stepped(
-    kind: str, state: torch.Tensor, kept: KeptRows, row: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def stepped(kind: str, state: Tensor, kept: KeptRows, row: int) -> tuple[Tensor, Tensor]:
     """The state behind a row, in transformers' order of operations, and the row's update."""
     key, value, beta, decay = (part[:, row] for part in kept[:4])
     state = state * decay.exp()[..., None]
@@ -235,51 +215,39 @@ def stepped(
     return state.add_(key[..., None] * update[:, None]), update[:, None]
 
 
-def _behind(before: KeptRows | None, name: str, new: torch.Tensor) -> torch.Tensor:
+def _behind(before: KeptRows | None, name: str, new: Tensor) -> Tensor:
     """A part of the new rows behind that of the pending rows."""
     return new if before is None else torch.cat((getattr(before, name), new), 1)
 
 
-def _decays(total: torch.Tensor, totals: torch.Tensor, ancestors: Ancestors) -> torch.Tensor:
-    """Decays from each row on a path to the new row, [heads, rows, pending + rows, 1 or width].
-
-    They are 0 for rows that are on no path, and masked before the exponential: between siblings
-    it may overflow.
-    """
-    between = total[:, :, None] - totals[:, None]
-    return between.masked_fill_(ancestors.hidden, float("-inf")).exp_()
-
-
-def _scores(queries: torch.Tensor, keys: torch.Tensor, between: torch.Tensor) -> torch.Tensor:
+def _scores(queries: Tensor, keys: Tensor, between: Tensor) -> Tensor:
     """Products of all queries and keys, decayed, [heads, rows, pending + rows]."""
     if between.shape[-1] == 1:
         return queries @ keys.mT * between[..., 0]
     return torch.einsum("hik,hijk,hjk->hij", queries, between, keys)
 
 
+@dataclass(slots=True)
 class PendingStates:
     """What is kept of a sequence's pending rows for each state, until some are committed.
 
-    rows    number of them
     kept    columns [channels, rows] of a convolution, or what its rule keeps; None of a longer
             piece of text, which is committed whole
     behind  the state behind all rows; None where they are no piece of text
+    rows    number of them
     """
 
-    def __init__(self, states: int) -> None:
-        self.rows = 0
-        self.kept: list[Kept] = [None] * states
-        self.behind: list[torch.Tensor | None] = [None] * states
+    kept: list[Any]
+    behind: list[Tensor | None]
+    rows: int = 0
 
-    def add(self, number: int, kept: Kept, behind: torch.Tensor | None = None) -> None:
+    def add(self, number: int, kept: Any, behind: Tensor | None = None) -> None:
         """Keep further rows of a state."""
         before = self.kept[number]
-        if isinstance(before, torch.Tensor):
-            assert isinstance(kept, torch.Tensor)
-            kept = torch.cat((before, kept), 1)
-        elif before is not None:
-            assert isinstance(kept, KeptRows)
+        if isinstance(before, KeptRows):
             kept = KeptRows(*(torch.cat(pair, 1) for pair in zip(before, kept, strict=True)))
+        elif before is not None:
+            kept = torch.cat((before, kept), 1)
         self.kept[number], self.behind[number] = kept, behind
 
 
@@ -295,25 +263,24 @@ class StateCache:
     def __init__(
         self, shapes: Sequence[StateShape], sequences: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.shapes = tuple(shapes)
-        self._zeros = [
-            torch.zeros(
-                [int(size) for size in sizes],
-                dtype=dtype if kind == "conv" else torch.float32,
-                device=device,
-            )
-            for kind, *sizes in shapes
-        ]
+        self.shapes, self._zeros = shapes, []
+        for kind, *sizes in shapes:
+            kept = dtype if kind == "conv" else torch.float32
+            self._zeros.append(torch.zeros(*map(int, sizes), dtype=kept, device=device))
         self._states = [list(self._zeros) for _ in range(sequences)]
-        self.pending = [PendingStates(len(shapes)) for _ in range(sequences)]
+        self.pending = [self._none() for _ in range(sequences)]
 
-    def state(self, number: int, sequence: int) -> torch.Tensor:
+    def _none(self) -> PendingStates:
+        nothing: list[Any] = [None] * len(self.shapes)
+        return PendingStates(nothing, list(nothing))
+
+    def state(self, number: int, sequence: int) -> Tensor:
         """A state behind the sequence's committed tokens: [channels, columns] or [heads, ...]."""
         return self._states[sequence][number]
 
     def drop(self, sequence: int) -> None:
         """Forget the pending rows."""
-        self.pending[sequence] = PendingStates(len(self.shapes))
+        self.pending[sequence] = self._none()
 
     def clear(self, sequence: int) -> None:
         """Begin an empty text."""
@@ -322,9 +289,8 @@ class StateCache:
 
     def copy_from(self, other: StateCache, source: int, sequence: int) -> None:
         self._states[sequence] = list(other._states[source])
-        pending, copied = other.pending[source], PendingStates(len(self.shapes))
-        copied.rows = pending.rows
-        copied.kept, copied.behind = list(pending.kept), list(pending.behind)
+        pending = other.pending[source]
+        copied = replace(pending, kept=list(pending.kept), behind=list(pending.behind))
         self.pending[sequence] = copied
 
     def commit(self, rows: Sequence[int], sequence: int) -> None:
@@ -333,30 +299,25 @@ class StateCache:
         They are forgotten at the next forward.
         """
         pending = self.pending[sequence]
-        if not pending.rows:
+        if not pending.rows or not rows:
             return
-        whole = list(rows) == list(range(pending.rows))
-        self._states[sequence] = [
-            behind if whole and behind is not None else _committed(str(kind), state, kept, rows)
-            for (kind, *_), state, kept, behind in zip(
-                self.shapes, self._states[sequence], pending.kept, pending.behind, strict=True
-            )
-        ]
+        whole, states = list(rows) == list(range(pending.rows)), list(self._states[sequence])
+        for number, (kept, behind) in enumerate(zip(pending.kept, pending.behind, strict=True)):
+            state = states[number]
+            if whole and behind is not None:
+                state = behind
+            elif kept is None:
+                raise InputError("the rows of a piece of text can only be committed together")
+            elif isinstance(kept, KeptRows):
+                for row in rows:
+                    state, _ = stepped(str(self.shapes[number][0]), state, kept, row)
+            else:
+                path = kept[:, torch.tensor(list(rows), device=kept.device)]
+                columns = torch.cat((state, path), 1)
+                state = columns[:, columns.shape[1] - state.shape[1] :].contiguous()
+            states[number] = state
+        self._states[sequence] = states
 
     def fill_with_noise(self) -> None:
         """States of a text that was not read, to time forwards."""
         self._states = [[torch.randn_like(zero) for zero in self._zeros] for _ in self._states]
-
-
-def _committed(kind: str, state: torch.Tensor, kept: Kept, rows: Sequence[int]) -> torch.Tensor:
-    if not rows:
-        return state
-    if kept is None:
-        raise InputError("the rows of a piece of text can only be committed together")
-    if isinstance(kept, torch.Tensor):
-        path = kept[:, torch.tensor(list(rows), device=kept.device)]
-        columns = torch.cat((state, path), 1)
-        return columns[:, columns.shape[1] - state.shape[1] :].contiguous()
-    for row in rows:
-        state, _ = stepped(kind, state, kept, row)
-    return state

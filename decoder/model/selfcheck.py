@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
@@ -22,12 +21,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 import transformers
+from pydantic import TypeAdapter
+from torch import Tensor
 
 from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
+from costmodel.statistics import Bools, Ints
 from decoder.configs import BROKEN_FILES
-from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
+from decoder.model.attention import RowBlock, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
@@ -40,6 +42,7 @@ from decoder.model.structure import (
     read_structure,
 )
 from decoder.nvml import DEVICE_ERRORS, failed_device
+from decoder.tree.draft_tree import visibility
 
 PROMPT_ROWS = 7
 PARENTS = np.array([0, 0, 1, 2, 3, 4], dtype=np.int64)  # two branches of three nodes, interleaved
@@ -118,7 +121,10 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
             if isinstance(getattr(config, name, None), int)
         ]
     changes += [(m, "index_topk", WINDOW) for m in model.modules() if hasattr(m, "index_topk")]
-    with _changed(changes):
+    before = [(one, name, getattr(one, name)) for one, name, _ in changes]
+    try:
+        for one, name, value in changes:
+            setattr(one, name, value)
         smaller = structure
         if structure.window is not None:
             smaller = read_structure(model)
@@ -126,16 +132,6 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
                 raise UnsupportedModelError("its window cannot be made smaller to try it")
             step.masks = read_masks(model)
         return _compared(step, structure, smaller)
-
-
-@contextmanager
-def _changed(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Attributes of objects have these values inside."""
-    before = [(one, name, getattr(one, name)) for one, name, _ in changes]
-    try:
-        for one, name, value in changes:
-            setattr(one, name, value)
-        yield
     finally:
         for one, name, value in before:
             setattr(one, name, value)
@@ -143,77 +139,60 @@ def _changed(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def _compared(step: ModelStep, structure: Structure, smaller: Structure) -> tuple[Structure, bool]:
     """See `_try`; the forwards have the windows of `smaller`."""
+    runtime = EagerRuntime(step, smaller)
+    where: Any = {"dtype": step.dtype, "device": step.device}
+    cache = KVCache(smaller, capacity=2 * TOKENS, sequences=1, **where)
+    hidden: list[Tensor] = []  # of the prompt's last row, the trees' branches, the last token
+    theirs: list[Tensor] = []  # logits of the same rows
+
+    def run(ids: Tensor, offsets: Ints, visible: Bools | None, rows: Any, kept: Any) -> None:
+        states, _ = runtime.hidden(cache, [RowBlock(0, ids.numpy(), offsets, visible)])
+        hidden.append(states[rows])
+        cache.commit(kept)
+
+    def run_theirs(ids: Tensor, rows: slice) -> None:
+        """By transformers' own attention."""
+        with attention_of(step.model, "eager"):
+            output = step.model(input_ids=ids[None].to(step.device), use_cache=False)
+        theirs.append(output.logits[0, rows])
+
     generator = torch.Generator().manual_seed(0)
     rows = len(PARENTS) + 1
     tokens = torch.randint(0, step.vocab, (PROMPT_ROWS + ROUNDS * rows + 1,), generator=generator)
-    prompt, *trees, last = tokens.split((PROMPT_ROWS, *[rows] * ROUNDS, 1))
-    text, wanted = prompt, [_own_logits(step, prompt)[-1:]]
+    text, *trees, last = tokens.split((PROMPT_ROWS, *[rows] * ROUNDS, 1))
+    run_theirs(text, slice(-1, None))
+    run(text, np.arange(PROMPT_ROWS), None, [-1], range(PROMPT_ROWS))
+    depths, visible = np.array([0, 1, 1, 2, 2, 3, 3]), visibility(PARENTS)
     for tree in trees:
-        paths = [_own_logits(step, torch.cat((text, tree[branch]))) for branch in BRANCHES]
-        wanted += [path[len(text) :] for path in paths]
+        for branch in BRANCHES:
+            run_theirs(torch.cat((text, tree[branch])), slice(len(text), None))
+        run(tree, depths, visible, [*BRANCHES[0], *BRANCHES[1]], BRANCHES[1])
         text = torch.cat((text, tree[BRANCHES[1]]))
-    wanted.append(_own_logits(step, torch.cat((text, last)))[-1:])
-    theirs = torch.cat(wanted)
-    if not bool(theirs.isfinite().all()):
+    run_theirs(torch.cat((text, last)), slice(-1, None))
+    run(last, np.zeros(1, dtype=np.int64), None, [0], range(1))
+    states, wanted = torch.cat(hidden), torch.cat(theirs)
+    if not bool(wanted.isfinite().all()):
         return replace(structure, plain_head=False), False  # decoding names the position
-    hidden = _tree_hidden(step, smaller, (prompt, *trees, last))
     # Whether logits are the head's output bit by bit, also where they are large. A width that is
     # not the head's is that of a layer before it.
     step.plain_head = False
-    large = hidden * (LARGE_LOGIT / step.logits(hidden).abs().max().clamp_min(1e-6))
-    if hidden.shape[-1] == getattr(step.head, "in_features", hidden.shape[-1]):
+    large = states * (LARGE_LOGIT / step.logits(states).abs().max().clamp_min(1e-6))
+    if states.shape[-1] == getattr(step.head, "in_features", states.shape[-1]):
         step.plain_head = torch.equal(step.logits(large), step.head(large))
+    # The relative distance of the worst row, or with roundings the median: a router that sees
+    # rounded numbers may choose another expert for a row.
     rounded = step.dtype not in BOUNDS or rounds_inputs(step.model.config)
-    distance = _distance(step.logits(hidden), theirs, rounded)
+    accurate = torch.promote_types(wanted.dtype, torch.float32)
+    ours, wanted = step.logits(states).to(accurate), wanted.to(accurate)
+    spread = (wanted - wanted.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-12)
+    distances = ((ours - wanted).norm(dim=-1) / spread).nan_to_num(torch.inf)
+    distance = float(distances.median() if rounded else distances.max())
     dtype = torch.float32 if structure.states else step.dtype  # states are in float32 always
     if not distance <= (ROUNDED_BOUND if rounded else BOUNDS[dtype]):
         raise UnsupportedModelError(
             f"the logits of a tree differ from transformers' own by {min(distance, 9.99):.1%}"
         )
     return replace(structure, plain_head=step.plain_head), True
-
-
-def _own_logits(step: ModelStep, ids: torch.Tensor) -> torch.Tensor:
-    """Logits [tokens, vocab] by transformers' own attention."""
-    with attention_of(step.model, "eager"):
-        output = step.model(input_ids=ids[None].to(step.device), use_cache=False)
-    return output.logits[0]
-
-
-def _tree_hidden(
-    step: ModelStep, structure: Structure, texts: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Hidden states of the prompt's last row, the rows of the trees' branches, the last token."""
-    prompt, *trees, last = texts
-    runtime = EagerRuntime(step, structure)
-    cache = KVCache(
-        structure, capacity=2 * TOKENS, sequences=1, dtype=step.dtype, device=step.device
-    )
-    causal = CausalVisible(PROMPT_ROWS)
-    depths, visible = np.array([0, 1, 1, 2, 2, 3, 3]), TreeVisible(PARENTS)
-    branches = [*BRANCHES[0], *BRANCHES[1]]
-    parts = []
-    for ids, offsets, seen, rows, wanted in (
-        (prompt, np.arange(PROMPT_ROWS), causal, range(PROMPT_ROWS), [-1]),
-        *((tree, depths, visible, BRANCHES[1], branches) for tree in trees),
-        (last, np.zeros(1, dtype=np.int64), None, range(1), [0]),
-    ):
-        hidden, _ = runtime.hidden(cache, [RowBlock(0, ids.numpy(), offsets, seen)])
-        parts.append(hidden[wanted])
-        cache.commit(rows)
-    return torch.cat(parts)
-
-
-def _distance(ours: torch.Tensor, theirs: torch.Tensor, rounded: bool) -> float:
-    """The relative distance of logits [rows, vocab]: the worst row's, or with roundings the median.
-
-    A router that sees rounded numbers may choose another expert for a row.
-    """
-    accurate = torch.promote_types(theirs.dtype, torch.float32)
-    ours, theirs = ours.to(accurate), theirs.to(accurate)
-    spread = (theirs - theirs.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-12)
-    distances = ((ours - theirs).norm(dim=-1) / spread).nan_to_num(torch.inf)
-    return float(distances.median() if rounded else distances.max())
 
 
 def _key(step: ModelStep) -> str:
@@ -234,16 +213,11 @@ def _path(key: str) -> Path:
 
 def _read(key: str) -> Structure | None:
     """The kept structure; None where there is none, or not as it was written."""
-    try:
+    with suppress(RooftreeError, TypeError, ValueError, LookupError):
         stored = read_json(_path(key))
-        fields = dict(stored["structure"])
-        if stored["checksum"] != _checksum(key, fields):
-            return None
-        for name in ("stores", "states"):
-            fields[name] = tuple(tuple(entry) for entry in fields[name])
-        return Structure(**fields)
-    except (RooftreeError, TypeError, ValueError, LookupError):
-        return None
+        if stored["checksum"] == _checksum(key, stored["structure"]):
+            return TypeAdapter(Structure).validate_python(stored["structure"])
+    return None
 
 
 def _keep(key: str, structure: Structure) -> None:

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -22,34 +23,19 @@ from decoder.configs import base_of, text_of
 from decoder.model.attention import Segment, attention_of, tail_mask
 from decoder.model.kv_cache import CacheShape
 from decoder.model.latents import TRACE_NAME, has_indexer, keeps_latents
-from decoder.model.mixers import StateNotes
+from decoder.model.mixers import noting_states
+from decoder.model.recurrence import StateShape
 
-MaskFunction = Callable[..., torch.Tensor]  # of transformers: (batch, head, rows, keys) to booleans
+MaskFunction = Callable[..., Tensor]  # of transformers: (batch, head, rows, keys) to booleans
 ROWS = 3
 LONG_ROWS = 256  # that show whether blocks of tokens have keys of their own
 FAR = 1 << 20  # positions up to which masks are looked at
 # Arguments of attention functions that change nothing for rows behind a cache, or that we follow.
-FOLLOWED = frozenset(
-    (
-        "cache_position",
-        "deterministic",
-        "dropout",
-        "indices",
-        "is_causal",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "s_aux",
-        "scaling",
-        "sliding_window",
-        "softcap",
-        "use_cache",
-    )
-)
+FOLLOWED = {
+    "cache_position", "deterministic", "dropout", "indices", "is_causal", "output_attentions",
+    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings",
+    "position_ids", "return_dict", "s_aux", "scaling", "sliding_window", "softcap", "use_cache",
+}  # fmt: skip
 NAMES = {"attention_mask": "a mask of its own", "position_bias": "a bias by position on its scores"}
 
 
@@ -86,11 +72,9 @@ class Structure(CacheShape):
     @property
     def token_values(self) -> int:
         """Values of one token in the caches of all layers."""
-        plain = (self.kv_heads, self.head_dim, self.head_dim)
-        stores = self.stores or [(*plain, layer) for layer in range(self.layers)]
         return sum(
             heads * (key + value)
-            for number, (heads, key, value, source) in enumerate(stores)
+            for number, (heads, key, value, source) in enumerate(self.layer_stores)
             if source == number
         )
 
@@ -110,14 +94,12 @@ class Structure(CacheShape):
 class AttentionCall:
     """One call of the attention function; shapes are [batch, heads, rows, width].
 
-    source  the number of the first call that attends over these keys
-    mask    the number of its mask, where masks are marked
+    mask  the number of its mask, where masks are marked
     """
 
     layer: int | None
-    source: int
     query: tuple[int, ...]
-    key: tuple[int, ...]
+    key: Tensor
     value: tuple[int, ...]
     options: frozenset[str]
     window: int | None
@@ -128,16 +110,15 @@ class AttentionCall:
 class _Notes:
     calls: list[AttentionCall] = field(default_factory=list)
     masks: list[MaskFunction] = field(default_factory=list)
-    keys: list[torch.Tensor] = field(default_factory=list)
     index_widths: list[int] = field(default_factory=list)
-    states: StateNotes = field(default_factory=StateNotes)
+    states: list[StateShape] = field(default_factory=list)
     marked: bool = False
 
     def update(self, key: Any, value: Any, *_: object, **__: object) -> tuple[Any, Any]:
         """As of a cache of an empty text; so is the next."""
         return key, value
 
-    def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
         self.index_widths.append(keys.shape[2])
         return keys
 
@@ -147,35 +128,33 @@ _one_at_a_time = Lock()  # the notes of a forward are common to a process
 
 
 def _note_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
     *_: object,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Notes the call; every row attends to itself alone."""
     mark = None
-    if _notes.marked and attention_mask is not None:
-        mark = int(attention_mask.flatten()[0])
+    if attention_mask is not None:
+        if _notes.marked:
+            mark = int(attention_mask.flatten()[0])
+        if attention_mask.dtype != torch.bool:  # an indexer's is ours
+            options["attention_mask"] = attention_mask
     latent = hasattr(module, "expand_kv") and keeps_latents(module)
-    if attention_mask is not None and attention_mask.dtype != torch.bool:  # an indexer's is ours
-        options["attention_mask"] = attention_mask
     window = options.get("sliding_window")
-    earlier = [number for number, keys in enumerate(_notes.keys) if keys is key]
     call = AttentionCall(
         layer=getattr(module, "layer_idx", None),
-        source=earlier[0] if earlier else len(_notes.calls),
         query=(*query.shape[:3], key.shape[3]) if latent else tuple(query.shape),
-        key=tuple(key.shape),
+        key=key,
         value=(*key.shape[:3], 0) if latent else tuple(value.shape),
         options=frozenset(name for name, option in options.items() if option is not None),
         window=window if isinstance(window, int) else None,
         mask=mark,
     )
     _notes.calls.append(call)
-    _notes.keys.append(key)
     if latent:
         width: Any = module.v_head_dim
         return query.new_zeros(*query.shape[:3], width).transpose(1, 2), None
@@ -186,7 +165,7 @@ def _note_attention(
 
 def _note_mask(
     *_: object, mask_function: MaskFunction, device: Any = None, **__: object
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Notes the mask; where masks are marked, the layers get its number as their mask."""
     _notes.masks.append(mask_function)
     if not _notes.marked:
@@ -198,7 +177,7 @@ AttentionInterface.register(TRACE_NAME, _note_attention)
 AttentionMaskInterface.register(TRACE_NAME, _note_mask)
 
 
-def device_of(model: torch.nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """The device of a model's parameters; those with packed weights have no numbers of theirs."""
     return next(part.device for part in model.parameters() if not part.is_meta)
 
@@ -234,7 +213,7 @@ def read_structure(model: Any) -> Structure:
     structure = replace(structure, window=window, extras=extras)
     if structure.uneven or structure.window is not None:
         count = min(LONG_ROWS, positions)
-        if any(call.key[2] != count for call in _noted(model, count=count).calls):
+        if any(call.key.shape[2] != count for call in _noted(model, count=count).calls):
             raise UnsupportedModelError("its attention does not read one key a token")
     return structure
 
@@ -245,18 +224,13 @@ def read_masks(model: Any) -> tuple[MaskFunction | None, ...]:
     notes = _noted(model, marked=True)
     positions = _positions(model.config.get_text_config(decoder=True))
     hiding = [mask if _seen(mask, positions) < positions else None for mask in notes.masks]
-    of_layers = {call.layer: call.mask for call in notes.calls}
-    return tuple(
-        None if number is None else hiding[number] for _, number in sorted(of_layers.items())
-    )
+    of_layers = sorted({call.layer: call.mask for call in notes.calls}.items())
+    return tuple(None if number is None else hiding[number] for _, number in of_layers)
 
 
 def bypassed_linears(model: Any) -> set[int]:
-    """The `id` of each linear layer that is not called by a module that runs.
-
-    Such a module may read its weights itself.
-    """
-    called: list[torch.nn.Module] = []
+    """The `id` of each linear layer whose parent runs and does not call it, but may read it."""
+    called: list[nn.Module] = []
     handle = register_module_forward_pre_hook(lambda module, _: called.append(module))
     try:
         with torch.inference_mode():
@@ -265,7 +239,7 @@ def bypassed_linears(model: Any) -> set[int]:
         handle.remove()
     inner = {id(part): part for module in called for part in module.children()}
     ran = {id(module) for module in called}
-    return {key for key, part in inner.items() if isinstance(part, torch.nn.Linear)} - ran
+    return {key for key, part in inner.items() if isinstance(part, nn.Linear)} - ran
 
 
 def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
@@ -278,9 +252,9 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
         if has_indexer(model):
             seen = torch.ones((1, 1, count, count), dtype=torch.bool, device=rows.device)
             more = {"past_key_values": notes, "attention_mask": seen.tril()}
-        with notes.states:
+        with noting_states() as notes.states:
             text_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False, **more)
-    if notes.states.shapes:  # several attentions may be of one layer, and some layers have none
+    if notes.states:  # several attentions may be of one layer, and some layers have none
         notes.calls = [replace(call, layer=i) for i, call in enumerate(notes.calls)]
     return notes
 
@@ -290,7 +264,7 @@ def _positions(config: Any) -> int:
 
 
 def _sizes(notes: _Notes, layers: int) -> Structure:
-    calls, states = notes.calls, tuple(notes.states.shapes)
+    calls, states = notes.calls, tuple(notes.states)
     if states and ("other",) not in states:
         layers = len(calls)
     if not calls and (layers or not states):
@@ -305,17 +279,17 @@ def _sizes(notes: _Notes, layers: int) -> Structure:
     if len(numbers) != layers:
         raise UnsupportedModelError("its layers attend more than once in a forward")
     for call in calls:
-        (_, heads, *query), (_, kv_heads, *key) = call.query, call.key
-        if query != key or key[0] != ROWS or heads % kv_heads or call.value[1:3] != call.key[1:3]:
+        (_, heads, *query), (_, kv_heads, *key) = call.query, call.key.shape
+        even = heads % kv_heads == 0 and call.value[1:3] == (kv_heads, ROWS)
+        if query != key or key[0] != ROWS or not even:
             raise UnsupportedModelError("its attention does not read one key a token")
-    sources = {call.layer or 0: numbers[call.source] or 0 for call in calls}
+    sources: dict[int, int] = {}  # the first layer of each tensor of keys
+    for call in calls:
+        sources.setdefault(id(call.key), call.layer or 0)
     calls = sorted(calls, key=lambda call: call.layer or 0)
     first = calls[0]
-    (_, heads, _, width), kv_heads = first.query, first.key[1]
-    stores = tuple(
-        (call.key[1], call.key[3], call.value[3], sources[layer])
-        for layer, call in enumerate(calls)
-    )
+    (_, heads, _, width), kv_heads = first.query, first.key.shape[1]
+    stores = tuple((*call.key.shape[1::2], call.value[3], sources[id(call.key)]) for call in calls)
     plain = tuple((kv_heads, width, width, layer) for layer in range(layers))
     if stores == plain and all(call.query == first.query for call in calls):
         stores = ()
@@ -337,8 +311,8 @@ def _seen(mask: MaskFunction, positions: int) -> int:
 def mask_segment(
     segment: Segment,
     masks: Sequence[MaskFunction | None],
-    positions: torch.Tensor,
-    visible: torch.Tensor | None,
+    positions: Tensor,
+    visible: Tensor | None,
     group: int,
 ) -> Segment:
     """The segment with masks by position, for a text that is longer than a window.
@@ -353,7 +327,7 @@ def mask_segment(
     rows = positions[:, None]
     behind = prefix + visible.cumsum(1) - 1  # the positions of the pending and new rows
     before = torch.arange(prefix, device=positions.device)[None]
-    spans: dict[MaskFunction | None, tuple[int, torch.Tensor] | None] = {None: None}
+    spans: dict[MaskFunction | None, tuple[int, Tensor] | None] = {None: None}
     for mask in dict.fromkeys(masks):
         if mask is not None:
             seen = mask(0, 0, rows, before).expand(len(rows), prefix)

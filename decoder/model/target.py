@@ -11,31 +11,28 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from costmodel.errors import InputError
 from costmodel.statistics import Bools, Ints
 from decoder.device import to_device
-from decoder.model.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import ChosenTokens, ForwardOutputs
+from decoder.model.runtime.capture import ChosenTokens
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.structure import Structure
-from decoder.tree.draft_tree import EMPTY, DraftTree
+from decoder.tree.draft_tree import EMPTY, DraftTree, visibility
 
 PREFILL_CHUNK = 512
 GPU_PREFILL_CHUNK = 2048  # fewer rows leave a GPU waiting for weights
 CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
 
+Runtime = EagerRuntime | GraphRuntime
+
 _LOCKS: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = Lock()
-
-
-def lock_of(model: Any) -> RLock:
-    """The lock of a model: targets around one model share its attention and its hooks."""
-    with _LOCKS_LOCK:
-        return _LOCKS.setdefault(model, RLock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +47,23 @@ class Step:
 class Target:
     """A target model with its KV cache, and the forwards of a decode cycle.
 
-    The profiler times these same methods.
-
     lock  held by whoever decodes, for a whole text or for a round of a stream
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        step: ModelStep,
-        structure: Structure,
-        eager: EagerRuntime,
-        runtime: EagerRuntime | GraphRuntime,
+        self, loaded: LoadedModel, step: ModelStep, structure: Structure, runtime: Runtime
     ) -> None:
-        """
-        eager    runs prefills
-        runtime  runs all other forwards; it may be `eager`
-        `decoder.model.making.make_target` makes these parts.
-        """
-        self.loaded = loaded
-        self.architecture = loaded.architecture
-        self.model = loaded.model
-        self.structure = structure
-        self.runtime = runtime
-        self.lock = lock_of(loaded.model)
+        """See `decoder.model.making`."""
+        self.loaded, self.architecture, self.model = loaded, loaded.architecture, loaded.model
+        self.structure, self.runtime = structure, runtime
+        self.device, self.dtype = step.device, step.dtype
+        with _LOCKS_LOCK:  # targets around one model share its attention and its hooks
+            self.lock = _LOCKS.setdefault(loaded.model, RLock())
         self.cache: KVCache | None = None
         self.reservations = 0  # calls of `reserve`, by which a caller sees that its cache was taken
-        self._step, self._eager = step, eager
-        self._features: dict[int, torch.Tensor] = {}
+        self._step, self._eager = step, runtime.eager  # which runs prefills
+        self._features: dict[int, Tensor] = {}
         self._chosen: tuple[ChosenTokens, int] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self._step.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._step.dtype
 
     @property
     def max_context(self) -> int:
@@ -121,14 +98,13 @@ class Target:
         return cache
 
     def new_cache(self, tokens: int, sequences: int = 1, **made: Any) -> KVCache:
-        where = made | {"capacity": tokens, "dtype": self.dtype, "device": self.device}
-        return KVCache(self.structure, sequences=sequences, **where)
+        sizes: Any = {"capacity": tokens, "sequences": sequences}
+        return KVCache(self.structure, **sizes, dtype=self.dtype, device=self.device, **made)
 
     def prepare(self, rows: int) -> None:
         """Capture the forwards of up to `rows` rows a sequence for the reserved cache.
 
-        Without it each is captured at its first use, in the middle of a text. Does nothing for
-        what is captured already, and in an eager runtime.
+        Without it each is captured at its first use, in the middle of a text.
         """
         cache = self._reserved()
         self.runtime.prepare(cache, rows, cache.sequences)
@@ -158,7 +134,7 @@ class Target:
             self.runtime.forget()
         self._features.clear()
 
-    def features(self, sequence: int = 0) -> torch.Tensor | None:
+    def features(self, sequence: int = 0) -> Tensor | None:
         """Features [rows, layers * hidden] of the sequence's last forward; None without capture."""
         return self._features.get(sequence)
 
@@ -171,20 +147,20 @@ class Target:
         return None if self._chosen is None else self._chosen[0].read(self._chosen[1])
 
     @torch.inference_mode()
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         """The target's embeddings [..., hidden] of tokens [...]."""
         return self._step.embedding(token_ids)
 
     @torch.inference_mode()
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocab] of hidden states [..., hidden] after the final norm."""
         return self._step.logits(hidden)
 
-    def head_weight(self) -> torch.Tensor:
+    def head_weight(self) -> Tensor:
         """The LM head's weight [vocab, hidden]; a copy where weights are packed."""
         return self._step.head_weight()
 
-    def head_rows(self, tokens: Ints) -> torch.Tensor | None:
+    def head_rows(self, tokens: Ints) -> Tensor | None:
         """A copy [tokens, hidden] of the head's weights for tokens; None where logits need more."""
         head = self._step.head
         plain = self._step.plain_head and type(head) is torch.nn.Linear
@@ -193,7 +169,7 @@ class Target:
         return self._step.head_rows(to_device(tokens, self.device))
 
     @torch.inference_mode()
-    def prefill(self, token_ids: torch.Tensor, sequence: int = 0) -> torch.Tensor:
+    def prefill(self, token_ids: Tensor, sequence: int = 0) -> Tensor:
         """Append prompt tokens to a sequence, in chunks; returns logits [vocab] of the last token.
 
         token_ids  [tokens]
@@ -201,23 +177,30 @@ class Target:
         cache = self._cache_with_room(len(token_ids), sequence)
         if len(token_ids) == 0:
             raise InputError("the prompt is empty", hint="Give at least one token.")
-        self._choose_rope(len(token_ids), sequence)
+        rope = self._step.rope
+        if rope is not None and not cache.lengths[sequence]:  # all its sequences share the factors
+            long = rope.is_long(len(token_ids))
+            if long != self._step.long and any(cache.lengths):
+                raise InputError(
+                    f"prompts of up to {rope.switch} tokens and longer ones have different rotary "
+                    f"factors in {self.loaded.name} (longrope), and cannot be decoded together",
+                    hint="Give them one after another.",
+                )
+            self._step.long = long
         ids, features = token_ids.cpu().numpy(), []
         for first in range(0, len(ids), self.prefill_chunk):
             chunk = ids[first : first + self.prefill_chunk]
-            rows = len(chunk)
-            visible = CausalVisible(rows) if rows > 1 else None
-            block = RowBlock(sequence, chunk, np.arange(rows), visible)
+            block = RowBlock(sequence, chunk, np.arange(len(chunk)), None)
             done = self._eager.forward(cache, [block], last_only=True)
             self._add_pending([block], done.features)
-            cache.commit(range(rows), sequence)
+            cache.commit(range(len(chunk)), sequence)
             features += [] if done.features is None else [done.features]
         if features:
             self._features[sequence] = torch.cat(features)
         return done.logits[-1]
 
     @torch.inference_mode()
-    def verify(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+    def verify(self, steps: Sequence[Step]) -> list[Tensor]:
         """One forward over the root and nodes of each step; returns logits [rows, vocab] of each.
 
         A row sees its sequence's prefix and its ancestors. Its position is the cached length
@@ -228,32 +211,27 @@ class Target:
         blocks = []
         for step in steps:
             self._cache_with_room(step.tree.rows, step.sequence)
-            tree = step.tree
-            visible = TreeVisible(tree.parents) if tree.nodes else None
-            tokens, depths = tree.row_tokens(step.root), tree.row_depths()
-            offsets = self._bounded(depths, step.sequence)
+            tree, tokens = step.tree, step.tree.row_tokens(step.root)
+            visible = visibility(tree.parents) if tree.nodes else None
+            offsets = self._bounded(tree.row_depths(), step.sequence)
             blocks.append(RowBlock(step.sequence, tokens, offsets, visible))
-        logits = self._forward(blocks).logits
-        return list(logits.split([block.rows for block in blocks]))
+        return list(self._forward(blocks).split([block.rows for block in blocks]))
 
     @torch.inference_mode()
-    def extend(
-        self, tokens: Ints, offsets: Ints, visible: Bools, sequence: int = 0
-    ) -> torch.Tensor:
+    def extend(self, tokens: Ints, offsets: Ints, visible: Bools, sequence: int = 0) -> Tensor:
         """A forward of rows behind the pending rows, for a growing tree: logits [rows, vocab].
 
         offsets  [rows]  positions counted from the end of the committed tokens
         visible  [rows, pending + rows]  the pending and new rows that each row sees
         """
         self._cache_with_room(len(tokens), sequence)
-        block = RowBlock(sequence, tokens, self._bounded(offsets, sequence), DenseVisible(visible))
-        return self._forward([block]).logits
+        block = RowBlock(sequence, tokens, self._bounded(offsets, sequence), visible)
+        return self._forward([block])
 
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
         """Append these pending rows to the prefix and drop the others."""
-        cache = self._cache_with_room(0, sequence)
         with torch.inference_mode():
-            cache.commit(rows, sequence)
+            self._reserved().commit(rows, sequence)
 
     def _bounded(self, offsets: Ints, sequence: int) -> Ints:
         """Offsets whose positions the model has; rows behind the last cannot be accepted."""
@@ -262,20 +240,6 @@ class Target:
             positions = min(positions, rope.switch)
         most = max(positions - 1 - self._reserved().lengths[sequence], 0)
         return offsets if int(offsets.max()) <= most else np.minimum(offsets, most)
-
-    def _choose_rope(self, tokens: int, sequence: int) -> None:
-        """Take the rotary factors of a prompt; all sequences of a cache share them."""
-        cache, rope = self._reserved(), self._step.rope
-        if rope is None or cache.lengths[sequence]:
-            return
-        long = rope.is_long(tokens)
-        if long != self._step.long and any(cache.lengths):
-            raise InputError(
-                f"prompts of up to {rope.switch} tokens and longer ones have different rotary "
-                f"factors in {self.loaded.name} (longrope), and cannot be decoded together",
-                hint="Give them one after another.",
-            )
-        self._step.long = long
 
     def _cache_with_room(self, rows: int, sequence: int) -> KVCache:
         cache = self._reserved()
@@ -287,15 +251,15 @@ class Target:
             raise InputError("no KV cache is reserved", hint="Call reserve(tokens) first.")
         return self.cache
 
-    def _forward(self, blocks: Sequence[RowBlock]) -> ForwardOutputs:
-        """One forward of all blocks, whose rows become pending."""
+    def _forward(self, blocks: Sequence[RowBlock]) -> Tensor:
+        """Logits [rows, vocab] of one forward of all blocks, whose rows become pending."""
         done = self.runtime.forward(self._reserved(), blocks)
         rows = sum(block.rows for block in blocks)
         self._chosen = None if done.chosen is None else (done.chosen, rows)
         self._add_pending(blocks, done.features)
-        return done
+        return done.logits
 
-    def _add_pending(self, blocks: Sequence[RowBlock], features: torch.Tensor | None) -> None:
+    def _add_pending(self, blocks: Sequence[RowBlock], features: Tensor | None) -> None:
         cache, first = self._reserved(), 0
         for block in blocks:
             cache.pending[block.sequence] += block.rows

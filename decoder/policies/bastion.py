@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from costmodel.errors import InputError
+from costmodel.online import FadingMean
 from costmodel.statistics import Array
 from decoder.extensions import POLICIES, make_extension
 from decoder.jit import jit
@@ -24,11 +25,11 @@ from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
 class DepthBias:
     """The drafter's bias at each depth: realised over predicted acceptance of children.
 
-    Both counts fade by `FADING` in a drafted round. They start from pseudo-observations of an
-    unbiased drafter: `PRIOR` of them lower a factor, `UPWARD_PRIOR` raise it. Raising takes
-    more observations, because deep rows are reached only in texts that go on as drafted, and the
-    product of many factors above 1 predicts long paths everywhere. In plain rounds both fade
-    by `RECOVERY`, so that a useless drafter is tried again in a few per cent of the rounds.
+    Both counts fade by `FADING` in a drafted round, by `RECOVERY` in a plain one, so that a
+    useless drafter is tried again. They start from pseudo-observations of an unbiased drafter:
+    `PRIOR` of them lower a factor, `UPWARD_PRIOR` raise it. Raising takes more, because deep rows
+    are reached only in texts that go on as drafted, and the product of many factors above 1
+    predicts long paths everywhere.
     """
 
     FADING = 0.99
@@ -81,38 +82,13 @@ def _count(parents, scores, path, factors, counts, fading):  # type: ignore[no-u
             above = scores[path[depth + 1] - 1]
 
 
-class DecodingSpeed:
-    """The speed of decoding so far: tokens in the time of one plain step.
-
-    Both counts fade by `FADING` a round. Times are those of the cost model, so that an error
-    by a constant factor does not change the choices.
-    """
-
-    FADING = 0.99
-
-    def __init__(self) -> None:
-        self._committed = 0.0
-        self._plain_steps = 0.0
-
-    def tokens_per_step(self) -> float | None:
-        """Tokens in the time of a plain step, 1 or more; None before the first round."""
-        if self._plain_steps == 0.0:
-            return None
-        return max(self._committed / self._plain_steps, 1.0)
-
-    def observe(self, committed: int, plain_steps: float) -> None:
-        self._committed = self._committed * self.FADING + committed
-        self._plain_steps = self._plain_steps * self.FADING + plain_steps
-
-
 class DraftGate:
     """Stops drafting while it does not pay, and tries again after a number of plain rounds.
 
-    The cost of a draft is sunk once candidates exist, so the decision is made before
-    drafting. It depends on the gain of recent drafted rounds: the plain steps that they
-    replaced less the plain steps that they took. The gate closes if the gain is below zero by
-    more than its standard error. It then halves the weight of past rounds. The first wait is
-    short, since a few rounds tell little, and each further one is twice as long.
+    The cost of a draft is sunk once candidates exist, so the decision is made before drafting.
+    It depends on the gain of recent drafted rounds: the plain steps that they replaced less
+    those that they took. The gate closes if the gain is below zero by more than its standard
+    error, and halves the weight of past rounds. Each wait is twice as long as the one before.
     """
 
     FIRST_WAIT, LONGEST_WAIT = 4, 64  # plain rounds
@@ -146,6 +122,7 @@ class DraftGate:
             self._wait = self.FIRST_WAIT
 
 
+SPEED_FADING = 0.99  # a round
 LEAST_WANTED = 32  # candidates
 WANTED_SHARE = 2  # candidates for each node of the largest recent tree
 WANTED_FADING = 0.98  # of the largest recent tree, a round
@@ -154,16 +131,13 @@ WANTED_FADING = 0.98  # of the largest recent tree, a round
 class Bastion(base.Policy):
     """The tree size that adds most to the speed of the whole text, by the cost model.
 
-    The speed of a text is all its tokens over all its seconds. This ratio of sums is highest
-    if every round takes the size N of highest A(N) - rate x C(N), with the rate of the whole
-    text (renewal reward; Dinkelbach, 1967). The paper takes the highest A(N) / C(N) of each
-    round by itself (BASTION eqs. 6, 7), which spends too much on poor rounds and too little
-    on good ones.
+    The speed of a text, all its tokens over all its seconds, is highest if every round takes the
+    size N of highest A(N) - rate x C(N), with the rate of the whole text (renewal reward;
+    Dinkelbach, 1967). The paper takes the highest A(N) / C(N) of each round by itself (BASTION
+    eqs. 6, 7), which spends too much on poor rounds and too little on good ones.
 
     Every size is scored instead of the paper's first drop, because measured costs are stairs.
-    Size 0, a plain step, is one of them, and the rate is never below that of plain steps, so
-    no round is expected to be slower than plain decoding. Path scores are corrected online by
-    depth, since drafters are biased.
+    Size 0, a plain step, is one of them, and the rate is never below that of plain steps.
     """
 
     name = "bastion"
@@ -174,7 +148,9 @@ class Bastion(base.Policy):
         self._largest_lately = 0.0
         self._bias = DepthBias()
         self._gate = DraftGate()
-        self._speed = DecodingSpeed()
+        # Tokens in the time of a plain step, by the cost model: an error by a constant factor does
+        # not change the choices.
+        self._speed = FadingMean(SPEED_FADING)
         # Predicted time of the present round and of its drafts, in plain steps of the same batch.
         self._round_steps = 1.0
         self._draft_steps = 0.0
@@ -217,7 +193,7 @@ class Bastion(base.Policy):
         committed = 1 + finished.accepted_tokens
         if finished.drafted:
             self._gate.observe(committed, self._round_steps, self._draft_steps)
-        self._speed.observe(committed, self._round_steps if finished.drafted else 1.0)
+        self._speed.add(committed, self._round_steps if finished.drafted else 1.0)
 
     def _largest(self, candidates: Candidates, limits: base.Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
@@ -230,11 +206,11 @@ class Bastion(base.Policy):
         draft_s = self.cost.draft_s(context)
         plain_s = self.cost.plain_s(context, batch)
         tokens = batch + np.concatenate((np.zeros(1), scores.cumsum()))[sizes]
-        speed = self._speed.tokens_per_step()
+        speed = self._speed.mean()
         if speed is None:  # the highest speed of this round; its draft is spent already
             rate = float((tokens / (cycle_s - draft_s)).max())
         else:
-            rate = speed * batch / plain_s
+            rate = max(speed, 1.0) * batch / plain_s
         best = int(np.argmax(tokens - rate * cycle_s))
         drafts_s = draft_s * batch  # one after the other
         self._round_steps = (float(cycle_s[best]) - draft_s + drafts_s) / plain_s

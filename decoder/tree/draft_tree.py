@@ -2,11 +2,7 @@
 
 A tree of N nodes is stored without its root (the bonus token). Row 0 of the verification
 forward is the root, row i + 1 is node i; parents are row numbers. Nodes are in best-first
-order, so the first n nodes are the best tree of n nodes (BASTION, proposition 2.3: the trees
-are nested).
-
-A drafter may overflow or be damaged. Its candidates may cost speed but never change the output,
-so `sound` removes bad ones before a tree is built (`drafters.isolation`).
+order, so the first n nodes are the best tree of n nodes (BASTION, proposition 2.3).
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ from costmodel.statistics import Array, Bools, Ints
 from decoder.jit import jit, jit_inner
 
 WORD = 32  # rows in one word of a bit mask
+UNKNOWN = -2  # the next candidate before it is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +69,8 @@ class DraftTree:
         return int(hits[0]) + 1 if len(hits) else -1
 
 
-EMPTY = DraftTree(
-    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64)
-)
+NOTHING = np.zeros(0, np.int64)
+EMPTY = DraftTree(NOTHING, NOTHING, NOTHING, np.zeros(0))
 
 
 class Candidates(ABC):
@@ -83,14 +79,11 @@ class Candidates(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def checked(self) -> Candidates:
-        """The same with arrays of the right kinds. Raises ValueError or TypeError."""
-
-    @abstractmethod
     def sound(self, vocab: int | None = None) -> Candidates:
         """The candidates with a token from 0 on, below `vocab`, and a probability of 0 or more.
 
-        Probabilities above 1, infinity included, become 1. Sound candidates are returned unchanged.
+        Probabilities above 1, infinity included, become 1. Sound candidates keep their arrays.
+        Raises ValueError or TypeError for arrays of the wrong kinds.
         """
 
     @abstractmethod
@@ -108,14 +101,6 @@ class Candidates(ABC):
         given = np.divide(paths.scores, above, out=np.zeros(paths.nodes), where=above > 0.0)
         return CandidateTree(paths.tokens, paths.parents, given)
 
-    def check_whole(self, vocab: int) -> None:
-        """Raise ValueError unless they have q over a vocabulary, which only a `Lattice` has."""
-        raise ValueError(f"it must give a Lattice, not a {type(self).__name__}")
-
-    def marginals(self) -> Lattice:
-        """A `Lattice`, whose candidates follow any path; an empty one of other kinds."""
-        return Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
-
 
 @dataclass(frozen=True, slots=True)
 class Lattice(Candidates):
@@ -130,48 +115,32 @@ class Lattice(Candidates):
     probabilities: Array
     whole: Any = None
 
-    def checked(self) -> Lattice:
-        return Lattice(*checked_arrays(self.tokens, self.probabilities, 2), self.whole)
-
-    def check_whole(self, vocab: int) -> None:
-        depth, shape = len(self.tokens), tuple(getattr(self.whole, "shape", ()))
-        if depth and (len(shape) != 2 or shape[0] != depth or not 0 < shape[1] <= vocab):
-            raise ValueError(f"whole must be a tensor [{depth}, {vocab}]")
-
     def sound(self, vocab: int | None = None) -> Lattice:
         """Positions before the first without a sound candidate; K is the least count of these."""
-        mask = _sound(self.tokens, self.probabilities, vocab)
+        tokens, probabilities = checked_arrays(self.tokens, self.probabilities, 2)
+        mask = _sound(tokens, probabilities, vocab)
         if mask is None:
-            return self
+            return Lattice(tokens, probabilities, self.whole)
         counts = mask.sum(axis=1)
         without = np.flatnonzero(counts == 0)
         depth = int(without[0]) if len(without) else len(counts)
-        width = int(counts[:depth].min(initial=self.tokens.shape[1]))
+        width = int(counts[:depth].min(initial=tokens.shape[1]))
         # Sound candidates first, by falling probability; equals stay in their order.
-        capped = np.where(mask, np.minimum(self.probabilities, 1.0), -1.0)[:depth]
+        capped = np.where(mask, np.minimum(probabilities, 1.0), -1.0)[:depth]
         order = np.argsort(-capped, axis=1, kind="stable")[:, :width]
         return Lattice(
-            np.take_along_axis(self.tokens[:depth], order, axis=1),
+            np.take_along_axis(tokens[:depth], order, axis=1),
             np.take_along_axis(capped, order, axis=1),
             self.whole if self.whole is None else self.whole[:depth],
         )
 
     def best_first(self, nodes: int, depth_factors: Array | None = None) -> DraftTree:
-        probabilities = self.probabilities
-        if depth_factors is not None:
-            # The last factor serves all deeper positions, as for candidate trees.
-            places = np.minimum(np.arange(len(probabilities)), len(depth_factors) - 1)
-            probabilities = np.minimum(probabilities * depth_factors[places, None], 1.0)
-        ranks, parents, depths, scores = _best_first_lattice(
-            np.ascontiguousarray(probabilities, dtype=np.float64), nodes
-        )
-        return DraftTree(self.tokens[depths - 1, ranks], parents, depths, scores)
+        if self.tokens.size == 0:
+            return EMPTY
+        return tree_by_position(self.tokens, self.probabilities, depth_factors, nodes)
 
     def greedy(self, depth: int) -> tuple[Ints, Array]:
         return self.tokens[:depth, :1].ravel(), self.probabilities[:depth, :1].ravel().cumprod()
-
-    def marginals(self) -> Lattice:
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +156,17 @@ class CandidateTree(Candidates):
     parents: Ints
     probabilities: Array
 
-    def checked(self) -> CandidateTree:
-        tokens, probabilities = checked_arrays(self.tokens, self.probabilities, 1)
-        return CandidateTree(tokens, checked_parents(self.parents, len(tokens)), probabilities)
-
     def sound(self, vocab: int | None = None) -> CandidateTree:
         """The nodes whose whole path is sound."""
-        mask = _sound(self.tokens, self.probabilities, vocab)
+        tokens, probabilities = checked_arrays(self.tokens, self.probabilities, 1)
+        parents = checked_parents(self.parents, len(tokens))
+        mask = _sound(tokens, probabilities, vocab)
         if mask is None:
-            return self
-        nodes, rows = rooted(self.parents, mask)
-        chances = np.minimum(self.probabilities[nodes], 1.0)
-        return CandidateTree(self.tokens[nodes], rows[self.parents[nodes]], chances)
+            return CandidateTree(tokens, parents, probabilities)
+        nodes, rows = rooted(parents, mask)
+        return CandidateTree(
+            tokens[nodes], rows[parents[nodes]], np.minimum(probabilities[nodes], 1.0)
+        )
 
     def best_first(self, nodes: int, depth_factors: Array | None = None) -> DraftTree:
         factors = np.ones(1) if depth_factors is None else depth_factors
@@ -225,16 +193,16 @@ class CandidateTree(Candidates):
         return self
 
 
-NO_CANDIDATES = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+NO_CANDIDATES = CandidateTree(NOTHING, NOTHING, np.zeros(0))
 
 
 def best_first(candidates: Candidates, nodes: int, depth_factors: Array | None = None) -> DraftTree:
     """The `nodes` candidates of highest path score, in best-first order.
 
     BASTION section 2.3 and Algorithm 1, with a corrected frontier rule: the next sibling is
-    pushed if there is one, the first child if depth < gamma. `depth_factors` [gamma] scale
-    the probabilities of each depth before the tree is built (online correction of a biased
-    drafter). There are fewer nodes if the candidates run out.
+    pushed if there is one, the first child if depth < gamma. `depth_factors` scale the
+    probabilities of each depth, the last one those of all deeper ones too (online correction of
+    a biased drafter). There are fewer nodes if the candidates run out.
     """
     return candidates.best_first(nodes, depth_factors) if nodes > 0 else EMPTY
 
@@ -275,7 +243,6 @@ def checked_parents(parents: Any, nodes: int) -> Ints:
 
 
 def _sound(tokens: Ints, probabilities: Array, vocab: int | None) -> Bools | None:
-    """Which candidates are sound; None where nothing has to change."""
     mask = (probabilities >= 0.0) & (tokens >= 0)  # NaN compares false
     if vocab is not None:
         mask &= tokens < vocab
@@ -284,10 +251,8 @@ def _sound(tokens: Ints, probabilities: Array, vocab: int | None) -> Bools | Non
 
 @jit
 def _path_scores(parents, probabilities, factors):  # type: ignore[no-untyped-def]
-    count = len(parents)
-    scores = np.empty(count, np.float64)
-    depths = np.empty(count, np.int64)
-    for node in range(count):
+    scores, depths = np.empty(len(parents), np.float64), np.empty(len(parents), np.int64)
+    for node in range(len(parents)):
         parent = parents[node]
         depth = 1 if parent == 0 else depths[parent - 1] + 1
         above = 1.0 if parent == 0 else scores[parent - 1]
@@ -299,10 +264,7 @@ def _path_scores(parents, probabilities, factors):  # type: ignore[no-untyped-de
 
 @jit_inner
 def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
-    """Restore a binary heap, the largest key on top, after its top entry has changed.
-
-    The heap is two arrays: keys and items [size].
-    """
+    """Restore a heap (keys, items [size]; the largest key on top) after its top has changed."""
     hole, key, item = 0, keys[0], items[0]
     while True:
         below = 2 * hole + 1
@@ -312,62 +274,78 @@ def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
             below += 1
         if keys[below] <= key:
             break
-        keys[hole] = keys[below]
-        items[hole] = items[below]
+        keys[hole], items[hole] = keys[below], items[below]
         hole = below
-    keys[hole] = key
-    items[hole] = item
+    keys[hole], items[hole] = key, item
 
 
 @jit_inner
 def sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
-    """Restore a binary heap after an entry was added at `hole`, its end."""
+    """Restore a heap after an entry was added at `hole`, its end."""
     key, item = keys[hole], items[hole]
     while hole > 0:
         above = (hole - 1) // 2
         if keys[above] >= key:
             break
-        keys[hole] = keys[above]
-        items[hole] = items[above]
+        keys[hole], items[hole] = keys[above], items[above]
         hole = above
-    keys[hole] = key
-    items[hole] = item
+    keys[hole], items[hole] = key, item
+
+
+def tree_by_position(
+    tokens: Ints, chances: Array, depth_factors: Array | None, nodes: int, *, paired: bool = False
+) -> DraftTree:
+    """The best-first tree of candidates by position, whose probabilities may depend on the last.
+
+    tokens   int64 [gamma, K]
+    chances  float64 [gamma, K]: of the candidates of each position, descending. Paired, in any
+             order, [1 + (gamma - 1) * K, K]: of those of the first position, and then of those
+             behind each candidate, by position. A negative one may not follow
+    """
+    factors = np.ones(1) if depth_factors is None else depth_factors
+    chances = np.ascontiguousarray(chances, dtype=np.float64)
+    return DraftTree(*_best_paths(np.ascontiguousarray(tokens), chances, factors, nodes, paired))
 
 
 @jit
-def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
-    """Best-first enumeration of the prefix lattice with one binary heap.
+def _best_paths(tokens, chances, factors, limit, paired):  # type: ignore[no-untyped-def]
+    """Best-first enumeration of the paths with one binary heap.
 
-    A frontier entry is a node that is not taken yet: item -> (parent row, depth, rank).
-    Taking a node replaces it by its next sibling in place (one sift down) and pushes its
-    first child (one sift up).
+    A frontier entry is a node that is not taken yet: its parent's row, its depth, its candidate.
+    Taking a node replaces it by its next sibling in place (one sift down) and pushes its first
+    child (one sift up). Siblings that are not in order are ordered when they are first needed:
+    `following[s, b]` is the candidate that comes after b in row s of the chances, and
+    `following[s, K]` the first one.
     """
-    gamma, width = probabilities.shape
-    ranks = np.empty(limit, np.int64)
-    parents = np.empty(limit, np.int64)
-    depths = np.empty(limit, np.int64)
-    scores = np.empty(limit, np.float64)
-    if gamma == 0 or width == 0:
-        return ranks[:0], parents[:0], depths[:0], scores[:0]
-    keys = np.empty(limit + 2, np.float64)
-    items = np.empty(limit + 2, np.int64)
-    # Entry i: parent row, depth, rank. A taken node adds one entry at most.
-    entry_parent = np.empty(limit + 2, np.int64)
-    entry_depth = np.empty(limit + 2, np.int64)
-    entry_rank = np.empty(limit + 2, np.int64)
-    entry_parent[0], entry_depth[0], entry_rank[0] = 0, 1, 0
-    keys[0], items[0] = probabilities[0, 0], 0
-    size, entries, taken = 1, 1, 0
+    gamma, width = tokens.shape
+    last_state = width - 1 if paired else 0  # of a position
+    following = np.full((len(chances) if paired else 0, width + 1), UNKNOWN, np.int16)
+    taken_tokens, parents = np.empty(limit, np.int64), np.empty(limit, np.int64)
+    depths, scores = np.empty(limit, np.int64), np.empty(limit, np.float64)
+    chosen = np.empty(limit, np.int64)  # the candidate of each taken node
+    keys, items = np.empty(limit + 2, np.float64), np.empty(limit + 2, np.int64)
+    entries = np.empty((limit + 2, 3), np.int64)
+    size, used, taken = 0, 0, 0
+    best = _next(chances, following, 0, width)
+    if best >= 0:
+        entries[0, 0], entries[0, 1], entries[0, 2] = 0, 1, best
+        keys[0], items[0] = min(chances[0, best] * factors[0], 1.0), 0
+        size, used = 1, 1
     while size > 0 and taken < limit:
         score, entry = keys[0], items[0]
-        parent, depth, rank = entry_parent[entry], entry_depth[entry], entry_rank[entry]
-        ranks[taken], parents[taken], depths[taken] = rank, parent, depth
-        scores[taken] = score
+        parent, depth, candidate = entries[entry, 0], entries[entry, 1], entries[entry, 2]
+        taken_tokens[taken], parents[taken] = tokens[depth - 1, candidate], parent
+        depths[taken], scores[taken], chosen[taken] = depth, score, candidate
         taken += 1
-        if rank + 1 < width:
-            above = 1.0 if parent == 0 else scores[parent - 1]
-            entry_rank[entry] = rank + 1
-            keys[0] = above * probabilities[depth - 1, rank + 1]
+        state, above = 0, 1.0
+        if depth > 1:
+            state = 1 + (depth - 2) * (last_state + 1) + min(chosen[parent - 1], last_state)
+            above = scores[parent - 1]
+        sibling = _next(chances, following, state, candidate)
+        if sibling >= 0:
+            entries[entry, 2] = sibling
+            factor = factors[min(depth, len(factors)) - 1]
+            keys[0] = above * min(chances[state, sibling] * factor, 1.0)
             sift_down(keys, items, size)
         else:
             size -= 1
@@ -375,20 +353,48 @@ def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
             if size > 0:
                 sift_down(keys, items, size)
         if depth < gamma:
-            entry_parent[entries], entry_depth[entries], entry_rank[entries] = taken, depth + 1, 0
-            keys[size], items[size] = score * probabilities[depth, 0], entries
-            sift_up(keys, items, size)
-            size += 1
-            entries += 1
-    return ranks[:taken], parents[:taken], depths[:taken], scores[:taken]
+            state = 1 + (depth - 1) * (last_state + 1) + min(candidate, last_state)
+            child = _next(chances, following, state, width)
+            if child >= 0:
+                entries[used, 0], entries[used, 1], entries[used, 2] = taken, depth + 1, child
+                factor = factors[min(depth + 1, len(factors)) - 1]
+                keys[size], items[size] = score * min(chances[state, child] * factor, 1.0), used
+                sift_up(keys, items, size)
+                size += 1
+                used += 1
+    return taken_tokens[:taken], parents[:taken], depths[:taken], scores[:taken]
+
+
+@jit_inner
+def _next(chances, following, state, last):  # type: ignore[no-untyped-def]
+    """The next candidate by falling probability, then number; -1 if none; `last` = K: the first.
+
+    Floats of 0 or more order as their bits do. The lowest bits (2^-47 of a probability for K = 32)
+    give way to the candidate's number, so that one vectorised loop finds the next.
+    """
+    width = chances.shape[1]
+    if len(following) == 0:  # they are in order
+        place = last + 1 if last < width else 0
+        return place if place < width and chances[state, place] >= 0.0 else -1
+    if following[state, last] == UNKNOWN:
+        low = np.int64(1)
+        while low < width:
+            low *= 2
+        low -= 1
+        bits, limit = chances[state].view(np.int64), np.iinfo(np.int64).max
+        if last < width:
+            limit = (bits[last] & ~low) | (low - last)
+        highest = np.int64(-1)
+        for candidate in range(width):
+            key = (bits[candidate] & ~low) | (low - candidate)
+            highest = max(highest, key if key < limit else np.int64(-1))
+        following[state, last] = low - (highest & low) if highest >= 0 else -1
+    return np.int64(following[state, last])
 
 
 @jit
 def visibility(parents):  # type: ignore[no-untyped-def]
-    """Boolean [N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i.
-
-    parents  int64 [N]  row of each node's parent: 0 is the root, i + 1 is node i
-    """
+    """Boolean [N + 1, N + 1]: row i sees row j, itself or an ancestor; parents [N] are rows."""
     rows = len(parents) + 1
     visible = np.zeros((rows, rows), np.bool_)
     visible[0, 0] = True

@@ -1,12 +1,12 @@
 """Growth of candidate trees level by level, under a growth rule.
 
-A source gives the children of a level's nodes. A rule selects the children that become nodes
-and the nodes that are expanded next. `grow` calls the source once a level, so a drafting
-model runs one forward a level.
+A source gives the children of a level's nodes. A rule selects the children that become nodes and
+the nodes that are expanded next. `grow` calls the source once a level: one forward of a model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +25,7 @@ Children = tuple[Ints, Array]
 class Frontier:
     """F nodes of one level that are to be expanded, in the order of their rows.
 
-    depth   of these nodes; children of the root have depth 1
+    depth   of these nodes; 0 of the root
     rows    int64 [F]  in the candidate tree: row 0 is the root, row i + 1 is node i
     tokens  int64 [F]
     above   int64 [F]  index of the parent in the frontier before, which is its row in the
@@ -40,34 +40,29 @@ class Frontier:
     ranks: Ints
 
 
-class LevelSource(Protocol):
-    """The children of nodes, level by level: first `root`, then `expand`.
+ROOT = Frontier(0, *(np.zeros(1, np.int64) for _ in range(4)))  # begins a tree; has no token
 
-    Both return tokens int64 [F, K] and probabilities float64 [F, K] given the parent,
-    descending in each row, with K <= `width`, and F = 1 for the root. A negative probability
-    or NaN marks a place without a child.
-    """
-
-    def root(self, width: int) -> Children:
-        """Children of the root; starts a new tree."""
-
-    def expand(self, frontier: Frontier, width: int) -> Children:
-        """Children of the frontier's nodes, one row each."""
+# The children of a frontier's nodes, at most so many (K) of each, `ROOT` first: tokens int64 [F, K]
+# and probabilities float64 [F, K] given the parent, descending in each row; negative or NaN where
+# there is no child.
+LevelSource = Callable[[Frontier, int], Children]
 
 
 class Growth(Protocol):
-    """A growth rule: the children that become nodes, and the nodes that are expanded."""
+    """A growth rule: the children that become nodes, and the nodes that are expanded.
+
+    width      children considered below each expanded node
+    max_nodes  nodes after which growth stops, in the order of their rows
+    """
 
     @property
-    def width(self) -> int:
-        """Children considered below each expanded node."""
+    def width(self) -> int: ...
 
     @property
     def max_depth(self) -> int: ...
 
     @property
-    def max_nodes(self) -> int:
-        """Nodes after which growth stops, in the order of their rows."""
+    def max_nodes(self) -> int: ...
 
     def keep(self, depth: int, scores: Array, probabilities: Array) -> Bools:
         """Which children at `depth` become nodes, [F, K].
@@ -82,37 +77,24 @@ class Growth(Protocol):
 
 
 def grow(source: LevelSource, growth: Growth, depth: int) -> CandidateTree:
-    """The tree that `growth` makes of the source's children, at most `depth` deep.
-
-    Nodes are ordered by level, parent and rank (breadth first), so parents come before their
-    children.
-    """
-    deepest = min(depth, growth.max_depth)
-    rows, scores = np.zeros(1, np.int64), np.ones(1)
-    levels: list[tuple[Ints, Ints, Array]] = []
-    nodes = 0
-    if deepest < 1:
-        return CandidateTree(rows[:0], rows[:0], scores[:0])
-    tokens, probabilities = source.root(growth.width)
+    """The tree that `growth` makes of a source's children, `depth` deep at most, by level."""
+    deepest, frontier, scores, nodes = min(depth, growth.max_depth), ROOT, np.ones(1), 0
+    levels = [(ROOT.rows[:0], ROOT.rows[:0], scores[:0])]
     for level in range(1, deepest + 1):
+        tokens, probabilities = source(frontier, growth.width)
         probabilities = np.where(probabilities >= 0.0, probabilities, NO_CHILD)
         selected = growth.keep(level, scores, probabilities) & (probabilities >= 0.0)
         above, ranks = (index[: growth.max_nodes - nodes] for index in np.nonzero(selected))
-        if len(above) == 0:
+        given = probabilities[above, ranks]
+        levels.append((tokens[above, ranks], frontier.rows[above], given))
+        scores = scores[above] * given
+        expanded = np.flatnonzero(growth.expand(level, scores))
+        if len(expanded) == 0 or nodes + len(above) == growth.max_nodes:
             break
-        level_probabilities = probabilities[above, ranks]
-        levels.append((tokens[above, ranks], rows[above], level_probabilities))
-        level_scores = scores[above] * level_probabilities
-        expanded = np.flatnonzero(growth.expand(level, level_scores))
-        if level == deepest or len(expanded) == 0 or nodes + len(above) == growth.max_nodes:
-            break
-        rows, scores = nodes + 1 + expanded, level_scores[expanded]
+        rows, scores = nodes + 1 + expanded, scores[expanded]
         nodes += len(above)
         above, ranks = above[expanded], ranks[expanded]
         frontier = Frontier(level, rows, tokens[above, ranks], above, ranks)
-        tokens, probabilities = source.expand(frontier, growth.width)
-    if not levels:
-        return CandidateTree(rows[:0], rows[:0], scores[:0])
     return CandidateTree(*(np.concatenate(part) for part in zip(*levels, strict=True)))
 
 
@@ -120,9 +102,8 @@ def grow(source: LevelSource, growth: Growth, depth: int) -> CandidateTree:
 class TopPaths:
     """Every considered child becomes a node; the best `frontier` of a level are expanded.
 
-    This is the growth of EAGLE-2 and EAGLE-3, with their defaults (SafeAILab/EAGLE,
-    eagle/model/cnets.py); they verify the best nodes of all levels, as a best-first policy
-    does. Their depth of 7 counts the expansions after the root's, so there are 8 levels.
+    The growth of EAGLE-2 and EAGLE-3, with their defaults (SafeAILab/EAGLE,
+    eagle/model/cnets.py), whose depth of 7 counts the expansions after the root's.
     """
 
     width: int = 10

@@ -18,15 +18,25 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import Array, Bools, Ints
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.device import to_device
 from decoder.drafters.vocabulary import DraftHead, softmax
-from decoder.tree.draft_tree import CandidateTree, best_first
+from decoder.tree.draft_tree import (
+    EMPTY,
+    Candidates,
+    CandidateTree,
+    DraftTree,
+    best_first,
+    checked_arrays,
+    tree_by_position,
+)
 from decoder.tree.growth import Frontier
-from decoder.tree.pairs import PairLattice
 
 # DARTree's settings (magneto0124/DARTree): nodes of a level, and those of them that are expanded.
 LEVEL_NODES, FRONTIER = 64, 12
+
+NO_EDGE = -1.0  # the probability of a candidate that may not follow
 
 # From a slot's number, states [F, S] and tokens int64 [F] of paths that end before the slot, to
 # the states behind these tokens [F, S] and what is added to the candidates' scores [F, K].
@@ -75,6 +85,62 @@ class Slots:
         """Logarithms of the probabilities of a slot's candidates, of their scores [..., K]."""
         mass = self.mass[row] if isinstance(row, int) else self.mass[row, None]
         return (scores / self.temperature).log_softmax(-1) + mass
+
+
+@dataclass(frozen=True, slots=True)
+class PairLattice(Candidates):
+    """K candidates for each position, and the probability of each behind each one before it.
+
+    tokens  int64 [gamma, K]            in any order
+    first   float64 [K]                 of the candidates of position 1
+    edges   float64 [gamma - 1, K, K]   edges[d, a, b]: of candidate b of position d + 2 behind
+                                        candidate a of position d + 1
+
+    The probabilities behind one candidate may sum to less than 1; a negative one marks a
+    candidate that may not follow.
+    """
+
+    tokens: Ints
+    first: Array
+    edges: Array
+
+    def sound(self, vocab: int | None = None) -> PairLattice:
+        """The same without candidates outside the vocabulary, and with edges from 0 to 1."""
+        tokens, _ = checked_arrays(self.tokens, self.tokens, 2)
+        gamma, width = tokens.shape
+        first, edges = (np.asarray(part, dtype=np.float64) for part in (self.first, self.edges))
+        if first.shape != (width,) or edges.shape != (max(gamma - 1, 0), width, width):
+            raise ValueError(f"tokens {tokens.shape}, first {first.shape}, edges {edges.shape}")
+        unsound: Bools = tokens < 0
+        if vocab is not None:
+            unsound = unsound | (tokens >= vocab)
+        first = _sound(first, np.any(unsound[:1], axis=0))
+        return PairLattice(np.where(unsound, 0, tokens), first, _sound(edges, unsound[1:, None]))
+
+    def best_first(self, nodes: int, depth_factors: Array | None = None) -> DraftTree:
+        if self.tokens.size == 0:
+            return EMPTY
+        chances = np.concatenate((self.first[None], self.edges.reshape(-1, len(self.first))))
+        return tree_by_position(self.tokens, chances, depth_factors, nodes, paired=True)
+
+    def greedy(self, depth: int) -> tuple[Ints, Array]:
+        gamma, width = self.tokens.shape
+        picked: list[int] = []
+        given: list[float] = []
+        chances = self.first
+        while len(picked) < min(depth, gamma) and width and chances.max() >= 0.0:
+            picked.append(int(chances.argmax()))
+            given.append(float(chances[picked[-1]]))
+            if len(picked) < gamma:
+                chances = self.edges[len(picked) - 1, picked[-1]]
+        return self.tokens[range(len(picked)), picked], np.array(given).cumprod()
+
+
+def _sound(chances: Array, unsound: Bools) -> Array:
+    valid = (chances >= 0.0) | (chances == NO_EDGE)  # NaN compares false
+    if not unsound.any() and valid.all() and chances.max(initial=0.0) <= 1.0:
+        return chances
+    return np.where((chances >= 0.0) & ~unsound, np.minimum(chances, 1.0), NO_EDGE)
 
 
 def score_pairs(slots: Slots, first: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
@@ -139,31 +205,27 @@ def level_tree(packed: torch.Tensor, depth: int) -> CandidateTree:
     return CandidateTree(levels[0].astype(np.int64).ravel(), parents.ravel(), levels[2].ravel())
 
 
-class PathDistributions(LevelDistributions):
-    """The drafter's q over its whole head behind each node of a tree that is drawn."""
+def path_distributions(
+    head: DraftHead,
+    logits: torch.Tensor,
+    step: Step,
+    start: tuple[torch.Tensor, torch.Tensor],
+    temperature: float,
+) -> LevelDistributions:
+    """The drafter's q over its whole head behind each node of a tree that is drawn.
 
-    def __init__(
-        self,
-        head: DraftHead,
-        logits: torch.Tensor,
-        step: Step,
-        start: tuple[torch.Tensor, torch.Tensor],
-        temperature: float,
-    ) -> None:
-        """step: adds to all logits of a row; start: the empty path's state [1, S], the bonus [1]"""
-        self._head, self._logits, self._step = head, logits, step
-        self._start, self._temperature = start, temperature
-        self._states = start[0]
+    step   adds to all logits of a row
+    start  the empty path's state [1, S], the bonus [1]
+    """
+    states = start[0]
 
-    def root(self) -> torch.Tensor:
-        return self._behind(0, *self._start)
+    def q(frontier: Frontier) -> torch.Tensor:
+        nonlocal states
+        before, tokens = start
+        if frontier.depth:
+            above, tokens = (to_device(p, logits.device) for p in (frontier.above, frontier.tokens))
+            before = states[above]
+        states, added = step(frontier.depth, before, tokens)
+        return head.whole(softmax(logits[frontier.depth].float() + added, temperature))
 
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        device = self._logits.device
-        above, tokens = (to_device(part, device) for part in (frontier.above, frontier.tokens))
-        return self._behind(frontier.depth, self._states[above], tokens)
-
-    def _behind(self, row: int, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """q [F, vocab] of a slot behind tokens [F], and the states there for the next level."""
-        self._states, added = self._step(row, states, tokens)
-        return self._head.whole(softmax(self._logits[row].float() + added, self._temperature))
+    return q

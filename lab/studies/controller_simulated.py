@@ -23,7 +23,7 @@ import numpy as np
 
 from costmodel.acceptance import AcceptanceProcess, process_of, published_rows
 from costmodel.io import shipped_directory
-from costmodel.online import CycleCost
+from costmodel.online import CycleCost, FadingMean
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import user_directory
@@ -33,7 +33,7 @@ from decoder.drafters.base import DraftRequest
 from decoder.model.demo_model import DEMO_NAME
 from decoder.model.runtime.capture import BUCKETS
 from decoder.policies.base import Chain, Cost, Limits, Plain, Policy
-from decoder.policies.bastion import Bastion, DecodingSpeed
+from decoder.policies.bastion import SPEED_FADING, Bastion
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from decoder.tree.growth import TopPaths
@@ -171,8 +171,8 @@ class RatioBastion(Bastion):
 
     def __init__(self, cost: CostAt, max_nodes: int) -> None:
         super().__init__(cost, max_nodes)
-        self._speed = DecodingSpeed()
-        self._speed.tokens_per_step = lambda: None  # no memory of earlier rounds
+        self._speed = FadingMean(SPEED_FADING)
+        self._speed.mean = lambda: None  # no memory of earlier rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from costmodel.errors import RooftreeError
 from decoder.device import parse_dtype, select_device, synchronise
-from decoder.model.attention import RowBlock, TreeVisible, attending
+from decoder.model.attention import RowBlock, attending
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime.capture import CudaCapture
-from decoder.model.runtime.fused import FusedForward, TablePlan
-from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
+from decoder.model.runtime.fused import FusedForward, TableAttention
+from decoder.model.runtime.tables import RowTables, needed_words
+from decoder.tree.draft_tree import visibility
 from lab.studies.gpu_parts import Part, Scale
 
 # Norm of a row's difference over the norm of its true values, of the worst row: some roundings.
@@ -183,7 +184,7 @@ def small_cases(kernels: Any, noise: Noise, rows: int) -> Iterator[KernelCase]:
         return (functional.silu(gate) * up,)
 
     for name, kernel, reference, least_bytes in (
-        ("rms_norm", lambda: (kernels.rms_norm(x, weight, EPSILON),),
+        ("rms_norm", lambda: kernels.add_rms_norm(x, None, weight, EPSILON)[1:],
          lambda: (normed(x),), 2 * x.nbytes),
         ("add_rms_norm", lambda: kernels.add_rms_norm(x, added, weight, EPSILON),
          lambda: (x + added, normed(x + added)), 4 * x.nbytes),
@@ -230,14 +231,14 @@ def tree_rows(noise: Noise, rows: int, context: int) -> TreeRows:
     cache.lengths = [context]
     random = np.random.default_rng(rows)
     parents = np.array([random.integers(0, node + 1) for node in range(rows - 1)], dtype=np.int64)
-    visible = TreeVisible(parents) if rows > 1 else None
+    visible = visibility(parents) if rows > 1 else None
     numbers = np.arange(rows, dtype=np.int64)
     block = RowBlock(0, numbers, numbers, visible)
     tables = RowTables(rows, 1, needed_words(cache, [block]), like.device)
     tables.fill(cache, [block])
     seen = torch.ones(rows, context + rows, dtype=torch.bool, device=like.device)
     if visible is not None:
-        seen[:, context:] = torch.from_numpy(visible.dense()).to(like.device)
+        seen[:, context:] = torch.from_numpy(visible).to(like.device)
     stored = tuple(cache.data[0, :, :, :, : context + rows])
     return TreeRows(cache=cache, tables=tables, seen=seen, stored=stored)
 
@@ -270,7 +271,7 @@ def layer_cases(
     flex = torch.compile(partial(composed_layer, layer, attend=tree.flexible()), dynamic=False)
 
     def ours() -> tuple[torch.Tensor, ...]:
-        with attending(TablePlan(tree.cache.data, tree.tables)):
+        with attending(TableAttention(tree.cache.data, tree.tables)):
             return tuple(fused(x[None], rope))
 
     def exact() -> tuple[torch.Tensor, ...]:
@@ -307,16 +308,17 @@ def composed_layer(
 
 def rotation_case(kernels: Any, noise: Noise, rows: int) -> KernelCase:
     keys, values = noise(2, 1, KV_HEADS, rows, WIDTH)
-    slots = torch.arange(rows, device=keys.device)
-    layer = LayerCache(keys, values, torch.zeros_like(slots), slots)
+    tables = RowTables(rows, 1, 1, keys.device)
+    tables.slots.copy_(torch.arange(rows, device=keys.device))
     qkv, norms = noise(rows, (HEADS + 2 * KV_HEADS) * WIDTH), (noise(WIDTH), noise(WIDTH))
     angles = noise(rows, WIDTH // 2).float().repeat(1, 2)
     cosines, sines = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
 
     def stored() -> tuple[torch.Tensor, ...]:
-        query = kernels.rotate_and_store(qkv, (cosines, sines), (*norms, EPSILON), layer)
-        place = (layer.owners, slice(None), layer.slots)
-        return query, layer.keys[place], layer.values[place]
+        stored = keys, values, tables
+        query = kernels.rotate_and_store(qkv, (cosines, sines), (*norms, EPSILON), *stored)
+        place = (tables.owners, slice(None), tables.slots)
+        return query, keys[place], values[place]
 
     def reference() -> tuple[torch.Tensor, ...]:
         heads = qkv.float().view(rows, -1, WIDTH).split([HEADS, KV_HEADS, KV_HEADS], dim=1)

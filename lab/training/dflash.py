@@ -328,7 +328,7 @@ class DFlashObjective:
         before = torch.arange(len(context), device=device) < anchors[:, None]
         far = torch.zeros(before.shape, device=device).masked_fill(~before, -torch.inf)[:, None]
         near = torch.full((size, size), -torch.inf, device=device).triu(1)
-        for layer, causal in zip(model.layers, model.config.causal, strict=True):
+        for layer, (_, causal) in zip(model.layers, model.config.kinds, strict=True):
             masks = far, near if causal else torch.zeros_like(near)
             block = _layer(layer, block, context, (rope, context_rope), masks)
         return model.norm(block)

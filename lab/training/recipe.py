@@ -121,7 +121,8 @@ def _begun_model(loaded: LoadedModel, start: str, kind: str) -> DFlashModel:
     """A trained drafter in float32, of this kind or one of DFlash."""
     model = trainable_copy(begun(loaded, start, DFlashDrafter, "block").model)
     config = model.config
-    changed = any(config.windows) or config.embedding_scale != 1 or config.logit_scale != 1
+    windows = any(window for window, _ in config.kinds)
+    changed = windows or config.embedding_scale != 1 or config.logit_scale != 1
     if changed or config.softcap or config.name not in (kind, "dflash"):
         raise InputError(
             f"the drafter {start} is of the kind {config.name}, or has windows, scales or a cap",

@@ -11,7 +11,7 @@ from costmodel.errors import InputError
 from costmodel.profile.schema import PeaksSection
 from decoder.model.loading import Weights
 from decoder.model.making import Quantization
-from decoder.model.runtime.base import RuntimeChoice
+from decoder.model.runtime.eager import RuntimeChoice
 from decoder.profiling.measured_profile import MeasuredSubject
 from profiler.calibrate.sweep import SweepResult, Task, TimedCalls
 from profiler.measure.instruments import Instruments

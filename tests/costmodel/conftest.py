@@ -39,7 +39,6 @@ A6000 = Roofline(architecture=LLAMA, peaks=find_device("rtx-a6000").peaks)
 
 
 def grid(rows, contexts) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and contexts of every pair of them."""
     return tuple(x.ravel() for x in np.meshgrid(rows, contexts))
 
 
@@ -81,7 +80,6 @@ def altered(profile: Profile, **sections) -> Profile:
 
 
 def make_profile() -> Profile:
-    """A whole measured profile."""
     points = cpu_points(0.01)
     three = {"mad_s": [1e-6] * 3, "n": [5] * 3}
     four = {"nodes": [1, 15, 63, 255], "mad_s": [2e-6, None, 3e-6, 1e-6], "n": [5, 1, 5, 5]}
@@ -154,10 +152,7 @@ def measured_forwards(measured: Path, name: str, column: str = "forward_us"):
 
 
 def measured_points(name: str) -> tuple[Points, Roofline]:
-    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device.
-
-    All of them are in the slice.
-    """
+    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device."""
     rows, context, seconds = measured_forwards(DATA / "measured", name)
     here = (context >= 64) & (context <= 8192) & (rows <= 1024)
     device, tensor_parallel = FORWARDS[name]

@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
 from costmodel.hf_config import hub_config, is_hub_id
+from costmodel.planning.request import ServingPolicy
 from costmodel.planning.search import plan
 from tests.costmodel.planning.conftest import SHIPPED, asked
 
@@ -56,7 +57,8 @@ def test_a_hub_id_is_a_target(hub):
     assert (entry.name, entry.positions) == ("me/tuned", 40960)
     assert entry.architecture.hash == QWEN.architecture.hash
     # It can be planned, and finds the profile of its sizes.
-    assert plan(asked(target="me/tuned"), SHIPPED).options[0].origin.kind == "composed"
+    planned = plan(asked(target="me/tuned", policy=ServingPolicy(kind="plain")), SHIPPED)
+    assert planned.options[0].origin.kind == "composed"
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -70,16 +72,14 @@ def test_what_the_hub_does_not_give_is_said(hub, name, message):
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_network_the_error_says_so(monkeypatch):
+def test_only_owner_slash_model_is_asked_for_and_no_network_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused
     with pytest.raises(InputError, match="without a network"):
         resolve_target("me/tuned", hub=True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="HF_HUB_OFFLINE forbids"):
         resolve_target("me/tuned", hub=True)
-
-
-def test_only_owner_slash_model_is_asked_for(monkeypatch):
+    monkeypatch.chdir(tmp_path)  # beside which nothing lies
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     for name in ("me", "me/a/b", "../me", "/me/tuned", "me /tuned", "~/x"):
         assert not is_hub_id(name)
@@ -87,10 +87,3 @@ def test_only_owner_slash_model_is_asked_for(monkeypatch):
             resolve_target(name, hub=True)
     with pytest.raises(InputError, match="no known target"):
         resolve_target("me/tuned")  # the decoder does not ask
-
-
-def test_a_config_file_of_any_name_is_a_target(tmp_path):
-    path = tmp_path / "tuned.json"
-    path.write_text(json.dumps(CONFIG))
-    entry = resolve_target(str(path))
-    assert (entry.name, entry.architecture.hash) == ("tuned", QWEN.architecture.hash)

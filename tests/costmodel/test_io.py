@@ -15,7 +15,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_file_appears_whole_with_its_folder(tmp_path: Path) -> None:
+def test_a_file_appears_whole_with_its_folder_and_two_writers_do_not_meet(tmp_path: Path) -> None:
     place = tmp_path / "a" / "b" / "file.bin"
     with replacing(place) as part:
         assert part.parent == place.parent  # a rename between file systems would copy
@@ -26,10 +26,7 @@ def test_a_file_appears_whole_with_its_folder(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert place.read_bytes() == b"new"
     assert names(place.parent) == ["file.bin"]
-
-
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
-    place = tmp_path / "file"
+    place = place.with_name("file")
     with replacing(place) as first:
         first.write_text("the first, ")
         with replacing(place) as second:
@@ -38,7 +35,7 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
         with first.open("a") as file:
             file.write("whole")
     assert place.read_text() == "the first, whole"
-    assert names(tmp_path) == ["file"]
+    assert names(place.parent) == ["file", "file.bin"]
 
 
 def test_what_is_renamed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,15 +99,12 @@ def test_json_that_nothing_can_use_is_refused(text: str | bytes, reason: str) ->
     assert len(str(caught.value)) < 200
 
 
-def test_sound_json_is_read_as_python_does() -> None:
+def test_json_is_read_as_python_does_and_errors_name_file_and_line(tmp_path: Path) -> None:
     value = {"a": [1, -2.5e-300, None, True, "\u00e9\U0001f600"], "b": {"c": {}}, "": 2**63 - 1}
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False).encode()):
         assert parse_json(text) == value
     assert parse_json(b"\xef\xbb\xbf[1]") == [1]  # with a byte order mark
     assert parse_json("[Infinity]", finite=False) == [float("inf")]
-
-
-def test_json_errors_name_the_file_and_the_line(tmp_path: Path) -> None:
     place = tmp_path / "a.json"
     place.write_text('{"a": NaN}')
     with pytest.raises(InputError, match=r"a\.json cannot be read as JSON: .* not finite"):

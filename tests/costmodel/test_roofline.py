@@ -62,20 +62,7 @@ def test_batch_counts_weights_once_and_the_rest_per_sequence():
     assert three.embedding_and_lm_head_weights == 2 * 8 * (100 + 15)
 
 
-def test_ungated_ffn_and_the_bytes_of_layers_and_head_by_hand():
-    plain = replace(gated_ffn=False)
-    assert paper_flops(plain, 5, 7).gate_up == paper_flops(TINY, 5, 7).gate_up / 2
-    assert paper_flops(plain, 5, 7).down == paper_flops(TINY, 5, 7).down
-    assert paper_bytes(plain, 5, 7).ffn_weights == 2 * 2 * 2 * 8 * 16
-    assert paper_bytes(plain, 5, 7).ffn_io == 2 * 2 * 5 * (2 * 8 + 2 * 16)
-    paper, physical = (one(TINY, 5, 7, 1, 4, (0.5, 3)) for one in (paper_bytes, physical_bytes))
-    assert paper.attention_weights == 0.5 * 2 * (2 * 8 * 12 + 2 * 8 * 6)
-    assert paper.ffn_weights == physical.ffn_weights == 0.5 * 2 * 3 * 8 * 16
-    assert paper.embedding_and_lm_head_weights == 3 * 2 * 8 * 100
-    assert physical.embedding_and_lm_head_weights == 3 * 8 * (100 + 5)
-
-
-def test_mixture_of_experts_by_hand():
+def test_mixtures_of_experts_by_hand():
     moe = replace(experts=8, active_experts=2, expert_ffn=4)
     # a row runs 2 experts of width 4
     assert paper_flops(moe, 5, 7).down == 2 * 2 * 5 * 8 * (2 * 4)
@@ -86,9 +73,19 @@ def test_mixture_of_experts_by_hand():
     assert distinct_experts(TINY, [1, 9]) == pytest.approx([1, 1])
     for shape in ((2, 7), (1, 7, 2)):
         assert physical_bytes(moe, *shape).ffn_weights == pytest.approx(2 * 2 * 3.5 * 3 * 8 * 4)
+    # three layers, the first dense with 16; two sparse: 8 experts of 4, 2 active, and 6 shared
+    a = replace(layers=3, experts=8, active_experts=2, expert_ffn=4, dense_layers=1, shared_ffn=6)
+    assert (a.sparse_layers, a.common_ffn, a.active_ffn) == (2, 16 + 2 * 6, 16 + 2 * (6 + 2 * 4))
+    flops = physical_flops(a, 5, 0)
+    assert flops.down == 2 * 5 * 8 * (16 + 2 * 14)
+    assert flops.gate_up == 2 * flops.down
+    assert flops.router == 2 * 5 * 8 * 8 * 2
+    moved = physical_bytes(a, 1, 0)
+    assert moved.ffn_weights == 2 * 3 * 8 * (16 + 2 * 6 + 2 * 2 * 4)
+    assert paper_bytes(a, 1, 0).ffn_weights == moved.ffn_weights
 
 
-def test_physical_count_by_hand():
+def test_both_counts_by_hand():
     flops = physical_flops(TINY, 5, 7)
     # a chain's rows see 8, 9, 10, 11, 12 keys: 50 row-key pairs
     assert flops.scores == 2 * 2 * 50 * 12
@@ -103,9 +100,19 @@ def test_physical_count_by_hand():
     assert moved.small_weights == 2 * (2 * 16 + 8)
     tied = physical_bytes(replace(tied=True), 5, 7)
     assert tied.embedding_and_lm_head_weights == 2 * 8 * 100
+    plain = replace(gated_ffn=False)
+    assert paper_flops(plain, 5, 7).gate_up == paper_flops(TINY, 5, 7).gate_up / 2
+    assert paper_flops(plain, 5, 7).down == paper_flops(TINY, 5, 7).down
+    assert paper_bytes(plain, 5, 7).ffn_weights == 2 * 2 * 2 * 8 * 16
+    assert paper_bytes(plain, 5, 7).ffn_io == 2 * 2 * 5 * (2 * 8 + 2 * 16)
+    paper, physical = (one(TINY, 5, 7, 1, 4, (0.5, 3)) for one in (paper_bytes, physical_bytes))
+    assert paper.attention_weights == 0.5 * 2 * (2 * 8 * 12 + 2 * 8 * 6)
+    assert paper.ffn_weights == physical.ffn_weights == 0.5 * 2 * 3 * 8 * 16
+    assert paper.embedding_and_lm_head_weights == 3 * 2 * 8 * 100
+    assert physical.embedding_and_lm_head_weights == 3 * 8 * (100 + 5)
 
 
-def test_weights_that_the_paper_counts_twice():
+def test_weights_that_the_paper_counts_twice_and_published_bandwidth_limits():
     # the paper's weights over the physical ones: 8 % on Qwen3-8B and 26 % on Qwen3-0.6B
     for name, excess in (("Qwen3-8B", 0.08), ("Qwen3-0.6B", 0.26)):
         a = find_target(name).architecture
@@ -113,6 +120,11 @@ def test_weights_that_the_paper_counts_twice():
         parts = ("embedding_and_lm_head", "attention", "ffn", "small")
         weights = [sum(getattr(m, f"{p}_weights") for p in parts) for m in (paper, physical)]
         assert weights[0] / weights[1] - 1 == pytest.approx(excess, abs=0.006)
+    # 7.4 ms on A100, 4.5 ms on H100, 3.1 ms on H200
+    a = find_target("Qwen3-8B").architecture
+    for device, milliseconds in (("a100-sxm-80gb", 7.4), ("h100-sxm", 4.5), ("h200", 3.15)):
+        roofline = Roofline(architecture=a, peaks=find_device(device).peaks, count="physical")
+        assert float(roofline.seconds(1, 0)) * 1e3 == pytest.approx(milliseconds, abs=0.06)
 
 
 @pytest.mark.parametrize("name", sorted(load_targets()))
@@ -122,14 +134,6 @@ def test_physical_weights_are_the_parameters(name):
     weights = moved.attention_weights + moved.ffn_weights + moved.small_weights
     embedding = a.vocab * a.hidden
     assert weights + embedding * (1 if a.tied else 2) == pytest.approx(a.parameters, rel=1e-12)
-
-
-def test_published_bandwidth_limits_of_an_8b_model():
-    # 7.4 ms on A100, 4.5 ms on H100, 3.1 ms on H200
-    a = find_target("Qwen3-8B").architecture
-    for device, milliseconds in (("a100-sxm-80gb", 7.4), ("h100-sxm", 4.5), ("h200", 3.15)):
-        roofline = Roofline(architecture=a, peaks=find_device(device).peaks, count="physical")
-        assert float(roofline.seconds(1, 0)) * 1e3 == pytest.approx(milliseconds, abs=0.06)
 
 
 @pytest.mark.parametrize("name", FORWARDS)
@@ -175,19 +179,6 @@ def test_latent_attention_by_hand():
     chunk = physical_flops(a, 4096, 1000)
     made = 2 * 61 * 1000 * 512 * 32768
     assert chunk.kv_projection == 4096 * one.kv_projection + made
-
-
-def test_shared_experts_and_dense_layers_by_hand():
-    # three layers, the first dense with 16; two sparse: 8 experts of 4, 2 active, and 6 shared
-    a = replace(layers=3, experts=8, active_experts=2, expert_ffn=4, dense_layers=1, shared_ffn=6)
-    assert (a.sparse_layers, a.common_ffn, a.active_ffn) == (2, 16 + 2 * 6, 16 + 2 * (6 + 2 * 4))
-    flops = physical_flops(a, 5, 0)
-    assert flops.down == 2 * 5 * 8 * (16 + 2 * 14)
-    assert flops.gate_up == 2 * flops.down
-    assert flops.router == 2 * 5 * 8 * 8 * 2
-    moved = physical_bytes(a, 1, 0)
-    assert moved.ffn_weights == 2 * 3 * 8 * (16 + 2 * 6 + 2 * 2 * 4)
-    assert paper_bytes(a, 1, 0).ffn_weights == moved.ffn_weights
 
 
 def test_the_roofline_is_the_larger_side():

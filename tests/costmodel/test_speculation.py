@@ -23,13 +23,12 @@ def test_curves_are_what_they_say():
 
 
 def regret_of(predicted_s, true_s, nodes):
-    """The regret of times [contexts, nodes]."""
     context, rows = np.meshgrid(np.arange(len(true_s)), np.add(nodes, 1), indexing="ij")
     points = Points(rows=rows.ravel(), context=context.ravel(), seconds=np.ravel(true_s))
     return regret_at_contexts(points, np.ravel(predicted_s))
 
 
-def test_regret_by_hand():
+def test_regret_by_hand_and_zero_for_the_truth_and_any_multiple_of_it():
     # At N = 2 the prediction is 0.01, so every curve takes it; the truth is 1, 1 and 100 there.
     regret = regret_of([[1, 2, 0.01]], [[1, 1, 100]], [0, 1, 2])
     lost = [1 - curve.committed(2) / 100 / curve.committed(1) for curve in standard_curves()]
@@ -38,9 +37,6 @@ def test_regret_by_hand():
     both = regret_of([[1, 2, 0.01], [1, 1, 100]], [[1, 1, 100], [1, 1, 100]], [0, 1, 2])
     assert both.worst == regret.worst
     assert both.mean == pytest.approx(regret.mean / 2)
-
-
-def test_regret_is_zero_for_the_truth_and_for_any_multiple_of_it():
     nodes = np.array([1, 3, 7, 15, 31, 63])
     true_s = np.array([[5, 5.1, 5.3, 6, 8, 13], [6, 6.1, 6.2, 7, 10, 16]]) * 1e-3
     for factor in (1, 0.5, 3):

@@ -22,15 +22,12 @@ def test_mad_agrees_with_scipy(samples: list[float]) -> None:
     assert mad_s(samples) == pytest.approx(stats.median_abs_deviation(samples))
 
 
-def test_relative_error_estimates_the_spread_of_medians() -> None:
+def test_relative_error_is_the_spread_of_medians_and_no_extension_falls() -> None:
     generator = np.random.default_rng(11)
     draws = generator.normal(10.0, 0.4, size=(1500, 41))
     true_error = np.median(draws, axis=1).std() / 10.0
     estimated = np.median([relative_error(row.tolist()) for row in draws])
     assert estimated == pytest.approx(true_error, rel=0.1)
-
-
-def test_extension_beyond_the_last_point_never_falls():
     assert extend_linear([1, 3], [2.0, 4.0], [0, 1, 2, 3, 5]).tolist() == [2, 2, 3, 4, 6]
     assert extend_linear([1, 3], [4.0, 2.0], [3, 9]).tolist() == [2, 2]
     assert extend_linear([5], [7.0], [0, 9]).tolist() == [7, 7]

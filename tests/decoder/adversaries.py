@@ -41,20 +41,12 @@ class Wrong(Right):
         return Lattice((true + 1 + np.arange(self._width)) % self._vocab, lattice.probabilities)
 
 
-class Numbers(Right):
-    """Right tokens with probabilities that are none, in some places or in all."""
-
-    def __init__(self, truth, vocab, value, everywhere):
-        super().__init__(truth, vocab)
-        self._value, self._everywhere = value, everywhere
+class NoNumbers(Right):
+    """Right tokens with probabilities that are none."""
 
     def draft(self, context, request):
         lattice = super().draft(context, request)
-        probabilities = lattice.probabilities.copy()
-        random = np.random.default_rng(len(context))
-        where = self._everywhere | (random.random(probabilities.shape) < 0.3)
-        probabilities[where] = self._value
-        return Lattice(lattice.tokens, probabilities)
+        return Lattice(lattice.tokens, np.full_like(lattice.probabilities, np.nan))
 
 
 class Outside(Right):
@@ -86,8 +78,7 @@ class BrokenTree(Knowing):
     def draft(self, context, request):
         depth = min(request.depth, self.max_depth)
         true = self.true_tokens(context, depth)
-        tokens, parents, probabilities = [], [], []
-        trunk = 0
+        tokens, parents, probabilities, trunk = [], [], [], 0
         for token in true:
             tokens += [token, self._vocab + 3, token, int(token)]
             probabilities += [0.9, 0.8, np.nan, -0.5]
@@ -99,7 +90,6 @@ class BrokenTree(Knowing):
 
 # Each takes the true text (prompt included) and the vocabulary.
 ADVERSARIES = {
-    "right": Right, "wrong": Wrong,
-    "nan": lambda truth, vocab: Numbers(truth, vocab, np.nan, everywhere=True), "outside": Outside,
+    "right": Right, "wrong": Wrong, "nan": NoNumbers, "outside": Outside,
     "nothing": lambda truth, vocab: Nothing(vocab), "broken tree": BrokenTree,
 }  # fmt: skip

@@ -11,8 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from decoder.drafters.factory import load_drafter
 from decoder.model.target import Step
-from decoder.tree.draft_tree import DraftTree
-from tests.decoder.models import SIZES, by_transformers, target_of
+from tests.decoder.models import SIZES, by_transformers, shaped, target_of
 
 VOCAB, HIDDEN, LAYERS = SIZES["vocab_size"], SIZES["hidden_size"], 6
 PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
@@ -89,19 +88,14 @@ def dflash_shapes(config):
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     queries, keys = heads * width, config["num_key_value_heads"] * width
     ids = config["dflash_config"]["target_layer_ids"]
-    shapes = {
-        "fc.weight": (hidden, len(ids) * hidden),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
+    shapes = {"fc.weight": (hidden, len(ids) * hidden)}
+    shapes |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for i in range(config["num_hidden_layers"]):
         shapes |= layer_shapes(i, hidden, ffn, queries, keys)
         shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (width,) for name in "qk"}
         if config["attention_bias"]:
-            shapes |= {
-                f"layers.{i}.self_attn.{name}_proj.bias": (size,)
-                for name, size in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))
-            }
+            for name, size in (("q", queries), ("k", keys), ("v", keys), ("o", hidden)):
+                shapes[f"layers.{i}.self_attn.{name}_proj.bias"] = (size,)
     return shapes
 
 
@@ -111,17 +105,13 @@ def eagle3_shapes(config):
     width = config.get("head_dim", hidden // config["num_attention_heads"])
     queries = config["num_attention_heads"] * width
     keys = config["num_key_value_heads"] * width
-    return {
+    shapes = layer_shapes(0, hidden, ffn, queries, keys).items()
+    layer = {name.replace("layers.0", "midlayer"): shape for name, shape in shapes}
+    for name, size in (("q", queries), ("k", keys), ("v", keys)):
+        layer[f"midlayer.self_attn.{name}_proj.weight"] = (size, 2 * hidden)
+    return layer | {
         "fc.weight": (hidden, 3 * config.get("target_hidden_size", hidden)),
-        "midlayer.self_attn.q_proj.weight": (queries, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": (hidden, queries),
-        "midlayer.mlp.gate_proj.weight": (ffn, hidden),
-        "midlayer.mlp.up_proj.weight": (ffn, hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, ffn), "midlayer.hidden_norm.weight": (hidden,),
-        "midlayer.input_layernorm.weight": (hidden,),
-        "midlayer.post_attention_layernorm.weight": (hidden,), "norm.weight": (hidden,),
+        "midlayer.hidden_norm.weight": (hidden,), "norm.weight": (hidden,),
         "lm_head.weight": (config["draft_vocab_size"], hidden),
     }  # fmt: skip
 
@@ -274,10 +264,7 @@ def rounds(target, drafter, prompt, accepted):
         yield session, np.array(context)
         forced = random.integers(VOCAB, size=count + 1)
         # Two siblings at every step, so that the accepted rows lie apart.
-        tokens = np.repeat(forced[:count], 2)
-        parents = np.repeat(2 * np.arange(count), 2)
-        depths = np.repeat(np.arange(1, count + 1), 2)
-        tree = DraftTree(tokens, parents, depths, np.ones(2 * count))
+        tree = shaped(np.repeat(2 * np.arange(count), 2), np.repeat(forced[:count], 2))
         target.verify([Step(context[-1], tree)])
         kept = [0, *range(2, 2 * count + 1, 2)]
         target.commit(kept)

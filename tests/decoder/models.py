@@ -129,11 +129,9 @@ class LatticeDrafter(Drafter, DraftSession):
     def draft(self, context, request):
         random = np.random.default_rng((self._seed, int(context[-1]), len(context)))
         depth = min(request.depth, self.max_depth)
-        tokens = np.stack(
-            [random.permutation(self._vocab)[: self._width] for _ in range(depth)]
-        ).astype(np.int64)
+        tokens = [random.permutation(self._vocab)[: self._width] for _ in range(depth)]
         weights = -np.sort(-random.dirichlet(np.ones(self._width + 1), depth), axis=1)
-        return Lattice(tokens, weights[:, : self._width])
+        return Lattice(np.array(tokens, dtype=np.int64), weights[:, : self._width])
 
 
 class StairCost:
@@ -160,9 +158,8 @@ class WholeDrafter(LatticeDrafter):
     draws = "whole"
 
     def draft(self, context, request):
-        generator = torch.Generator().manual_seed(
-            self._seed + 31 * int(context[-1]) + 1009 * len(context)
-        )
+        seed = self._seed + 31 * int(context[-1]) + 1009 * len(context)
+        generator = torch.Generator().manual_seed(seed)
         depth = min(request.depth, self.max_depth)
         logits = torch.randn(depth, self._vocab, generator=generator)
         whole = (1.5 * logits / request.temperature).softmax(-1)

@@ -10,19 +10,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from decoder.model.runtime.capture import Capture
 
-class ReplayCapture:
+
+class ReplayCapture(Capture):
     """Counts what it records and replays; `fail_from` makes later recordings run out of memory."""
 
-    def __init__(self, fail_from=None):
-        self.recorded = 0
+    def __init__(self, fail_from=None, budget_bytes=1 << 40):
+        super().__init__(budget_bytes)
+        self.recordings = 0
         self.replayed = 0
         self._fail_from = fail_from
 
-    def record(self, function):
-        if self._fail_from is not None and self.recorded >= self._fail_from:
+    def recorded(self, function):
+        if self._fail_from is not None and self.recordings >= self._fail_from:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        self.recorded += 1
+        self.recordings += 1
         function()  # the warm-up
         with Recorder() as recorder:
             function()

@@ -4,19 +4,16 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime.tables import RowTables, needed_words
 
-cases = st.fixed_dictionaries(
-    {
-        "rows": st.lists(st.integers(1, 12), min_size=1, max_size=3),
-        "prefixes": st.lists(st.integers(0, 90), min_size=3, max_size=3),
-        "pending": st.integers(0, 5), "padding": st.integers(0, 4), "kv_heads": st.integers(1, 2),
-        "group": st.integers(1, 3), "width": st.sampled_from([8, 24, 32]),
-        "seed": st.integers(0, 2**31),
-    }
-)  # fmt: skip
+cases = st.fixed_dictionaries({
+    "rows": st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    "prefixes": st.lists(st.integers(0, 90), min_size=3, max_size=3),
+    "pending": st.integers(0, 5), "padding": st.integers(0, 4), "kv_heads": st.integers(1, 2),
+    "group": st.integers(1, 3), "width": st.sampled_from([8, 24, 32]), "seed": st.integers(0, 2**31)
+})  # fmt: skip
 
 
 class TableCase:
@@ -32,14 +29,13 @@ class TableCase:
         self.device, self.dtype = torch.device(device), dtype
         rows, sequences = case["rows"], len(case["rows"]) + 1
         self.cache = self._cache(sequences)
+        self.keys, self.values = self.cache.data[0]
         self.cache.lengths = [*case["prefixes"], 7][:sequences]
         self.cache.pending = [case["pending"]] + [0] * (sequences - 1)
         order = self.random.permutation(len(rows))
         self.visible = [self._visible(rows[s], self.cache.pending[s]) for s in range(len(rows))]
         nothing = [np.zeros(count, np.int64) for count in rows]
-        self.blocks = [
-            RowBlock(int(s), nothing[s], nothing[s], DenseVisible(self.visible[s])) for s in order
-        ]
+        self.blocks = [RowBlock(int(s), nothing[s], nothing[s], self.visible[s]) for s in order]
         total = sum(rows) + case["padding"]
         words = needed_words(self.cache, self.blocks)
         self.tables = RowTables(total, sequences, words, self.device)
@@ -47,14 +43,6 @@ class TableCase:
         heads = self.kv_heads * self.group
         self.query = torch.randn(total, heads, self.width, generator=self.generator)
         self.query = self.query.to(self.device, dtype)
-
-    @property
-    def keys(self):
-        return self.cache.data[0, 0]
-
-    @property
-    def values(self):
-        return self.cache.data[0, 1]
 
     def truth(self):
         """Float64 [rows of the blocks, heads, width], each row over the slots that it sees."""
@@ -89,11 +77,12 @@ class TableCase:
         return seen
 
 
-def one_sequence(rows, padding=0, group=1):
+def one_sequence(rows, padding=0, group=1, **where):
     """A case of so many rows behind 20 tokens."""
     return TableCase(
         {"rows": [rows], "prefixes": [20, 0, 0], "pending": 0, "padding": padding, "kv_heads": 1,
-         "group": group, "width": 8, "seed": 0}
+         "group": group, "width": 8, "seed": 0},
+        **where,
     )  # fmt: skip
 
 

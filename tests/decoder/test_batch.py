@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from costmodel.errors import InputError
 from decoder.policies.base import Limits, TreeRequest
 from decoder.policies.bastion import Bastion, parse_policy
-from decoder.tree.draft_tree import EMPTY, Lattice, best_first
+from decoder.tree.draft_tree import EMPTY, best_first
 from tests.decoder.models import OracleDrafter, StairCost, decoder_of, greedy, random_model
+from tests.decoder.policies.test_policies import lattice
 
 POLICIES = ("plain", "fixed:9", "bastion", "chain")
 random = np.random.default_rng(4)
@@ -46,12 +47,6 @@ def test_the_prompt_that_is_wrong_is_named(bad):
     assert len(decoder.generate_batch([[1], [2, 3]], max_new_tokens=5)) == 2
 
 
-def lattice_of(first, fading, depth, width):
-    chances = np.minimum(first * 0.6 ** np.arange(width) * fading ** np.arange(depth)[:, None], 1.0)
-    tokens = np.arange(depth * width, dtype=np.int64).reshape(depth, width)
-    return Lattice(tokens, chances)
-
-
 class CountingCost(StairCost):
     """Stairs of the rows of the whole forward; checks what it is asked."""
 
@@ -66,7 +61,7 @@ class CountingCost(StairCost):
 
 requests = st.lists(
     st.builds(
-        lattice_of, first=st.floats(0.05, 0.6), fading=st.floats(0.4, 1.0), depth=st.integers(1, 3),
+        lattice, first=st.floats(0.05, 0.6), fading=st.floats(0.4, 1.0), depth=st.integers(1, 3),
         width=st.integers(1, 3),
     ),
     min_size=2,
@@ -79,9 +74,8 @@ requests = st.lists(
     lattices=requests, most=st.integers(1, 6), step_s=st.floats(0.0, 0.8), every=st.integers(1, 9)
 )
 def test_one_budget_for_the_batch_is_the_best_of_all_splits(lattices, most, step_s, every):
-    """Every split of nodes among the texts, each tree built for itself: none is faster."""
     cost = CountingCost(step_s, every)
-    given = [TreeRequest(lattice, 100 + i, Limits(most, 8)) for i, lattice in enumerate(lattices)]
+    given = [TreeRequest(one, 100 + i, Limits(most, 8)) for i, one in enumerate(lattices)]
     trees = Bastion(cost, most).choose_together(given)
     batch = len(lattices)
     context = float(np.mean([100 + i for i in range(batch)]))
@@ -93,7 +87,7 @@ def test_one_budget_for_the_batch_is_the_best_of_all_splits(lattices, most, step
         return committed / float(cost.cycle_s(np.array([nodes]), context, batch)[0] - 0.05)
 
     sizes = range(1, most + 1)
-    choices = [[EMPTY, *(best_first(lattice, n) for n in sizes)] for lattice in lattices]
+    choices = [[EMPTY, *(best_first(one, n) for n in sizes)] for one in lattices]
     best = max(speed(split) for split in product(*choices))
     assert speed(trees) == pytest.approx(best, rel=1e-12)
     assert all(tree.nodes <= most for tree in trees)

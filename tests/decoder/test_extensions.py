@@ -25,7 +25,6 @@ import numpy as np
 
 from rooftree import Drafter, DraftSession, Lattice, Policy, best_first
 
-
 class Repeat(Drafter, DraftSession):
     name = "repeat"
 
@@ -35,11 +34,9 @@ class Repeat(Drafter, DraftSession):
     def draft(self, context, request):
         return Lattice(context[-1:, None], np.full((1, 1), 0.5))
 
-
 class Sized(Repeat):
     def __init__(self, target):
         self.vocab = target.architecture.vocab
-
 
 class Small(Policy):
     name = "small"
@@ -50,16 +47,13 @@ class Small(Policy):
     def choose(self, candidates, context, limits):
         return best_first(candidates, min(self.max_nodes, limits.nodes))
 
-
 class Priced(Small):
     def __init__(self, cost, max_nodes):
         super().__init__(max_nodes)
         self.cost = cost(len)
 
-
 def small(max_nodes, arguments=""):
     return Small(int(arguments or min(max_nodes, 2)))
-
 
 class Stored(Repeat):
     def recognises(config):
@@ -68,16 +62,13 @@ class Stored(Repeat):
     def from_pretrained(name, target):
         return Stored()
 
-
 class Broken(Drafter):
     def __init__(self):
         raise ValueError("it is broken")
 
-
 class Greedy(Drafter):
     def __init__(self, checkpoint):
         pass
-
 
 number = 7
 """

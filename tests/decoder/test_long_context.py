@@ -11,24 +11,14 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.model.target import PREFILL_CHUNK, Step
 from decoder.tree.draft_tree import best_first
 from tests.decoder import models
-from tests.decoder.models import (
-    LatticeDrafter,
-    OracleDrafter,
-    by_transformers,
-    decoder_of,
-    random_model,
-    request,
-)
+from tests.decoder.models import LatticeDrafter, OracleDrafter, decoder_of, random_model, request
 
 TOKENS, NEW = 6000, 12
 SIZES = {"max_position_embeddings": 8192}
 
 
 class LargestTensor(TorchDispatchMode):
-    """Bytes of the largest new tensor that any operation makes while it is on.
-
-    Only tensors with storage of their own count: views of what exists already do not.
-    """
+    """Bytes of the largest new storage that any operation makes; views make none."""
 
     def __init__(self):
         super().__init__()
@@ -62,20 +52,11 @@ def long_text():
     return [int(token) for token in text[:TOKENS]]
 
 
-def plain_continuation(model, prompt, count):
-    """Greedy decoding by transformers' own attention and cache."""
-    ids = torch.tensor([prompt])
-    with by_transformers(model, "sdpa"):
-        output = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-        )
-    return output[0, len(prompt) :].tolist()
-
-
 @pytest.mark.parametrize("family", ["qwen3", "gpt-neox"])
 def test_a_prompt_of_2500_tokens_is_decoded_exactly(family):
     model, prompt = random_model(family, **SIZES), long_text()[:2500]
-    truth = plain_continuation(model, prompt, NEW)
+    with models.by_transformers(model, "sdpa"):
+        truth = models.generated(model, prompt, NEW)
     for drafter in (NgramDrafter(), OracleDrafter(prompt + truth, 97, rank=1)):
         result = decoder_of(model, "fixed:24", drafter).generate(prompt, max_new_tokens=NEW)
         assert result.token_ids == truth

@@ -99,9 +99,8 @@ def test_sampled_tokens_come_in_one_copy(monkeypatch, cut, candidates):
     monkeypatch.setattr("decoder.acceptance.sampling.CANDIDATES", candidates)
     prompts = [PROMPT, PROMPT[:2]]
     model, options = random_model("llama-gqa"), {"temperature": 0.7, "seed": 5} | cut
-    alone = TreeDecoder(target_of(model), policy="plain").generate_batch(
-        prompts, max_new_tokens=20, **options
-    )
+    plain = TreeDecoder(target_of(model), policy="plain")
+    alone = plain.generate_batch(prompts, max_new_tokens=20, **options)
     truths = [result.token_ids for result in alone]
     drafter = OracleDrafter(prompts[0] + truths[0], 97)
     for at_once in (False, True):

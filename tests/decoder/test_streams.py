@@ -10,20 +10,14 @@ from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 from tests.decoder.models import decoder_of, greedy, random_model
-from tests.tiny_folder import write_all
 
 PROMPT = "some text, some text"
 TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(write_all(tmp_path_factory.mktemp("target")))
-
-
-@pytest.fixture(scope="module")
-def decoder(folder):
-    return TreeDecoder.from_pretrained(folder, dtype="float64", device="cpu", policy="fixed:9")
+def decoder(tiny_target):
+    return TreeDecoder.from_pretrained(tiny_target, dtype="float64", device="cpu", policy="fixed:9")
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +38,9 @@ def test_leaving_the_loop_and_coming_back_goes_on(decoder, truth):
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_drift_is_said_once_and_after_the_text(folder, monkeypatch, caplog, batch):
-    decoder = TreeDecoder.from_pretrained(
-        folder, device="cpu", policy="bastion", profile=ProfileChoice(calibrate=False)
-    )
+def test_drift_is_said_once_and_after_the_text(tiny_target, monkeypatch, caplog, batch):
+    choice = {"policy": "bastion", "profile": ProfileChoice(calibrate=False)}
+    decoder = TreeDecoder.from_pretrained(tiny_target, device="cpu", **choice)
     cost = decoder.cost_source.cost
     monkeypatch.setattr(cost, "observe", lambda *_: setattr(cost, "drift_warning", "slower"))
     if batch:
@@ -93,16 +86,6 @@ def test_an_interrupt_in_a_round(decoder, truth, monkeypatch, where):
     assert list(stream) == []
     monkeypatch.undo()
     assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
-
-
-def test_an_interrupt_in_a_batch(decoder, truth, monkeypatch):
-    interrupt(monkeypatch, decoder, "target.commit", call=4)
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate_batch([PROMPT, "another"], max_new_tokens=TOKENS)
-    monkeypatch.undo()
-    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
-    [again, _] = decoder.generate_batch([PROMPT, "another"], max_new_tokens=TOKENS)
-    assert again.text == truth
 
 
 def interrupt(monkeypatch, decoder, where, call):

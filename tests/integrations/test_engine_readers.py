@@ -18,18 +18,13 @@ import pytest
 
 from costmodel.planning.exports import export_plan, settings_writer, steady
 from costmodel.planning.forwards import TargetForward
-from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan_profile
-from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
-
-ENGINES = Path(os.environ.get("ROOFTREE_ENGINES", "/nonexistent"))
-VLLM = ENGINES / "vllm/v1/spec_decode/dynamic/utils.py"
-TABLES = ENGINES / "sglang/srt/speculative/dspark_components/dspark_sps.py"
-ADAPTIVE = ENGINES / "sglang/srt/speculative/adaptive_spec_params.py"
+from tests.costmodel.planning.conftest import asked
 
 
-def loaded(path: Path, stubs: tuple[str, ...] = ()) -> ModuleType:
+def loaded(name: str, stubs: tuple[str, ...] = ()) -> ModuleType:
+    path = Path(os.environ.get("ROOFTREE_ENGINES", "/nonexistent"), name)
     if not path.exists():
         pytest.skip(f"{path.name} of the engine is not at hand (ROOFTREE_ENGINES)")
     spec = importlib.util.spec_from_file_location(f"engine_{path.stem}", path)
@@ -43,23 +38,15 @@ def loaded(path: Path, stubs: tuple[str, ...] = ()) -> ModuleType:
     return module
 
 
-def exported(engine: str, drafter: str = "dflash", **options) -> tuple[str, dict[int, int]]:
+def exported(engine: str, drafter: str = "dflash") -> tuple[str, dict[int, int]]:
     """The text, and the planned sizes by requests at once."""
     path, profile = named_profile("h100-sxm/qwen3-8b")
     if drafter not in ("dflash", "ngram"):  # as `rooftree calibrate --drafter` would have timed one
         section = {"name": f"me/qwen3-8b-{drafter}", "context": (0,), "median_s": (1e-3,),
                    "mad_s": (None,), "n": (1,)}  # fmt: skip
         profile = profile.model_validate(profile.as_dict() | {"drafters": {"abc": section}})
-    request = PlanRequest(
-        target="qwen3-8b",
-        gpus=(path.name,),
-        traffic=Traffic(prompt_tokens=1000, output_tokens=400),
-        rate=1.0,
-        engine=settings_writer(engine).engine,
-        acceptance="0.7",
-        drafter=drafter,
-        most_running=128,
-    )
+    drafts = {"acceptance": "0.7", "drafter": drafter, "most_running": 128}
+    request = asked(gpus=(path.name,), engine=settings_writer(engine).engine, **drafts)
     result = plan_profile(request, profile, 8)
     text = export_plan(result, engine, TargetForward(profile))
     best, _ = steady(result.best, result.acceptance)
@@ -72,7 +59,7 @@ def file_of(text: str) -> str:
 
 @pytest.mark.parametrize("engine", ["vllm", "vllm-contexts"])
 def test_vllm_looks_up_the_planned_sizes(engine):
-    reader = loaded(VLLM)
+    reader = loaded("vllm/v1/spec_decode/dynamic/utils.py")
     text, sizes = exported(engine)
     config = json.loads(re.search(r"--speculative-config '(.*)'", text)[1])
     lookup = reader.build_dynamic_sd_schedule_lookup(
@@ -83,7 +70,7 @@ def test_vllm_looks_up_the_planned_sizes(engine):
 
 def test_sglang_reads_both_tables(tmp_path):
     pytest.importorskip("msgspec")
-    reader = loaded(TABLES)
+    reader = loaded("sglang/srt/speculative/dspark_components/dspark_sps.py")
     for engine, kind in (
         ("sglang-dspark", reader.SpsAdditiveCostTable),
         ("sglang-dspark-steps", reader.SpsCostTable),
@@ -98,14 +85,10 @@ def test_sglang_reads_both_tables(tmp_path):
 
 def test_sglang_takes_the_planned_sizes_as_its_steps(tmp_path):
     prefix = "sglang.srt"
-    reader = loaded(
-        ADAPTIVE,
-        (
-            "sglang", prefix, f"{prefix}.arg_groups", f"{prefix}.arg_groups.overrides",
-            f"{prefix}.runtime_context", f"{prefix}.speculative",
-            f"{prefix}.speculative.spec_info", f"{prefix}.utils",
-        ),
-    )  # fmt: skip
+    parts = ("arg_groups", "arg_groups.overrides", "runtime_context", "speculative",
+             "speculative.spec_info", "utils")  # fmt: skip
+    stubs = ("sglang", prefix, *(f"{prefix}.{part}" for part in parts))
+    reader = loaded("sglang/srt/speculative/adaptive_spec_params.py", stubs)
     text, sizes = exported("sglang", "eagle3")
     path = tmp_path / "adaptive.json"
     path.write_text(file_of(text))

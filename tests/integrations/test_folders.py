@@ -81,12 +81,7 @@ def my_engine(tmp_path, monkeypatch):
     for place in (package, info):
         place.mkdir(parents=True)
     (package / "__init__.py").write_text("from tests.integrations.test_folders import step_s\n")
-    assert sorted(name for name, _ in files) == [
-        "command.py",
-        "read.py",
-        "settings.py",
-        "source.py",
-    ]
+    assert sorted(name[:-3] for name, _ in files) == ["command", "read", "settings", "source"]
     for name, text in files:
         (package / name).write_text(text)
     entries = re.search(r"^```toml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)

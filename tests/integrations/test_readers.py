@@ -40,7 +40,7 @@ def times_of(table) -> dict[tuple[int, int, int], float]:
     return dict(zip(((int(r), int(c), int(b)) for r, c, b in shapes), p.seconds, strict=True))
 
 
-def test_a_file_that_llama_bench_wrote():
+def test_files_that_llama_bench_wrote(tmp_path):
     table = read("llama-bench", LLAMA)
     times = times_of(table)
     assert len(times) == len(LINES)
@@ -51,17 +51,11 @@ def test_a_file_that_llama_bench_wrote():
     assert table.parameters == 134515008 and table.threads == LINES[0]["n_threads"]
     assert table.weights is not None and table.weights.dtype == "bfloat16"
     assert table.version is None  # it was built outside of a checkout
-
-
-def test_a_quantised_gguf_is_no_bfloat16(tmp_path):
     changed = {"model_type": "llama 8B Q4_K - Medium", "build_commit": "abc", "build_number": 7}
     table = read("llama-bench", write_lines(tmp_path / "f", [one | changed for one in LINES]))
     assert table.weights is not None and table.weights.quantization == "q4_k-medium"
     assert table.weights.weight_bytes == pytest.approx(269100288 / 134515008)
     assert table.version == "llama.cpp abc (7)"
-
-
-def test_tests_beyond_one_forward_are_left_out(tmp_path):
     more = [LINES[0] | {"n_prompt": 600}, LINES[0] | {"n_gen": 8}]
     table = read("llama-bench", write_lines(tmp_path / "f", [*LINES, *more]))
     assert len(table.points) == len(LINES) and sum(table.left_out.values()) == 2
@@ -89,7 +83,7 @@ def test_a_file_that_llama_batched_bench_wrote(tmp_path):
         read("llama-batched-bench", tmp_path / "zero")
 
 
-def test_both_tables_of_dspark(tmp_path):
+def test_both_tables_of_dspark_whose_context_must_be_given(tmp_path):
     steps = read("sglang-dspark", write_json(tmp_path / "a", STEPS), context=512)
     rates = {1: 100, 8: 90, 16: 80, 64: 40}
     expected = {(rows, 512, 1): 1 / rate for rows, rate in rates.items()}
@@ -99,6 +93,9 @@ def test_both_tables_of_dspark(tmp_path):
     assert times[4, 512, 4] == pytest.approx(0.005 + 0.002 + 0.002)
     assert times[10, 512, 1] == pytest.approx(0.005 + 0.0 + 0.0015)
     assert max(rows * batch for rows, _, batch in times) <= 64
+    with pytest.raises(InputError, match="does not say how many tokens were cached") as raised:
+        read("sglang-dspark", write_json(tmp_path / "a", STEPS))
+    assert "--context" in raised.value.hint
 
 
 def test_tables_that_the_dspark_profiler_wrote():
@@ -114,40 +111,28 @@ def test_tables_that_the_dspark_profiler_wrote():
         assert seconds == pytest.approx(made, rel=0.05)  # the tool rounds tokens to 64s
 
 
-def test_a_table_without_a_context_is_refused(tmp_path):
-    with pytest.raises(InputError, match="does not say how many tokens were cached") as raised:
-        read("sglang-dspark", write_json(tmp_path / "a", STEPS))
-    assert "--context" in raised.value.hint
-
-
 def without(record: dict, name: str) -> dict:
     return {key: value for key, value in record.items() if key != name}
 
 
-BAD = [
+@pytest.mark.parametrize(("name", "value", "message"), [
     ("sglang-dspark", without(STEPS, "sample_steps_per_sec"), "no field sample_steps_per_sec"),
     ("sglang-dspark", STEPS | {"sample_batch_tokens": [8, 1, 16, 64]}, "must ascend"),
     ("sglang-dspark", STEPS | {"sample_steps_per_sec": [1.0]}, "have 4 and 1 numbers"),
     ("sglang-dspark", SUM | {"bias_seconds": 0}, "bias_seconds must be a finite number above 0"),
     ("sglang-dspark", SUM | {"theta_seconds": None}, "theta_seconds must be a list"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "message"), BAD)
+])  # fmt: skip
 def test_what_is_wrong_in_a_file_is_named(tmp_path, name, value, message):
     path = write_json(tmp_path / "bad.json", value)
     with pytest.raises(InputError, match=rf"bad\.json.*{message}"):
         read(name, path, context=512)
 
 
-BAD_LINES = [
+@pytest.mark.parametrize(("change", "message"), [
     ({"n_prompt": None}, "line 2 n_prompt must be a whole number"),
     ({"n_threads": 64}, "line 2: n_threads is 64"),
     ({"samples_ns": [0]}, "samples_ns must be a finite number above 0"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_LINES)
+])  # fmt: skip
 def test_what_is_wrong_in_a_line_is_named(tmp_path, change, message):
     path = write_lines(tmp_path / "bad.jsonl", [LINES[0], LINES[1] | change, *LINES[2:]])
     with pytest.raises(InputError, match=message):
@@ -238,19 +223,15 @@ def test_damaged_files_are_one_line(tmp_path, name, content):
 # Rates and tokens a step of nvidia/MiniMax-M2.7-DFlash on MT-Bench, as Model-Optimizer's pull
 # requests 2247 and 2313 state them; the histogram is worked out from them and their 112,844 steps.
 PUBLISHED = {
-    "schema_version": "1.0",
-    "measured": True,
-    "method": "dflash",
+    "schema_version": "1.0", "measured": True, "method": "dflash", "num_speculative_tokens": 3,
     "draft_checkpoint": {"id": "nvidia/MiniMax-M2.7-DFlash"},
     "target_model": {"id": "MiniMaxAI/MiniMax-M2.7"},
-    "num_speculative_tokens": 3,
     "conditional_accept_rates": [0.816082, 0.776577, 0.749591],
     "marginal_accept_rates": [0.816082, 0.633750, 0.475055],
-    "mean_accept_length": 2.924887,
-    "accept_length_model": "measured_per_k",
+    "mean_accept_length": 2.924887, "accept_length_model": "measured_per_k",
     "accept_length_by_k": {"3": 2.924887},
     "acceptance_length_histogram": {"1": 20754, "2": 20575, "3": 17907, "4": 53608},
-}
+}  # fmt: skip
 NAMES = """vllm:spec_decode_num_drafts_total{engine="0",model_name="me/m"} 100.0
 vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="me/m"} 300.0
 vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="me/m"} 140.0
@@ -271,7 +252,7 @@ def stored(folder, data) -> Path:
     return path
 
 
-def test_a_published_profile_gives_its_lengths(tmp_path):
+def test_a_published_profile_and_counters_of_vllm_give_their_lengths(tmp_path):
     read = from_file(stored(tmp_path, PUBLISHED))
     assert read.committed("chain", 3) == pytest.approx(2.9249, abs=1e-3)
     assert read.committed("chain", 1) == pytest.approx(1.816, abs=1e-3)
@@ -280,24 +261,7 @@ def test_a_published_profile_gives_its_lengths(tmp_path):
     by_k = PUBLISHED | {"accept_length_by_k": {"1": 1.7, "3": 2.8}}
     read = from_file(stored(tmp_path, by_k))
     assert read.chain[[1, 3]] == pytest.approx([1.7, 2.8]) and not read.doubts
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"measured": False, "note": "run specdec_bench"}, "no rates: run specdec_bench"),
-        ({"conditional_accept_rates": None}, "nothing was measured"),
-        ({"marginal_accept_rates": [0.9, 0.8, 0.7]}, "disagree"),
-        ({"accept_length_by_k": {"x": 1}}, "cannot be read"),
-    ],
-)
-def test_profiles_that_say_nothing_are_refused(tmp_path, changed, said):
-    with pytest.raises(InputError, match=said):
-        from_file(stored(tmp_path, PUBLISHED | changed))
-
-
-def test_counters_of_vllm_are_read_as_they_are(tmp_path):
-    """100 drafts in 350 - 140 - 10 = 200 rounds; 80, 40 and 20 accepted at three positions."""
+    # 100 drafts in 350 - 140 - 10 = 200 rounds; 80, 40 and 20 accepted at three positions
     read = from_file(stored(tmp_path, f"# HELP vllm:x a counter\n{COUNTERS}"))
     assert read.chain == pytest.approx([1, 1.4, 1.6, 1.7]) and read.drafted_share == 0.5
     assert (read.measured.target, read.spread, read.doubts) == ("me/m", 0.1, ())
@@ -308,7 +272,18 @@ def test_counters_of_vllm_are_read_as_they_are(tmp_path):
     assert read_metrics("vllm:num_requests_running{} 1") is None
 
 
-def test_what_is_written_reads_back(tmp_path):
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"measured": False, "note": "run specdec_bench"}, "no rates: run specdec_bench"),
+    ({"conditional_accept_rates": None}, "nothing was measured"),
+    ({"marginal_accept_rates": [0.9, 0.8, 0.7]}, "disagree"),
+    ({"accept_length_by_k": {"x": 1}}, "cannot be read"),
+])  # fmt: skip
+def test_profiles_that_say_nothing_are_refused(tmp_path, changed, said):
+    with pytest.raises(InputError, match=said):
+        from_file(stored(tmp_path, PUBLISHED | changed))
+
+
+def test_what_is_written_reads_back_and_exports_for_both(tmp_path, capsys):
     given = find_acceptance("mt_bench", "Qwen/Qwen3-8B")
     written = speculation_profile(given, "Qwen/Qwen3-8B", "dflash")
     assert not written["measured"] and written["method"] == "dflash"
@@ -316,10 +291,7 @@ def test_what_is_written_reads_back(tmp_path):
     assert from_file(stored(tmp_path, written | {"measured": True})).chain == pytest.approx(
         given.chain, abs=1e-4
     )
-
-
-def test_exports_for_both(tmp_path, capsys):
-    """vLLM's synthetic rates are of all positions up to each one, as many as the longest draft."""
+    # vLLM's synthetic rates are of all positions up to each one, as many as the longest draft
     asked = ["export", "h100-sxm/qwen3-8b", "--acceptance", str(stored(tmp_path, COUNTERS))]
     assert run([*asked, "--engine", "model-optimizer"]) == 2
     assert "not of Qwen/Qwen3-8B" in capsys.readouterr().err

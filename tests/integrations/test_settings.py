@@ -62,7 +62,7 @@ def config_of(text: str) -> dict:
     return json.loads(re.search(r"--speculative-config '(.*)'", text)[1])
 
 
-def test_vllm_gets_a_config_that_it_can_read():
+def test_vllm_gets_a_config_that_it_can_read_with_the_size_of_each_batch():
     text = export_plan(made(), "vllm")
     assert config_of(text) == {
         "method": "dflash",
@@ -72,6 +72,12 @@ def test_vllm_gets_a_config_that_it_can_read():
     }
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 64" in text
     assert "vLLM 0.32" in text
+    config = config_of(export_plan(made(drafter="ngram", load=2), "vllm"))
+    assert (config["method"], config["num_speculative_tokens"]) == ("ngram", 9)
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 3, 9], [4, 7, 5], [8, 64, 0]]
+    assert "model" not in config
+    text = export_plan(made("rooftree", "ngram", tp=1), "transformers")
+    assert 'drafter="ngram"' in text and "DFlash" not in text
 
 
 def test_lengths_fall_in_the_fewest_steps_and_say_their_loss():
@@ -98,20 +104,22 @@ def test_lengths_fall_in_the_fewest_steps_and_say_their_loss():
             assert max(losses(lambda at: first if at < split else then)) > max(mine)  # noqa: B023
 
 
-def test_an_ngram_plan_exports_ngrams_of_the_size_of_each_batch():
-    config = config_of(export_plan(made(drafter="ngram", load=2), "vllm"))
-    assert (config["method"], config["num_speculative_tokens"]) == ("ngram", 9)
-    assert config["num_speculative_tokens_per_batch_size"] == [[1, 3, 9], [4, 7, 5], [8, 64, 0]]
-    assert "model" not in config
-    text = export_plan(made("rooftree", "ngram", tp=1), "transformers")
-    assert 'drafter="ngram"' in text and "DFlash" not in text
-
-
-def test_sglang_counts_the_root():
+def test_sglang_counts_the_root_and_tensorrt_llm_gets_both_ends_of_each_range():
     text = export_plan(made("sglang", load=2), "sglang")
     assert "--speculative-num-draft-tokens 6" in text
     assert "--speculative-algorithm DFLASH" in text and "--max-running-requests 64" in text
     assert "SGLang 0.5.23" in text
+    with pytest.raises(InputError, match="is called 'ollama'"):
+        export_plan(made(), "ollama")
+    with pytest.raises(InputError, match="settings of 2 devices"):
+        export_plan(made("rooftree"), "transformers")
+    text = export_plan(made("trtllm", "ngram"), "tensorrt-llm")
+    assert "  draft_len_schedule: {1: 9, 3: 9, 4: 5, 7: 5, 8: 0, 64: 0}" in text
+    assert "decoding_type: NGram" in text and "--tp_size 2" in text
+    with pytest.raises(InputError, match="with the drafter specblock"):
+        export_plan(made("trtllm", "specblock"), "tensorrt-llm")
+    cached = made("trtllm", "ngram", precision=Precision(cache="fp8"))
+    assert "kv_cache_config:\n  dtype: fp8\n" in export_plan(cached, "tensorrt-llm")
 
 
 @pytest.mark.parametrize(
@@ -122,16 +130,19 @@ def test_drafters_that_an_engine_cannot_run_as_planned_are_refused(engine, draft
         export_plan(made(engine, drafter, load=2), engine)
 
 
-def test_the_drafter_that_was_planned_is_the_one_that_is_named():
+def test_the_planned_drafter_and_the_hub_id_are_named(tmp_path):
     for name in ("me/my-eagle3", "EAGLE3-LLaMA3.1-Instruct-8B"):
         assert config_of(export_plan(made(drafter=name), "vllm"))["model"] == name
         assert f"--speculative-draft-model-path {name}" in export_plan(
             made("sglang", name), "sglang"
         )
     assert checkpoint_of("my-dflash-demo", QWEN) == "my-dflash-demo"
-
-
-def test_a_name_in_part_becomes_the_hub_id(tmp_path):
+    assert checkpoint_of("dflash", "me/my-model") == "PATH_OF_A_DFLASH_DRAFTER"
+    assert checkpoint_of("dflash@block=4", QWEN) == "z-lab/Qwen3-8B-DFlash-b16@block=4"
+    assert checkpoint_of("dspark", QWEN) == "PATH_OF_A_DSPARK_DRAFTER"
+    assert [drafter_kind(name) for name in ("dflash2", "z/Qwen3-8B-DFlash2-b8@block=4")] == 2 * [
+        "dflash2"
+    ]
     assert served_name("qwen3-8b") == QWEN
     assert served_name("me/my-model") == "me/my-model"
     known = load_targets()["HuggingFaceTB/SmolLM2-135M-Instruct"]
@@ -143,16 +154,6 @@ def test_a_name_in_part_becomes_the_hub_id(tmp_path):
     assert served_name(str(folder)) == str(folder)
 
 
-def test_tensorrt_llm_gets_both_ends_of_each_range():
-    text = export_plan(made("trtllm", "ngram"), "tensorrt-llm")
-    assert "  draft_len_schedule: {1: 9, 3: 9, 4: 5, 7: 5, 8: 0, 64: 0}" in text
-    assert "decoding_type: NGram" in text and "--tp_size 2" in text
-    with pytest.raises(InputError, match="with the drafter specblock"):
-        export_plan(made("trtllm", "specblock"), "tensorrt-llm")
-    cached = made("trtllm", "ngram", precision=Precision(cache="fp8"))
-    assert "kv_cache_config:\n  dtype: fp8\n" in export_plan(cached, "tensorrt-llm")
-
-
 @pytest.mark.parametrize(
     ("planned", "engine"), [("sglang", "vllm"), ("vllm", "transformers"), ("trtllm", "sglang")]
 )
@@ -162,14 +163,7 @@ def test_a_plan_for_another_engine_is_refused(planned, engine):
     assert "--engine" in raised.value.hint
 
 
-def test_what_nobody_can_run_is_refused():
-    with pytest.raises(InputError, match="is called 'ollama'"):
-        export_plan(made(), "ollama")
-    with pytest.raises(InputError, match="settings of 2 devices"):
-        export_plan(made("rooftree"), "transformers")
-
-
-def test_plain_plans_export_no_speculation_and_say_why():
+def test_plain_plans_export_no_speculation_and_precision_is_exported_or_refused():
     for engine in ("vllm", "sglang"):
         plain = {"points": (chain(1, 0), chain(8, 0)), "drafter": None}
         for policy, why in (("plain", "the policy is plain"), ("auto", "no acceptance data")):
@@ -178,24 +172,6 @@ def test_plain_plans_export_no_speculation_and_say_why():
             assert not any("speculative" in line for line in options)
             assert not options[-1].endswith("\\")
             assert why in text
-
-
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        ("auto", 'policy="bastion"'),
-        ("chain", 'policy="chain", max_nodes=9'),
-        ("fixed:32", 'policy="fixed:32"'),
-    ],
-)
-def test_the_own_decoder_gets_a_script_that_compiles(policy, said):
-    plan = made("rooftree", tp=1, policy=ServingPolicy.parse(policy))
-    text = export_plan(plan, "transformers")
-    compile(text, "export", "exec")
-    assert said in text and 'drafter="z-lab/Qwen3-8B-DFlash-b16"' in text
-
-
-def test_precision_is_exported_or_refused():
     precision = Precision(weights="fp8_dynamic", cache="fp8")
     for engine in ("vllm", "sglang"):
         text = export_plan(made(engine, precision=precision), engine)
@@ -206,13 +182,15 @@ def test_precision_is_exported_or_refused():
     assert "weights are nvfp4" in stored
 
 
-def test_targets_without_a_published_drafter_say_what_is_needed():
-    assert checkpoint_of("dflash", "me/my-model") == "PATH_OF_A_DFLASH_DRAFTER"
-    assert checkpoint_of("dflash@block=4", QWEN) == "z-lab/Qwen3-8B-DFlash-b16@block=4"
-    assert checkpoint_of("dspark", QWEN) == "PATH_OF_A_DSPARK_DRAFTER"
-    assert [drafter_kind(name) for name in ("dflash2", "z/Qwen3-8B-DFlash2-b8@block=4")] == 2 * [
-        "dflash2"
-    ]
+@pytest.mark.parametrize(("policy", "said"), [
+    ("auto", 'policy="bastion"'), ("chain", 'policy="chain", max_nodes=9'),
+    ("fixed:32", 'policy="fixed:32"'),
+])  # fmt: skip
+def test_the_own_decoder_gets_a_script_that_compiles(policy, said):
+    plan = made("rooftree", tp=1, policy=ServingPolicy.parse(policy))
+    text = export_plan(plan, "transformers")
+    compile(text, "export", "exec")
+    assert said in text and 'drafter="z-lab/Qwen3-8B-DFlash-b16"' in text
 
 
 # SGLang's DSpark tables: read as SGLang reads them, they give the server's own steps.
@@ -243,16 +221,13 @@ def test_the_sum_gives_the_servers_steps(server):
     assert max(errors) <= table.worst_error + 1e-4 and table.worst_error < 0.05
 
 
-def test_steps_a_second_are_those_of_whole_drafts(server):
+def test_steps_a_second_are_those_of_whole_drafts_without_prompts(server):
     table = steps_table(server, TRAFFIC, most_running=6, drafted=3)
     assert table.values["sample_batch_tokens"] == [1, 2, 4, 8, 16, 24]
     assert table.values["max_batch_tokens"] == 24
     shapes = [(1, 1), (1, 2), *((running, 4) for running in (1, 2, 4, 6))]
     rates = [1 / step_s(server, TRAFFIC, *shape) for shape in shapes]
     assert table.values["sample_steps_per_sec"] == pytest.approx(rates, rel=1e-5)
-
-
-def test_a_step_holds_the_draft_and_no_prompts(server):
     alone = step_s(server, TRAFFIC, 4, 1)
     # The same context, and prompts all the time.
     long = Traffic(prompt_tokens=1199, output_tokens=2)

@@ -37,7 +37,7 @@ def test_type_checkers_see_what_is_imported() -> None:
         _ = rooftree.treedecoder
 
 
-def test_importing_it_and_predicting_import_nothing_heavy() -> None:
+def test_importing_it_imports_nothing_heavy_and_the_module_has_its_version() -> None:
     code = (
         f"import sys, rooftree; print([name for name in {HEAVY} if name in sys.modules])\n"
         "import costmodel.profile.store, costmodel.online, costmodel.calibration.choices\n"
@@ -45,9 +45,6 @@ def test_importing_it_and_predicting_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\nset()\n"
-
-
-def test_version_and_module() -> None:
     assert rooftree.__version__ == version("rooftree")
     command = [sys.executable, "-m", "rooftree", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -63,20 +63,15 @@ HARMLESS = frozenset(_HARMLESS.split())
 class DFlashConfig:
     """The fields of a DFlash checkpoint's config.json, and those that its relatives share.
 
-    name               of the kind of drafter
-    windows            for each layer: tokens that it sees back; None for all
-    causal             for each layer: whether a block row sees only rows before it
-    shifted            whether a row predicts the token after its own position, so that the bonus
-                       token's row predicts the first one
-    target_layer_ids   layers of the target whose outputs are the features; `EMBEDDING` for its
-                       embedding's
-    embedding_scale    factor of the block's embeddings
-    logit_scale        factor of the head's logits
-    softcap            their largest size after that, by a tanh; None: as they are
+    kinds              for each layer: tokens that it sees back (None for all), and whether a
+                       block row sees only rows before it
+    shifted            whether a row predicts the token after its own position, the bonus token's
+                       row the first one
+    target_layer_ids   layers of the target whose outputs are the features, or `EMBEDDING`
+    softcap            of the head's scaled logits, by a tanh; None: as they are
     num_target_layers  of the target it was trained for; None if not given
     vocab              of that target; None if not given
     draft_vocab        tokens that it can draft; None for all
-    published          config.json unchanged
     """
 
     LABEL: ClassVar[str] = "a DFlash drafter"
@@ -84,8 +79,7 @@ class DFlashConfig:
 
     name: str
     shape: DraftShape
-    windows: tuple[int | None, ...]
-    causal: tuple[bool, ...]
+    kinds: tuple[Kind, ...]
     shifted: bool
     block_size: int
     mask_token_id: int
@@ -100,7 +94,6 @@ class DFlashConfig:
 
     @classmethod
     def recognises(cls, published: Mapping[str, Any]) -> bool:
-        """Whether a config.json is that of such a drafter."""
         return cls.named_in(published) or INNER in published
 
     @classmethod
@@ -130,17 +123,12 @@ class DFlashConfig:
     @classmethod
     def read(cls, fields: Fields) -> dict[str, Any]:
         """The values of the dataclass's fields but `published`."""
-        name = "jetspec" if fields.values.get("causal_head") else "dflash"
+        name = "jetspec" if fields.get("causal_head") else "dflash"
         return {"name": name, **backbone(fields, shifted=False)}
 
     @property
     def layers(self) -> int:
-        return len(self.windows)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The attention kind of each layer."""
-        return tuple(zip(self.windows, self.causal, strict=True))
+        return len(self.kinds)
 
     @property
     def first_row(self) -> int:
@@ -149,9 +137,9 @@ class DFlashConfig:
 
     def costs(self) -> dict[str, object]:
         """The fields that the time of a draft depends on, but those of its layers' shape."""
-        features = len(self.target_layer_ids)
-        shifted = {"shifted": True} if self.shifted else {}
-        return {"layers": self.layers, "features": features, "windows": self.windows, **shifted}
+        sizes = {"layers": self.layers, "features": len(self.target_layer_ids)}
+        windows = [window for window, _ in self.kinds]
+        return {**sizes, "windows": windows, **({"shifted": True} if self.shifted else {})}
 
     def hash(self, vocab: int) -> str:
         """The key of its cost; `vocab` is the size of the head it drafts with."""
@@ -164,15 +152,13 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
     count = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     shape = read_shape(fields, head_dim=DEFAULT_HEAD_DIM, bias=fields.flag("attention_bias", False))
     fields.require({"target_hidden_size": shape.hidden})
-    has_layers = fields.values.get("num_target_layers") is not None
-    vocab = fields.whole("vocab_size") if fields.values.get("vocab_size") else None
+    has_layers = fields.get("num_target_layers") is not None
+    vocab = fields.whole("vocab_size") if fields.get("vocab_size") else None
     drafted = fields.whole("draft_vocab_size", vocab or 1, most=vocab or 1)
-    caps = fields.values.get("final_logit_softcapping")  # 0 and none: without
-    windows, causal = _attention(fields, count)
+    caps = fields.get("final_logit_softcapping")  # 0 and none: without
     return {
         "shape": shape,
-        "windows": windows,
-        "causal": causal,
+        "kinds": _attention(fields, count),
         "shifted": fields.one_flag(("shift_label", "sample_from_anchor"), shifted),
         "block_size": fields.whole("block_size", DEFAULT_BLOCK_SIZE, least=2, most=MOST_BLOCK),
         "mask_token_id": fields.whole("mask_token_id", least=0),
@@ -188,7 +174,7 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
 
 def of_speculators(fields: Fields) -> bool:
     """Whether a config is in the speculators library's form, which has defaults of its own."""
-    return fields.values.get("speculators_model_type") is not None
+    return fields.get("speculators_model_type") is not None
 
 
 def _flat(published: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -210,36 +196,33 @@ def _flat(published: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**layer, **outer, **inner}
 
 
-def _attention(fields: Fields, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """The window of each layer, and whether it is causal.
+def _attention(fields: Fields, layers: int) -> tuple[Kind, ...]:
+    """The attention of each layer.
 
-    Sliding layers are causal and full ones are not, unless a field says so for all.
-    As in the published class; sgl-project/sglang #34524 measured 5.62 accepted tokens so,
-    against 5.27 with bidirectional sliding layers.
+    Sliding layers are causal and full ones are not, unless a field says so for all, as in the
+    published class (sgl-project/sglang #34524: 5.62 accepted tokens, 5.27 the other way).
     """
-    types = fields.values.get("layer_types") or [FULL] * layers
+    types = fields.get("layer_types") or [FULL] * layers
     known = isinstance(types, list) and all(kind in (SLIDING, FULL) for kind in types)
     if not known or len(types) != layers:
         raise fields.wrong("layer_types", f"a list of {layers} names, '{FULL}' or '{SLIDING}',")
     sliding = [kind == SLIDING for kind in types]
-    windows: tuple[int | None, ...] = (None,) * layers
-    if fields.values.get("use_sliding_window") is False or not any(sliding):
-        fields.skip("sliding_window")
-    else:
-        window = fields.whole("sliding_window")
-        windows = tuple(window if slides else None for slides in sliding)
+    slid = fields.get("use_sliding_window") is not False and any(sliding)
+    window = fields.whole("sliding_window") if slid else None
+    fields.get("sliding_window")  # read, if unused
     both_ways = fields.flag("sliding_window_non_causal", of_speculators(fields))
     causal = fields.one_flag(("is_causal", "causal", "causal_head"), None)
-    if causal is not None:
-        return windows, (causal,) * layers
-    return windows, tuple(slides and not both_ways for slides in sliding)
+    return tuple(
+        (window if slides else None, slides and not both_ways if causal is None else causal)
+        for slides in sliding
+    )
 
 
 def _layer_ids(fields: Fields) -> tuple[int, ...]:
     name, offset = "target_layer_ids", 0
-    if of_speculators(fields) and fields.values.get(name) is None:
+    if of_speculators(fields) and fields.get(name) is None:
         name, offset = "aux_hidden_state_layer_ids", -1  # indices of the hidden states
-    ids = fields.values.get(name)
+    ids = fields.get(name)
     least = EMBEDDING - offset
     if not isinstance(ids, list) or not all(type(i) is int and i >= least for i in ids) or not ids:
         raise fields.wrong(name, "a list of layer numbers")

@@ -7,36 +7,36 @@ Related drafters score the block's hidden states in another way (`BlockScores`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
 from costmodel.errors import InputError
+from costmodel.statistics import Ints
 from decoder.acceptance.drawn import LevelDistributions, draw_levels
 from decoder.device import to_device
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.base import Drafter, DraftRequest, Draws
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.caches import (
     DraftRows,
+    FeatureSession,
     PlacedText,
     RowForwards,
     SharedCaches,
-    WaitingFeatures,
     check_observed,
 )
-from decoder.drafters.checkpoint import differences, is_padded, refuse_misfit, stored_model
+from decoder.drafters.checkpoint import is_padded, refuse_misfit, stored_model
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
-from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape
-from decoder.model.runtime.capture import BudgetedCapture, Tensors
+from decoder.model.runtime.capture import Capture, Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import Candidates, DraftTree, Lattice
 
@@ -92,8 +92,7 @@ class DFlashDrafter(Drafter):
     """Drafts the positions of a block at once; embedding and LM head are the target's.
 
     source      a checkpoint's folder or hub id, or a loaded model
-    block_size  None for that of training; a smaller or larger block is another computation,
-                with as many mask rows
+    block_size  None for that of training; another size is another computation
     Raises InputError if the checkpoint is damaged or belongs to another target, and for a block
     size outside `block_sizes`.
     """
@@ -104,10 +103,7 @@ class DFlashDrafter(Drafter):
     def __init__(
         self, target: Target, source: str | Path | DFlashModel, block_size: int | None = None
     ) -> None:
-        if isinstance(source, DFlashModel):
-            self.model = source
-        else:
-            self.model = stored_model(source, target, self.model_type.load)
+        self.model = stored_model(source, target, self.model_type.load)
         config = self.model.config
         check_fit(config, target)
         self.target = target
@@ -139,16 +135,15 @@ class DFlashDrafter(Drafter):
 
     @classmethod
     def from_pretrained(cls, name: str, target: Target) -> Self:
-        """The drafter in a folder or of a hub id."""
         return cls(target, name)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The embeddings [..., hidden] of a block's tokens [...]."""
-        own = self.model.own_embedding
-        return self.target.embed(tokens) if own is None else functional.embedding(tokens, own)
+        """The input [..., hidden] of the first layer for a block's tokens [...]."""
+        own, scale = self.model.own_embedding, self.model.config.embedding_scale
+        rows = self.target.embed(tokens) if own is None else functional.embedding(tokens, own)
+        return rows if scale == 1.0 else rows * scale
 
     def make_scores(self) -> BlockScores:
-        """The step after the block's pass."""
         return Marginals(self)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
@@ -165,10 +160,7 @@ class DFlashDrafter(Drafter):
         return range(2, 2 * self.model.config.block_size + 1)
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None = None,
+        self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
     ) -> DFlashSession:
         return DFlashSession(self, features)
 
@@ -180,43 +172,35 @@ class DFlashDrafter(Drafter):
         return self._forwards
 
 
-class DFlashSession(DraftSession):
+class DFlashSession(FeatureSession):
     """The drafting of one text: its draft cache, and features that are not yet in it."""
 
     rewinds = True
 
     def __init__(self, drafter: DFlashDrafter, features: torch.Tensor | None) -> None:
         """features: of the prompt, [tokens, layers * hidden]"""
+        super().__init__("a DFlash drafter")
         config = drafter.model.config
         self._forwards, self._scores = drafter.forwards(), drafter.scores
         self._text = BlockText(self._forwards.caches)
         self._first_row = config.first_row
-        self._waiting = WaitingFeatures("a DFlash drafter")
         self._mask = config.mask_token_id
         self.set_block_size(drafter.block_size)
-        self._waiting.add(features)
-        self._take_in()
+        self.observe((), features)
+        self.take_in_waiting()
 
     def set_block_size(self, size: int) -> None:
-        """Draft with blocks of this size from now on."""
         self._block = np.full(size, self._mask, dtype=np.int64)
 
     @torch.inference_mode()
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
-        """Candidates for the positions after the bonus token, down to the requested depth.
-
-        The forward always covers the whole block: a shorter block is another computation.
-        """
+    def draft(self, context: Ints, request: DraftRequest) -> Candidates:
+        """Candidates down to the requested depth; the forward always covers the whole block."""
         outputs, depth = self._outputs(context, request.depth, request.temperature)
         return self._scores.candidates(outputs, replace(request, depth=depth))
 
     @torch.inference_mode()
     def draw(
-        self,
-        context: NDArray[np.int64],
-        shape: DraftTree,
-        temperature: float,
-        generator: torch.Generator,
+        self, context: Ints, shape: DraftTree, temperature: float, generator: torch.Generator
     ) -> DraftTree:
         """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
         wanted = int(shape.depths.max(initial=1))
@@ -225,54 +209,38 @@ class DFlashSession(DraftSession):
         q = self._scores.distributions(outputs, bonus, temperature)
         return draw_levels(shape, q, generator, depth)
 
-    def _outputs(
-        self, context: NDArray[np.int64], depth: int, temperature: float
-    ) -> tuple[Tensors, int]:
+    def _outputs(self, context: Ints, depth: int, temperature: float) -> tuple[Tensors, int]:
         """What the block behind the context gives, and down to which depth, of that wanted."""
-        self._take_in()
+        self.take_in_waiting()
         check_observed(self._text.length, len(context))
         self._block[0] = context[-1]
         depth = min(depth, len(self._block) - self._first_row)
         return self._forwards.draft(self._text, self._block, depth, temperature), depth
 
-    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        """Keep the features of the committed rows for the next draft."""
-        self._waiting.add(features)
-        if self._waiting.many:
-            self._take_in()
+    def take_in(self, features: torch.Tensor) -> None:
+        self._forwards.take_in(self._text, features)
 
     def rewind(self, tokens: int) -> None:
-        """Forget the features after the first tokens."""
         self._forwards.flush(self._text)
         self._text.cut(tokens)
         self._waiting.clear()
-
-    @torch.inference_mode()
-    def _take_in(self) -> None:
-        features = self._waiting.take()
-        if features is not None:
-            self._forwards.take_in(self._text, features)
 
 
 def check_fit(config: DFlashConfig, target: Target) -> None:
     """Raise InputError unless the drafter was made for such a target."""
     layers, vocab = target.architecture.layers, target.architecture.vocab
-    problems = differences(
-        {
-            "hidden size": (config.shape.hidden, target.architecture.hidden),
-            "number of target layers": (config.num_target_layers, layers),
-            "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
-        }
-    )
+    fields = {
+        "hidden size": (config.shape.hidden, target.architecture.hidden),
+        "number of target layers": (config.num_target_layers, layers),
+        "vocabulary": (None if is_padded(config.vocab, vocab) else config.vocab, vocab),
+    }
+    problems, mask, deepest = [], config.mask_token_id, max(config.target_layer_ids)
     # The last layer's output is not among the features: transformers gives it after the norm.
-    deepest = max(config.target_layer_ids)
     if deepest > layers - 2:
         problems.append(f"it reads layer {deepest} of a target of {layers} layers")
-    if config.mask_token_id >= vocab:
-        problems.append(
-            f"its mask token {config.mask_token_id} lies outside the vocabulary of {vocab}"
-        )
-    refuse_misfit(problems, target)
+    if mask >= vocab:
+        problems.append(f"its mask token {mask} lies outside the vocabulary of {vocab}")
+    refuse_misfit(target, fields, problems)
 
 
 MOST_WAITING = 64  # features; those of a prompt are no part of a draft
@@ -287,12 +255,11 @@ class BlockText(PlacedText):
 class BlockForwards:
     """The passes of a drafter over all its texts.
 
-    The block's pass goes from token ids to what `BlockScores.outputs` gives; what depends on
-    each round's depth and width is outside of it where it is captured. Where layers are compiled,
-    a block's call stores the context that was taken in before it.
+    The block's pass goes from token ids to what `BlockScores.outputs` gives, whatever a round's
+    depth and width. Where layers are compiled, it also stores the context taken in before it.
     """
 
-    def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture | None) -> None:
+    def __init__(self, drafter: DFlashDrafter, capture: Capture | None) -> None:
         self._drafter, self.capture, target = drafter, capture, drafter.target
         self._temperature, self._filled = torch.ones((), device=target.device), 1.0
         config = drafter.model.config
@@ -320,14 +287,11 @@ class BlockForwards:
             self.flush(text)
 
     def flush(self, text: BlockText) -> None:
-        """Store the features that wait."""
         if len(text.waiting):
             nothing = torch.empty(0, self._drafter.model.config.shape.hidden)
             self._call(text, np.zeros(0, np.int64), nothing, (0, 0))
 
-    def draft(
-        self, text: BlockText, tokens: NDArray[np.int64], depth: int, temperature: float
-    ) -> Tensors:
+    def draft(self, text: BlockText, tokens: Ints, depth: int, temperature: float) -> Tensors:
         """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
         if temperature != self._filled:  # captured blocks read the tensor
             self._temperature.fill_(temperature)
@@ -337,27 +301,22 @@ class BlockForwards:
         first, kinds = drafter.model.config.first_row, drafter.model.config.kinds
         if self._compiled is not None:
             ids = torch.from_numpy(tokens)
-            embedded = drafter.passes.embedded(drafter.embed(ids))
-            hidden, logits = self._call(text, tokens, embedded, (first, first + depth))
+            hidden, logits = self._call(text, tokens, drafter.embed(ids), (first, first + depth))
             return self._scored(hidden[first : first + depth], logits, ids)
         # The mask among the block itself is the same in all layers without a window.
         causal = any(causal for window, causal in kinds if window is None)
         mask = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
-        block = RowBlock(text.sequence, tokens, np.arange(rows), DenseVisible(mask))
+        block = RowBlock(text.sequence, tokens, np.arange(rows), mask)
         return self._block(text.cache, block)
 
     @torch.inference_mode()
     def _call(
-        self,
-        text: BlockText,
-        tokens: NDArray[np.int64],
-        embedded: torch.Tensor,
-        headed: tuple[int, int],
+        self, text: BlockText, tokens: Ints, embedded: torch.Tensor, headed: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states and logits of an embedded block, in one call that stores the context."""
         assert self._compiled is not None
         rows, tiled = len(tokens), self._drafter.head.tiled
-        every = DenseVisible(np.ones((rows, rows), np.bool_))
+        every = np.ones((rows, rows), np.bool_)
         block = RowBlock(text.sequence, tokens, np.arange(rows), every)
         head = None if tiled is None else (tiled, *headed)
         hidden, _, logits = self._compiled.run(
@@ -373,8 +332,8 @@ class BlockForwards:
         return ()
 
     def _outputs(self, rows: DraftRows) -> Tensors:
-        drafter, passes = self._drafter, self._drafter.passes
-        hidden = passes.block(passes.embedded(drafter.embed(rows.tokens)), rows, drafter.rotary)
+        drafter = self._drafter
+        hidden = drafter.passes.block(drafter.embed(rows.tokens), rows, drafter.rotary)
         return self._scored(hidden[drafter.model.config.first_row :], None, rows.tokens)
 
     def _scored(

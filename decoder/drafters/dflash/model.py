@@ -4,9 +4,9 @@ Facts from the published code (z-lab/dflash, dflash/model.py, MIT): keys and val
 context rows and block rows, queries from the block only. Context rows are the target's features,
 projected once for all layers, without a layer's input norm or feed-forward.
 
-The model is so small that launching an operation costs as much as reading its weights. So the
-query, key and value products of a layer are joined, as are gate and up; the context's keys of
-all layers are normed and rotated together; and residual additions are part of the products.
+Launching an operation costs as much as reading weights of such a size. So the query, key and value
+products of a layer are joined, as are gate and up; the context's keys of all layers are normed and
+rotated together; and residual additions are part of the products.
 """
 
 from __future__ import annotations
@@ -18,24 +18,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from costmodel.errors import InputError
+from costmodel.statistics import Ints
 from decoder.device import to_device
-from decoder.drafters.blocks import (
-    DraftAttention,
-    DraftShape,
-    GatedFfn,
-    Rope,
-    Rotary,
-    RowCache,
-    Span,
-    rotate,
-)
+from decoder.drafters.blocks import DraftAttention, DraftShape, Rope, Rotary, RowCache, Span, rotate
 from decoder.drafters.caches import DraftRows
-from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
+from decoder.drafters.checkpoint import Weights, checked_ids, load_weights, save_checkpoint
 from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.vocabulary import read_tokens, write_tokens
 from decoder.model.runtime.linear import join, packing_refused, plain_state
@@ -55,9 +45,9 @@ class DFlashLayer(nn.Module):
         super().__init__()
         shape = config.shape
         self.self_attn = DraftAttention(shape, shape.hidden, normed=True)
-        self.mlp = GatedFfn(shape)
-        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.mlp = shape.mlp()
+        self.input_layernorm = shape.norm()
+        self.post_attention_layernorm = shape.norm()
 
 
 class JoinedLayer:
@@ -96,7 +86,7 @@ class JoinedLayer:
         rotated, value = heads.split((shape.heads + shape.kv_heads, shape.kv_heads))
         rotated = rotate(_over_rms(rotated, shape.norm_eps) * self._norms, rope)
         query, key = rotated.split((shape.heads, shape.kv_heads))
-        cache.write(number, cache.length, key, value)
+        cache.write(number, key, value)
         mixed = cache.attend(number, query, seen, shape.head_dim**-0.5)
         return mixed.transpose(0, 1).reshape(len(rows), -1)
 
@@ -126,55 +116,44 @@ class DFlashModel(nn.Module):
         super().__init__()
         shape = config.shape
         self.config = config
-        self.head_tokens: NDArray[np.int64] | None = None  # None: the target's whole head
+        self.head_tokens: Ints | None = None  # None: the target's whole head
         self.layers = nn.ModuleList(self.layer_type(config) for _ in range(config.layers))
         self.fc = nn.Linear(len(config.target_layer_ids) * shape.hidden, shape.hidden, bias=False)
-        self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.hidden_norm = shape.norm()
+        self.norm = shape.norm()
         self._passes: DFlashPasses | None = None
 
     def passes(self) -> DFlashPasses:
-        """The passes over these weights, made once; the model cannot be trained any more.
-
-        The weights become views of joined ones, or are packed (`plain_state`).
-        """
+        """The passes, made once: weights are joined or packed, and can be trained no more."""
         self._passes = self._passes or DFlashPasses(self)
         return self._passes
 
     @classmethod
     def load(cls, folder: Path, published: Mapping[str, Any], like: torch.Tensor) -> Self:
-        """The model in a checkpoint folder, on the device and in the dtype of `like`.
+        """The model in a folder with this config.json, on the device and in the dtype of `like`.
 
-        published  its config.json
         Raises InputError with all tensors that are missing, unknown or of a wrong shape.
         """
-        config = cls.config_type.parse(published, f"{folder / 'config.json'}")
+        where = f"{folder / 'config.json'}"
+        config = cls.config_type.parse(published, where)
         weights, tokens = Weights(folder), read_tokens(folder)
         with torch.device("meta"):
             model = cls(config, None if tokens is None else len(tokens))
         stored = cls.stored_names(model.state_dict(), weights.shapes.keys())
         shapes = {stored[name]: tuple(t.shape) for name, t in model.state_dict().items()}
-        places = dict(shapes)  # and those of the tables: embedding and head need not be stored
-        optional: dict[str, tuple[int, ...]] = {}
+        optional: dict[str, tuple[int, ...]] = {}  # embedding and head need not be stored
         if config.vocab is not None:
             vocab, hidden, drafted = config.vocab, config.shape.hidden, config.draft_vocab
             head = (drafted or vocab, hidden)
             optional = {EMBEDDING: (vocab, hidden), HEAD: head, MEMBERS: (vocab,)}
-            places |= optional | ({} if drafted is None else {OFFSETS: (drafted,)})
-        weights.check(places, frozenset(optional))
+        offsets = {} if config.draft_vocab is None else {OFFSETS: (config.draft_vocab,)}
+        weights.check(shapes | optional | offsets, frozenset(optional))
         tensors = weights.read(shapes, like.device)
         load_weights(model, {name: tensors[place] for name, place in stored.items()}, like.dtype)
         model._tables = weights
         model.head_tokens = tokens
-        if config.draft_vocab is not None:
-            offsets = weights.read({OFFSETS: ()}, torch.device("cpu"))[OFFSETS]
-            ids, vocab = offsets + torch.arange(len(offsets)), config.vocab or 0
-            if offsets.is_floating_point() or not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-                raise InputError(
-                    f"{OFFSETS} in {folder} does not map to tokens below {config.vocab}",
-                    hint="The checkpoint is damaged, or its vocab_size is wrong.",
-                )
-            model.head_tokens = ids.numpy()
+        for ids in weights.read(offsets, torch.device("cpu")).values():
+            model.head_tokens = checked_ids(ids, config.vocab or 0, where).numpy()
         return model
 
     @classmethod
@@ -183,10 +162,7 @@ class DFlashModel(nn.Module):
         return {name: name for name in names}
 
     def settle(self, target: Target) -> None:
-        """Read the checkpoint's embedding and head unless some of their rows equal the target's.
-
-        Most checkpoints hold frozen copies. A head that is more than one matrix stays the target's.
-        """
+        """Read the checkpoint's embedding and head, unless they are copies of the target's."""
         weights, self._tables = self._tables, None
         vocab = target.architecture.vocab  # with rows of padding that the drafter may lack
         every = np.arange(vocab)
@@ -204,9 +180,12 @@ class DFlashModel(nn.Module):
                 continue
             rows = np.unique(np.linspace(0, stored[0] - 1, COMPARED).astype(np.int64))
             theirs = rows_of(ids[rows])
-            if theirs is None or alike(weights.rows(name, rows), theirs):
+            if theirs is None:
                 continue
-            table = weights.read({name: stored}, target.device)[name].to(target.dtype)
+            ours, theirs = (part.double().cpu() for part in (weights.rows(name, rows), theirs))
+            if (ours - theirs).abs().max() <= theirs.abs().max() / 64:  # but for a narrow dtype
+                continue
+            table = weights.read([name], target.device)[name].to(target.dtype)
             if name == EMBEDDING:
                 self.own_embedding = functional.pad(table, (0, 0, 0, vocab - len(table)))
             else:
@@ -233,29 +212,18 @@ class DFlashPasses:
             norms = [layer.self_attn.k_norm.weight for layer in layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
-    def embedded(self, block: torch.Tensor) -> torch.Tensor:
-        """The input of the first layer, of embeddings [block, hidden]."""
-        scale = self.config.embedding_scale
-        return block if scale == 1.0 else block * scale
-
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
-        """Write the target's features [tokens, ids * hidden] after every layer's context.
-
-        The context's length stays as it is.
-        """
+        """Write the target's features [tokens, ids * hidden] after every layer's context."""
         shape, context = self.config.shape, self.model.hidden_norm(self._project(features))
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
         heads = projected.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
         keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]
         keys = rotate(_over_rms(keys, shape.norm_eps) * self._key_norms, rope)
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
-            cache.write(number, cache.length, key, value)
+            cache.write(number, key, value)
 
     def block(self, block: torch.Tensor, rows: DraftRows, rotary: Rotary) -> torch.Tensor:
-        """Hidden states [block, hidden] for the target's head, of `embedded` rows.
-
-        Row 0 is the bonus token, the others are masks; the cache's context stays the same.
-        """
+        """Hidden states [block, hidden] for the head, of the embedded bonus token and masks."""
         spans = {kind: rows.span(*kind) for kind in set(self.config.kinds)}
         rope = rows.rope(rotary, block.dtype)
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
@@ -278,9 +246,3 @@ def _compiled_layers(model: DFlashModel) -> PackedLayers | None:
 def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:
     """Each row divided by its root mean square."""
     return functional.rms_norm(rows, rows.shape[-1:], eps=eps)
-
-
-def alike(rows: torch.Tensor, others: torch.Tensor) -> bool:
-    """Whether rows are equal but for what a narrow dtype loses."""
-    rows, others = rows.double().cpu(), others.double().cpu()
-    return bool((rows - others).abs().max() <= others.abs().max() / 64)

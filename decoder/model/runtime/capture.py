@@ -1,19 +1,21 @@
-"""Capture and replay of device work: CUDA graphs, their memory budget and row buckets.
-
-`Capture` is a protocol, so that tests can run captured forwards on a CPU.
-"""
+"""Capture and replay of device work: CUDA graphs, their memory budget and row buckets."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from math import inf
 from threading import Lock
-from typing import Protocol
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.configs import first_reason
@@ -27,95 +29,91 @@ BUCKETS = (
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Capture(Protocol):
-    """Records the device work of a function that works on fixed tensors."""
-
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run `function` and return a callable that repeats one call's device work.
-
-        Raises CaptureError where that cannot be recorded.
-        """
-
-    def used_bytes(self) -> int:
-        """Device memory in use."""
+Replay = Callable[[], None]
 
 
 class CaptureError(RuntimeError):
     """Device work could not be recorded; the work can still be done directly."""
 
 
-class BudgetedCapture:
-    """A capture under a memory budget that a target and its drafter share.
+class Capture(ABC):
+    """Records device work, under a memory budget that a target and its drafter share.
 
-    A recording counts against the budget for as long as somebody holds it.
+    A recording counts against the budget for as long as somebody holds it. Tests record on a CPU.
 
     notes  messages about drafter forwards that could not be captured
     """
 
-    def __init__(self, capture: Capture, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: float) -> None:
         self.notes: list[str] = []
-        self._capture = capture
         self._budget_bytes = budget_bytes
-        self._live: WeakSet[_Recording] = WeakSet()
+        self._live: WeakKeyDictionary[Replay, int] = WeakKeyDictionary()
+
+    @abstractmethod
+    def recorded(self, function: Callable[[], None]) -> Replay:
+        """See `record`, whatever the budget."""
+
+    @abstractmethod
+    def used_bytes(self) -> int:
+        """Device memory in use."""
 
     @property
     def memory_bytes(self) -> int:
         """Memory of the recordings that are still held."""
-        return sum(recording.memory_bytes for recording in self._live)
+        return sum(self._live.values())
 
     @property
-    def unused_bytes(self) -> int:
+    def unused_bytes(self) -> float:
         """Memory that further recordings may take."""
         return max(self._budget_bytes - self.memory_bytes, 0)
 
-    def used_bytes(self) -> int:
-        return self._capture.used_bytes()
+    def record(self, function: Callable[[], None]) -> Replay:
+        """Run `function`, which works on fixed tensors; the result repeats its device work.
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`. Raises CaptureError, also once the budget is used up."""
-        if self.memory_bytes >= self._budget_bytes:
+        Raises CaptureError where that cannot be recorded, and once the budget is used up.
+        """
+        if not self.unused_bytes:
             raise CaptureError(f"graphs have used their {self._budget_bytes / 1e9:.1f} GB")
         before_bytes = self.used_bytes()
-        replay = self._capture.record(function)
-        recording = _Recording(replay, max(self.used_bytes() - before_bytes, 0))
-        self._live.add(recording)
-        return recording
-
-
-class _Recording:
-    """A replay and the memory that its recording took."""
-
-    def __init__(self, replay: Callable[[], None], memory_bytes: int) -> None:
-        self._replay = replay
-        self.memory_bytes = memory_bytes
-
-    def __call__(self) -> None:
-        self._replay()
+        replay = partial(self.recorded(function))
+        self._live[replay] = max(self.used_bytes() - before_bytes, 0)
+        return replay
 
 
 _ONE_CAPTURE = Lock()  # of the process: captures share the allocator
 
 
-class CudaCapture:
+class CudaCapture(Capture):
     """CUDA graphs of one device in one memory pool.
 
     The pool can be shared: graphs are replayed one after another, and their outputs are
     written to tensors outside the pool.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, budget_bytes: float = inf) -> None:
+        super().__init__(budget_bytes)
+        self._device, self._stream = device, torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+    def recorded(self, function: Callable[[], None]) -> Replay:
         with _ONE_CAPTURE:
             current = torch.cuda.current_stream(self._device)
             try:
-                return self._recorded(function, current)
+                self._stream.wait_stream(current)
+                with torch.cuda.stream(self._stream):
+                    for _ in range(WARM_UP_CALLS):
+                        function()
+                current.wait_stream(self._stream)
+                torch.cuda.synchronize(self._device)
+                graph, mode = torch.cuda.CUDAGraph(), "thread_local"
+                where: Any = {"pool": self._pool, "stream": self._stream}
+                # What other threads allocate meanwhile does not invalidate it.
+                with torch.cuda.graph(graph, **where, capture_error_mode=mode):
+                    function()
             except Exception as error:  # Triton's errors, too, derive from Exception alone
                 self._abandon(current)
                 raise CaptureError(first_reason(error)) from error
+            return graph.replay
 
     def _abandon(self, current: torch.cuda.Stream) -> None:
         """Leave a failed capture, whose end may itself have failed before it put things back."""
@@ -129,25 +127,35 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()  # frees what the failed capture still holds
 
-    def _recorded(
-        self, function: Callable[[], None], current: torch.cuda.Stream
-    ) -> Callable[[], None]:
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UP_CALLS):
-                function()
-        current.wait_stream(self._stream)
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):  # what other threads allocate meanwhile does not invalidate it
-            function()
-        return graph.replay
-
     def used_bytes(self) -> int:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return total_bytes - free_bytes
+
+
+class ChosenTokens:
+    """The greedy tokens of a captured forward; their copy to the host begins right behind it."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._device = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._host = torch.zeros(rows, dtype=torch.int64, pin_memory=on_gpu)
+        self._copied = torch.cuda.Event() if on_gpu else None
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """Keep tokens int64 [rows], as part of the captured forward."""
+        self._device.copy_(tokens)
+
+    def send(self) -> None:
+        """Begin the copy to the host, behind a replay."""
+        self._host.copy_(self._device, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self, rows: int) -> NDArray[np.int64]:
+        """The tokens of the first rows, int64 [rows]; waits until the copy is there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host[:rows].numpy().copy()
 
 
 def bucket(rows: int) -> int | None:
@@ -173,14 +181,20 @@ class GraphedFunction:
 
     def __init__(self, function: Callable[[], Tensors], capture: Capture) -> None:
         self._function, self._capture = function, capture
-        self._captured: tuple[Tensors, Callable[[], None]] | None = None
+        self._captured: tuple[Tensors, Replay] | None = None
         self.refused: str | None = None
 
     @torch.inference_mode()
     def __call__(self) -> Tensors:
         if self._captured is None and self.refused is None:
             try:
-                self._captured = self._record()
+                outputs = tuple(torch.empty_like(tensor) for tensor in self._function())
+
+                def run() -> None:
+                    for static, new in zip(outputs, self._function(), strict=True):
+                        static.copy_(new)
+
+                self._captured = outputs, self._capture.record(run)
             except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
                 self.refused = first_reason(error)
                 logging.getLogger(__name__).warning("running eagerly: %s", self.refused)
@@ -189,12 +203,3 @@ class GraphedFunction:
         outputs, replay = self._captured
         replay()
         return outputs
-
-    def _record(self) -> tuple[Tensors, Callable[[], None]]:
-        outputs = tuple(torch.empty_like(tensor) for tensor in self._function())
-
-        def run() -> None:
-            for static, new in zip(outputs, self._function(), strict=True):
-                static.copy_(new)
-
-        return outputs, self._capture.record(run)

@@ -4,35 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from costmodel.hf_config import positions_of, text_fields
 from decoder.configs import base_of, text_of
 from decoder.model.attention import (
     ATTENTION_NAME,
-    AttentionPlan,
-    CausalVisible,
-    ForwardPlan,
+    ForwardAttention,
     RowBlock,
+    SegmentAttention,
     attending,
     attention_of,
+    joined,
     plan_segment,
 )
 from decoder.model.kv_cache import KVCache
-from decoder.model.latents import LatentPlan, follow_latents
-from decoder.model.mixers import follow_states, row_states
-from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import BudgetedCapture
-from decoder.model.runtime.fused import TablePlan, kernels_usable
-from decoder.model.runtime.rope import rope_by_length
+from decoder.model.latents import LatentAttention, follow_latents
+from decoder.model.mixers import RowStates, follow_states
+from decoder.model.runtime.capture import Capture, ChosenTokens
+from decoder.model.runtime.fused import TableAttention, kernels_usable
+from decoder.model.runtime.rope import forwarding, rope_by_length
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import MaskFunction, Structure, device_of, mask_segment
 
+RuntimeKind = Literal["eager", "packed", "graphs"]
+RuntimeChoice = Literal["auto", "eager", "packed", "graphs"]
+NO_TOKEN = -1  # in place of a token where the logits are not numbers (NaN, infinite)
 
-def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutputs:
+    """The outputs of a forward, with the rows of all blocks end to end.
+
+    logits    [rows, vocab], or [1, vocab] where only the last row's were requested
+    features  [rows, width], None where no layer is captured
+    chosen    the rows' greedy tokens on their way to the host, where the forward chose them
+
+    A graph runtime returns views of its static buffers, which the next forward overwrites.
+    """
+
+    logits: Tensor
+    features: Tensor | None
+    chosen: ChosenTokens | None = None
+
+
+def greedy_tokens(logits: Tensor) -> Tensor:
     """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
 
     The largest value is NaN if any is, so it tells. No device is waited for.
@@ -49,21 +70,23 @@ def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
 class ModelStep:
     """The forward of a causal LM, from token ids and positions to hidden states and logits.
 
-    captured  indices into transformers' `hidden_states` that are returned as features
-    owned     True sets our attention on the model for good; False only during each forward
-    rope      rotary factors that depend on the length; None where they do not
-    long      whether the texts at hand have the factors of long texts
+    captured    indices into transformers' `hidden_states` that are returned as features
+    owned       True sets our attention on the model for good; False only during each forward
+    rope        rotary factors that depend on the length; None where they do not
+    long        whether the texts at hand have the factors of long texts
     plain_head  whether logits are the LM head's output, without scales or caps
-    masks    each layer's mask function, of a model with windows; empty for others
+    masks       each layer's mask function, of a model with windows; empty for others
+    positions   that the model knows, scaled ones included unless they change with the text
     """
 
     def __init__(self, model: Any, *, owned: bool) -> None:
-        self.model = model
-        self.owned = owned
+        self.model, self.owned = model, owned
+        self.device, self.dtype = device_of(model), model.dtype
         self.captured: tuple[int, ...] = ()
         self.rope = rope_by_length(text_of(model), model.config.get_text_config(decoder=True))
-        self.long = False
-        self.plain_head = True
+        self.long, self.plain_head = False, True
+        known = positions_of(text_fields(model.config)) or 1 << 30
+        self.positions = known if self.rope is None or self.rope.beyond else self.rope.switch
         self.masks: tuple[MaskFunction | None, ...] = ()
         self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self._base, self._text = base_of(model), text_of(model)
@@ -72,64 +95,43 @@ class ModelStep:
         if owned:
             model.config._attn_implementation = ATTENTION_NAME
 
-    @cached_property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
     @property
     def has_layers(self) -> bool:
         """Whether hidden states of single layers can be captured."""
         return isinstance(getattr(self._text, "layers", None), torch.nn.ModuleList)
-
-    @cached_property
-    def positions(self) -> int:
-        """Positions that the model knows, scaled ones included unless they change with the text."""
-        known = positions_of(text_fields(self.model.config)) or 1 << 30
-        return known if self.rope is None or self.rope.beyond else self.rope.switch
 
     @property
     def vocab(self) -> int:
         """Columns of the logits, the vocabulary's padding included."""
         return int(self.head.out_features)
 
-    @property
-    def feature_width(self) -> int:
-        return len(self.captured) * int(self.embedding.weight.shape[1])
-
     def run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, tokens: Tensor, positions: Tensor, attention: ForwardAttention
+    ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [rows, hidden] after the final norm, and features [rows, width].
 
         tokens, positions  [rows]
         """
         rope = self.rope.of_long_texts() if self.rope and self.long else nullcontext()
         ours = nullcontext() if self.owned else attention_of(self.model, ATTENTION_NAME)
-        with ours, attending(plan), rope, self._hooks() as states:
-            more = plan.arguments if isinstance(plan, LatentPlan) else {}
-            output = self._text(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, **more
-            )
-        features = None
-        if self.captured:
-            features = torch.cat([states[layer][0] for layer in self.captured], dim=-1)
-        return output.last_hidden_state[0], features
+        with ours, attending(attention), rope, self._hooks() as states:
+            where: Any = {"position_ids": positions[None], "use_cache": False}
+            output = self._text(input_ids=tokens[None], **where, **attention.arguments)
+        features = [states[layer][0] for layer in self.captured]
+        return output.last_hidden_state[0], torch.cat(features, -1) if features else None
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """The model's logits [..., vocab] of hidden states [..., hidden] after the final norm."""
         if self.plain_head:
             return self.head(hidden)
         rows = hidden.reshape(1, -1, hidden.shape[-1])
-        with _returning(self._base, _HiddenStates(rows)):
-            ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
-            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
+        states = _HiddenStates(rows)
+        ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
+        with forwarding(self._base, lambda *_, **__: states):
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         return logits.view(*hidden.shape[:-1], -1)
 
-    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+    def logits_into(self, hidden: Tensor, out: Tensor) -> None:
         """Write the logits of hidden states [rows, hidden] to `out` [rows, vocab]."""
         plain = self.plain_head and type(self.head) is torch.nn.Linear
         if plain and self.head.bias is None:
@@ -137,27 +139,24 @@ class ModelStep:
         else:
             out.copy_(self.logits(hidden))
 
-    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+    def head_rows(self, tokens: Tensor) -> Tensor:
         """Rows [tokens, hidden] of the LM head's weight, copied."""
         return self.head.weight.detach()[tokens]
 
-    def head_weight(self) -> torch.Tensor:
+    def head_weight(self) -> Tensor:
         """The LM head's weight [vocab, hidden]."""
         return self.head.weight.detach()
 
     @contextmanager
-    def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
+    def _hooks(self) -> Iterator[dict[int, Tensor]]:
         """The captured hidden states [1, rows, hidden] of one forward, by layer."""
-        states: dict[int, torch.Tensor] = {}
+        states: dict[int, Tensor] = {}
 
-        def store(layer: int) -> Any:
-            def hook(module: Any, inputs: Any, output: Any) -> None:
-                states[layer] = output[0] if isinstance(output, tuple) else output
-
-            return hook
+        def store(layer: int, module: Any, inputs: Any, output: Any) -> None:
+            states[layer] = output[0] if isinstance(output, tuple) else output
 
         modules = {i: self._text.layers[i - 1] if i else self.embedding for i in self.captured}
-        handles = [module.register_forward_hook(store(i)) for i, module in modules.items()]
+        handles = [one.register_forward_hook(partial(store, i)) for i, one in modules.items()]
         try:
             yield states
         finally:
@@ -177,17 +176,21 @@ class EagerRuntime:
     """
 
     kind: RuntimeKind = "eager"
-    capture: BudgetedCapture | None = None
+    capture: Capture | None = None
     buckets: tuple[int, ...] = ()
 
     def __init__(
         self, step: ModelStep, structure: Structure, warnings: tuple[str, ...] = ()
     ) -> None:
-        self.warnings = warnings
-        self._step = step
+        self.warnings, self._step = warnings, step
         self._group, self._window = structure.group, structure.window
         self._plain = not structure.uneven
         self._latent_layers = structure.layers if structure.latent else None
+
+    @property
+    def eager(self) -> EagerRuntime:
+        """The runtime of prefills."""
+        return self
 
     def hides(self, cache: KVCache, blocks: Sequence[RowBlock]) -> bool:
         """Whether some layer's window hides tokens from some rows."""
@@ -206,9 +209,7 @@ class EagerRuntime:
         hidden, features = self.hidden(cache, blocks)
         return ForwardOutputs(self._step.logits(hidden[-1:] if last_only else hidden), features)
 
-    def hidden(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def hidden(self, cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Tensor, Tensor | None]:
         """Hidden states [rows, hidden] after the final norm, and features, of all blocks."""
         device, first = self._step.device, 0
         if self._plain and kernels_usable(device) and not self.hides(cache, blocks):
@@ -216,16 +217,15 @@ class EagerRuntime:
             tables = RowTables(count, cache.sequences, words, device)
             tables.fill(cache, blocks)
             text, one = None, blocks[0]  # a piece of text, neither a tree nor several sequences
-            causal = isinstance(one.visible, CausalVisible) and not cache.pending[one.sequence]
+            causal = one.rows > 1 and one.visible is None and not cache.pending[one.sequence]
             if len(blocks) == 1 and causal:
                 text = one.sequence, cache.end(one.sequence) + one.rows
-            of_tables = TablePlan(cache.data, tables, text)
+            of_tables = TableAttention(cache.data, tables, text)
             return self._step.run(tables.tokens, tables.positions, of_tables)
         segments, tokens, positions = [], [], []
         for block in blocks:
-            visible = None
-            if block.visible is not None:
-                visible = torch.from_numpy(block.visible.dense()).to(device)
+            mask = block.mask()
+            visible = None if mask is None else torch.from_numpy(mask).to(device)
             rows = slice(first, first + block.rows)
             segment = plan_segment(cache, block.sequence, rows, visible, self._group)
             tokens.append(torch.from_numpy(block.tokens).to(device))
@@ -236,11 +236,11 @@ class EagerRuntime:
                 segment = mask_segment(segment, masks, positions[-1], visible, self._group)
             segments.append(segment)
             first = rows.stop
-        states = None if cache.states is None else row_states(cache, cache.states, blocks)
-        plan = ForwardPlan(tuple(segments), states)
+        states = RowStates(cache, blocks) if cache.states.shapes else None
+        attention = SegmentAttention(tuple(segments), states)
         if self._latent_layers is not None:
-            plan = LatentPlan(tuple(segments), states, layers=self._latent_layers)
-        return self._step.run(_join(tokens), _join(positions), plan)
+            attention = LatentAttention(tuple(segments), states, layers=self._latent_layers)
+        return self._step.run(joined(tokens), joined(positions), attention)
 
     # Nothing is captured, so that nothing is refused, prepared or forgotten.
     def refusal(self, cache: KVCache, rows: int) -> str:
@@ -254,7 +254,7 @@ class EagerRuntime:
 class _HiddenStates:
     """An output of a base model that has hidden states and nothing else."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
 
     def __getattr__(self, name: str) -> None:
@@ -262,20 +262,3 @@ class _HiddenStates:
 
     def __getitem__(self, index: int | slice) -> Any:
         return (self.last_hidden_state,)[index]
-
-
-@contextmanager
-def _returning(module: torch.nn.Module, output: _HiddenStates) -> Iterator[None]:
-    """Calls of the module return this output, so that a model goes on from there."""
-    before = module.__dict__.get("forward")
-    module.forward = lambda *_, **__: output
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
-
-
-def _join(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -13,14 +13,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, rotate_half
@@ -29,32 +30,26 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from decoder.configs import base_of, first_reason
-from decoder.model.attention import AttentionPlan, current_plan
-from decoder.model.runtime.tables import LayerCache, RowTables
+from decoder.model.attention import ForwardAttention, Scoring, current_attention, joined
+from decoder.model.runtime.tables import RowTables
 from decoder.tree.draft_tree import WORD
 
-KERNEL_CAPABILITY = (8, 0)
+AMPERE = (8, 0)  # the least compute capability of our kernels, and of PyTorch's flash attention
 FLASH_WIDEST = 256  # lanes of a head
-FLASH_CAPABILITY = (8, 0)
 
 
 @cache
-def triton_installed() -> bool:
-    """CUDA builds of PyTorch for Linux bring Triton; CPU builds do not."""
-    return find_spec("triton") is not None
-
-
 def triton_version() -> str:
-    """Triton's version; empty where it is not installed."""
-    return version("triton") if triton_installed() else ""
+    """Empty without Triton: CUDA builds of PyTorch for Linux bring it, CPU builds do not."""
+    return version("triton") if find_spec("triton") else ""
 
 
 @cache
 def kernels_refused(device: torch.device) -> str:
     """The reason why our Triton kernels do not run on a GPU, by a trial; empty where they do."""
-    if not triton_installed():
+    if not triton_version():
         return "Triton is not installed"
-    if torch.cuda.get_device_capability(device) < KERNEL_CAPABILITY:
+    if torch.cuda.get_device_capability(device) < AMPERE:
         return "the GPU is older than compute capability 8.0 (Ampere)"
     from decoder.model.runtime import kernels
 
@@ -71,7 +66,7 @@ def kernels_usable(device: torch.device) -> bool:
     return device.type == "cuda" and not interpreted and not kernels_refused(device)
 
 
-def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
+def kernels_for(tensor: Tensor) -> ModuleType | None:
     """`runtime.kernels` where its kernels take the tensor, else None."""
     if tensor.dtype == torch.float64 or not kernels_usable(tensor.device):
         return None
@@ -81,7 +76,7 @@ def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan:
+class TableAttention(ForwardAttention):
     """Attention of the rows in some tables over a cache's tensor.
 
     data  [layers, 2, sequences, kv_heads, slots, head_dim]
@@ -89,29 +84,24 @@ class TablePlan:
           sequence, and the number of its keys, these rows' included
     """
 
-    data: torch.Tensor
+    data: Tensor
     tables: RowTables
     text: tuple[int, int] | None = None
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """Store the rows' keys and values, and attend; see `AttentionPlan.attend`."""
-        cache = self.layer(layer)
-        cache.keys[cache.owners, :, cache.slots] = key[0].transpose(0, 1)
-        cache.values[cache.owners, :, cache.slots] = value[0].transpose(0, 1)
-        return self.attend_stored(layer, query[0].transpose(0, 1), scale)[None]
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        self.store(layer, key[0], value[0])
+        return self.attend_stored(layer, query[0].transpose(0, 1), scoring.scale)[None]
 
-    def layer(self, layer: int) -> LayerCache:
-        """The layer's cache and the slots of the rows' keys and values."""
-        keys, values = self.data[layer]
-        return LayerCache(keys, values, self.tables.owners, self.tables.slots)
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the rows' keys and values [kv_heads, rows, head_dim] to their slots."""
+        place = self.tables.owners, slice(None), self.tables.slots
+        for stored, new in zip(self.data[layer], (key, value), strict=True):
+            stored[place] = new.transpose(0, 1)
 
-    def attend_stored(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """Attention of rows whose keys and values are stored.
-
-        query, returns  [rows, heads, head_dim]
-        """
+    def attend_stored(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """Attention [rows, heads, head_dim] of rows whose keys and values are stored."""
         keys, values = self.data[layer]
         if self.text is not None and flash_usable(query):
             place = (self.text[0], slice(None), slice(self.text[1]))
@@ -122,17 +112,15 @@ class TablePlan:
         return kernels.table_attention(query, keys, values, self.tables, scale)
 
 
-def flash_usable(query: torch.Tensor) -> bool:
+def flash_usable(query: Tensor) -> bool:
     """Whether PyTorch's flash attention takes the tensor: 16 bits on compute capability 8.0."""
     if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
         return False
     capability = torch.cuda.get_device_capability(query.device)
-    return query.shape[-1] <= FLASH_WIDEST and capability >= FLASH_CAPABILITY
+    return query.shape[-1] <= FLASH_WIDEST and capability >= AMPERE
 
 
-def text_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-) -> torch.Tensor:
+def text_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Causal attention of the last rows of a text.
 
     query         [rows, heads, head_dim]
@@ -151,8 +139,8 @@ def text_attention(
 
 
 def reference_table_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: RowTables, scale: float
-) -> torch.Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, tables: RowTables, scale: float
+) -> Tensor:
     """Tree attention over row tables in PyTorch operations of fixed shapes.
 
     Reads every slot of the cache under a mask. For tests, and where no kernel runs.
@@ -177,39 +165,31 @@ def reference_table_attention(
     return mixed.reshape(rows, heads, width)
 
 
-def normalise(norm: Any, rows: torch.Tensor) -> torch.Tensor:
-    """An RMSNorm module of transformers applied to [rows, hidden]."""
-    kernels = kernels_for(rows)
+def normalise(norm: Any, hidden_states: Tensor) -> Tensor:
+    """An RMSNorm module of transformers applied to [..., hidden]."""
+    kernels = kernels_for(hidden_states)
     if kernels is None:
-        return norm(rows)
-    return kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
-
-
-def add_and_normalise(
-    rows: torch.Tensor, inputs: torch.Tensor, linear: PlainLinear, norm: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """rows + linear(inputs), and its RMSNorm: each [rows, hidden]."""
-    kernels = kernels_for(rows)
-    if kernels is None:
-        rows = linear.added_to(rows, inputs)
-        return rows, norm(rows)
-    # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
-    return kernels.add_rms_norm(rows, linear(inputs), norm.weight, norm.variance_epsilon)
-
-
-def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
-    """activation(gate) * up of [rows, 2 * ffn], gate first: [rows, ffn]."""
-    kernels = kernels_for(gate_up)
-    if kernels is not None and isinstance(activation, (nn.SiLU, SiLUActivation)):
-        return kernels.swiglu(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return activation(gate) * up
+        return type(norm).forward(norm, hidden_states)
+    rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+    _, normed = kernels.add_rms_norm(rows, None, norm.weight, norm.variance_epsilon)
+    return normed.view(hidden_states.shape)
 
 
 # Layers whose forward `FusedForward` computes. Not among them: mixtures of experts, and
 # GPT-NeoX, whose query, key and value are one product already.
 FUSIBLE = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
+
+
+PROJECTIONS = attrgetter(
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+def plain_linears(layer: Any) -> bool:
+    """Whether all products are plain (`is_plain`)."""
+    return all(map(is_plain, PROJECTIONS(layer)))
 
 
 def fuse(model: nn.Module) -> int:
@@ -223,102 +203,91 @@ def fuse(model: nn.Module) -> int:
                 fused += 1
     last: Any = getattr(base_of(model), "norm", None)
     if fused and type(last) in NORMS:
-        last.forward = LastNorm(last)
+        last.forward = partial(normalise, last)
     return fused
 
 
 def unfuse(model: nn.Module) -> None:
     """Remove the fused forwards; the weights keep their values."""
-    for layer in model.modules():
-        if isinstance(layer.__dict__.get("forward"), (FusedForward, LastNorm)):
-            del layer.forward
-
-
-class LastNorm:
-    """The norm behind the last layer, as one kernel where there is one."""
-
-    def __init__(self, norm: Any) -> None:
-        self._norm = norm
-
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The norm of [..., hidden]."""
-        norm, kernels = self._norm, kernels_for(hidden_states)
-        if kernels is None:
-            return type(norm).forward(norm, hidden_states)
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
-        return normed.view(hidden_states.shape)
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, FusedForward) or getattr(forward, "func", None) is normalise:
+            del module.forward
 
 
 class FusedForward:
-    """The fused forward of one decoder layer, used under an attention plan."""
+    """The fused forward of one decoder layer, used within our forwards."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._qkv, self._output = PlainLinear(projections), PlainLinear([attention.o_proj])
-        self._gate_up = PlainLinear((mlp.gate_proj, mlp.up_proj))
-        self._down = PlainLinear([mlp.down_proj])
-        self._sizes = [projection.out_features for projection in projections]
+        *qkv, output, gate, up, down = PROJECTIONS(layer)
+        self._qkv, self._output = PlainLinear(qkv), PlainLinear([output])
+        self._gate_up, self._down = PlainLinear([gate, up]), PlainLinear([down])
+        self._sizes = [projection.out_features for projection in qkv]
 
     def __call__(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        **rest: Any,
-    ) -> torch.Tensor:
-        """The layer's output [1, rows, hidden]; without a plan by the layer's own forward.
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **rest: Any
+    ) -> Tensor:
+        """The layer's output [1, rows, hidden]; outside our forwards by the layer's own forward.
 
         hidden_states        [1, rows, hidden]
         position_embeddings  cosines and sines [1, rows, head_dim]
         """
-        layer, plan = self._layer, current_plan()
-        if plan is None:
-            return type(layer).forward(
-                layer, hidden_states, position_embeddings=position_embeddings, **rest
-            )
+        layer, running = self._layer, current_attention()
+        if running is None:
+            rest["position_embeddings"] = position_embeddings
+            return type(layer).forward(layer, hidden_states, **rest)
         rows = hidden_states[0]
-        normed = normalise(layer.input_layernorm, rows)
-        attended = self._attend(self._qkv(normed), position_embeddings, plan)
-        norm = layer.post_attention_layernorm
-        rows, normed = add_and_normalise(rows, attended, self._output, norm)
-        active = gated(layer.mlp.act_fn, self._gate_up(normed))
+        norm, activation = layer.post_attention_layernorm, layer.mlp.act_fn
+        kernels = kernels_for(rows)
+        qkv = self._qkv(normalise(layer.input_layernorm, rows))
+        attended = self._attend(qkv, position_embeddings, running)
+        if kernels is None:
+            rows = self._output.added_to(rows, attended)
+            normed = normalise(norm, rows)
+        else:  # `addmm` would copy the rows first; the sum costs the norm's kernel one more read
+            added = self._output(attended)
+            rows, normed = kernels.add_rms_norm(rows, added, norm.weight, norm.variance_epsilon)
+        gate_up = self._gate_up(normed)
+        if kernels is not None and isinstance(activation, (nn.SiLU, SiLUActivation)):
+            active = kernels.swiglu(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            active = activation(gate) * up
         return self._down.added_to(rows, active, overwrite=True)[None]
 
     def _attend(
-        self,
-        qkv: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        plan: AttentionPlan,
-    ) -> torch.Tensor:
+        self, qkv: Tensor, position_embeddings: tuple[Tensor, Tensor], running: ForwardAttention
+    ) -> Tensor:
         """Attention [rows, heads * head_dim] of qkv [rows, (heads + 2 kv_heads) * head_dim]."""
         attention = self._layer.self_attn
         cos, sin = position_embeddings
-        kernels = kernels_for(qkv)
-        if kernels is not None and isinstance(plan, TablePlan):
-            query = kernels.rotate_and_store(
-                qkv, (cos[0], sin[0]), _norms(attention), plan.layer(attention.layer_idx)
-            )
-            return plan.attend_stored(attention.layer_idx, query, attention.scaling).flatten(1)
+        layer, kernels, normed = attention.layer_idx, kernels_for(qkv), hasattr(attention, "q_norm")
+        if kernels is not None and isinstance(running, TableAttention):
+            norms = None
+            if normed:
+                query_norm, key_norm = attention.q_norm, attention.k_norm
+                norms = query_norm.weight, key_norm.weight, query_norm.variance_epsilon
+            cache = *running.data[layer], running.tables
+            query = kernels.rotate_and_store(qkv, (cos[0], sin[0]), norms, *cache)
+            return running.attend_stored(layer, query, attention.scaling).flatten(1)
         heads = qkv.unflatten(1, (-1, attention.head_dim))  # [rows, heads + 2 kv_heads, head_dim]
         queries, keys, values = (size // attention.head_dim for size in self._sizes)
         turned, value = heads.split((queries + keys, values), dim=1)
-        if hasattr(attention, "q_norm"):
+        if normed:
             query, key = turned.split((queries, keys), dim=1)
             turned = torch.cat((attention.q_norm(query), attention.k_norm(key)), dim=1)
         turned = turned.transpose(0, 1)[None]  # queries and keys are rotated alike
         query, key = (turned * cos + rotate_half(turned) * sin).split((queries, keys), dim=1)
         value = value.transpose(0, 1)[None]
-        attended = plan.attend(attention.layer_idx, query, key, value, attention.scaling)
-        return attended[0].flatten(1)
+        return running.attend(layer, query, key, value, Scoring(attention.scaling))[0].flatten(1)
 
 
-def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def joined_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """The weights and the biases of layers, each joined by rows."""
     weights = [linear.weight.detach() for linear in linears]
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
+    return joined(weights), torch.cat(biases) if biases else None
 
 
 class PlainLinear:
@@ -337,51 +306,31 @@ class PlainLinear:
             for linear, part in zip(linears, self._bias.split(sizes), strict=True):
                 linear.bias = nn.Parameter(part, requires_grad=False)
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Outputs [..., out] of inputs [..., in], side by side."""
         return nn.functional.linear(inputs, self._weight, self._bias)
 
-    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+    def outputs_from(self, first: int, inputs: Tensor) -> Tensor:
         """The outputs from number `first` on."""
         bias = None if self._bias is None else self._bias[first:]
         return nn.functional.linear(inputs, self._weight[first:], bias)
 
-    def added_to(
-        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
-    ) -> torch.Tensor:
+    def added_to(self, rows: Tensor, inputs: Tensor, *, overwrite: bool = False) -> Tensor:
         """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
         if self._bias is not None:
             return rows + self(inputs)
         add = rows.addmm_ if overwrite else rows.addmm
         return add(inputs, self._weight.t())
 
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         """The plain weight [out, in], or a copy."""
         return self._weight
 
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+    def rows(self, numbers: Tensor) -> Tensor:
         """Rows [..., in] of the weight by their numbers [...]."""
         return self._weight[numbers]
 
 
-def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-    """Weights of the query's and the key's norm, and epsilon; None without such norms."""
-    if not hasattr(attention, "q_norm"):
-        return None
-    query, key = attention.q_norm, attention.k_norm
-    return query.weight, key.weight, query.variance_epsilon
-
-
-def plain_linears(layer: Any) -> bool:
-    """Whether all products are plain (`is_plain`)."""
-    attention, mlp = layer.self_attn, layer.mlp
-    linears = (
-        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
-        mlp.gate_proj, mlp.up_proj, mlp.down_proj,
-    )  # fmt: skip
-    return all(is_plain(linear) for linear in linears)
-
-
-def is_plain(linear: nn.Module) -> bool:
+def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is an `nn.Linear`: not quantised, adapted or packed."""
     return type(linear) is nn.Linear and "forward" not in linear.__dict__

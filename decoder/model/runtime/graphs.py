@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from decoder.configs import first_reason
-from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
-from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, bucket
-from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
-from decoder.model.runtime.fused import TablePlan
+from decoder.model.runtime.capture import BUCKETS, Capture, ChosenTokens, Replay, bucket
+from decoder.model.runtime.eager import (
+    EagerRuntime,
+    ForwardOutputs,
+    ModelStep,
+    RuntimeKind,
+    greedy_tokens,
+)
+from decoder.model.runtime.fused import TableAttention
 from decoder.model.runtime.tables import RowTables, needed_words, whole_words
 
 
@@ -28,37 +33,32 @@ class GraphShape(NamedTuple):
     words: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedStep:
+class CapturedStep(NamedTuple):
     """A captured forward: fill the tables, call `replay`, read the outputs."""
 
     tables: RowTables
-    logits: torch.Tensor  # [rows, vocab]
-    features: torch.Tensor | None  # [rows, width]
+    logits: Tensor  # [rows, vocab]
+    features: Tensor | None  # [rows, width]
     chosen: ChosenTokens
-    replay: Callable[[], None]
+    replay: Replay
 
 
 class GraphRuntime:
     """Replays captured forwards; a forward that cannot be captured runs eagerly, with a warning.
 
-    A forward is captured when its bucket is first needed, or by `prepare`, while the captured
-    forwards take less than `budget_bytes`. More rows than the largest bucket run eagerly.
-    Graphs belong to one cache and are dropped with it. A drafter's forwards share `capture`,
-    its memory and its budget.
+    A forward is captured when its bucket is first needed, or by `prepare`, within the budget of
+    `capture`, which a drafter's forwards share. More rows than the largest bucket run eagerly.
+    Graphs belong to one cache and are dropped with it.
     """
 
     kind: RuntimeKind = "graphs"
 
-    def __init__(
-        self, step: ModelStep, eager: EagerRuntime, capture: Capture, budget_bytes: int
-    ) -> None:
-        self._step, self._eager = step, eager
-        self.capture = BudgetedCapture(capture, budget_bytes)
+    def __init__(self, step: ModelStep, eager: EagerRuntime, capture: Capture) -> None:
+        self._step, self.eager, self.capture = step, eager, capture
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
         self._refused: WeakKeyDictionary[KVCache, dict[GraphShape, str]] = WeakKeyDictionary()
-        self._outputs: dict[str, torch.Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
         self._hidden: tuple[str, ...] = ()
 
     @property
@@ -76,12 +76,12 @@ class GraphRuntime:
 
     def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> ForwardOutputs:
         rows = sum(block.rows for block in blocks)
-        if self._eager.hides(cache, blocks):
+        if self.eager.hides(cache, blocks):
             self._hidden = ("beyond a layer's window, forwards run eagerly",)
-            return self._eager.forward(cache, blocks)
+            return self.eager.forward(cache, blocks)
         step = self._captured_step(cache, blocks)
         if step is None:
-            return self._eager.forward(cache, blocks)
+            return self.eager.forward(cache, blocks)
         step.tables.fill(cache, blocks)
         step.replay()
         step.chosen.send()
@@ -104,7 +104,9 @@ class GraphRuntime:
         for size in reversed(BUCKETS[: BUCKETS.index(largest) + 1]):
             shares = [len(range(s, size, sequences)) for s in range(min(size, sequences))]
             if all(cache.end(s) + share <= cache.capacity for s, share in enumerate(shares)):
-                self._captured_step(cache, [_chain_block(*share) for share in enumerate(shares)])
+                any_rows = [np.zeros(share, np.int64) for share in shares]
+                blocks = [RowBlock(s, ids, ids, None) for s, ids in enumerate(any_rows)]
+                self._captured_step(cache, blocks)
 
     def forget(self) -> None:
         """Drop captured work, because the model or its captured layers have changed."""
@@ -135,12 +137,13 @@ class GraphRuntime:
         step = self._step
         tables = RowTables(shape.rows, cache.sequences, shape.words, step.device)
         tables.fill(cache, blocks)
-        plan = TablePlan(cache.data, tables)
+        plan = TableAttention(cache.data, tables)
         logits = self._output("logits", shape.rows, step.vocab)
         chosen = ChosenTokens(shape.rows, step.device)
         features = None
         if step.captured:
-            features = self._output("features", shape.rows, step.feature_width)
+            width = len(step.captured) * int(step.embedding.weight.shape[1])
+            features = self._output("features", shape.rows, width)
 
         def run() -> None:
             hidden, states = step.run(tables.tokens, tables.positions, plan)
@@ -150,20 +153,12 @@ class GraphRuntime:
                 features.copy_(states)
 
         replay = self.capture.record(run)
-        return CapturedStep(
-            tables=tables, logits=logits, features=features, chosen=chosen, replay=replay
-        )
+        return CapturedStep(tables, logits, features, chosen, replay)
 
-    def _output(self, name: str, rows: int, width: int) -> torch.Tensor:
+    def _output(self, name: str, rows: int, width: int) -> Tensor:
         """The first rows of an output that graphs share, allocated anew where it is too small."""
         output = self._outputs.get(name)
         if output is None or output.shape[0] < rows or output.shape[1] != width:
             output = torch.empty(rows, width, dtype=self._step.dtype, device=self._step.device)
             self._outputs[name] = output
         return output[:rows]
-
-
-def _chain_block(sequence: int, rows: int) -> RowBlock:
-    """A causal chain of rows with token 0; a capture does not depend on the tokens."""
-    visible = TreeVisible(np.arange(rows - 1)) if rows > 1 else None
-    return RowBlock(sequence, np.zeros(rows, np.int64), np.arange(rows), visible)

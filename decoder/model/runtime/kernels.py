@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from costmodel.errors import InputError
-from decoder.model.runtime.tables import LayerCache, RowTables
+from decoder.model.runtime.tables import RowTables
 from decoder.tree.draft_tree import WORD
 
 LEAST_ROWS = 16  # packed rows of a program: the least that a matrix unit takes
@@ -57,58 +58,40 @@ class Launch:
     stages: int = 2
 
 
-def plan_launch(query: torch.Tensor, keys: torch.Tensor) -> Launch:
+def plan_launch(query: Tensor, keys: Tensor) -> Launch:
     """Enough parts of the prefix to occupy the device, at most one for each block of keys.
 
+    Programs fit the 99 KiB of shared memory that one has on the smallest GPUs
+    (`tests/decoder/model/compiled_kernels.py` compiles them for each architecture).
     Shapes as in `table_attention`.
     """
     (rows, heads, width), (sequences, kv_heads, slots, _) = query.shape, keys.shape
-    packed = rows * (heads // kv_heads)
-    each = triton.cdiv(rows, sequences) * (heads // kv_heads)  # of one sequence, in the mean
-    block_rows, block_keys, stages = tile(each, width, exact=query.dtype == torch.float32)
+    group, exact, wide = heads // kv_heads, query.dtype == torch.float32, width > WIDE
+    most, block_keys = (EXACT_MOST_ROWS, EXACT_KEYS) if exact else (MOST_ROWS, KEYS)
+    if wide:
+        most, block_keys = max(most // 2, LEAST_ROWS), max(block_keys // 2, EXACT_KEYS)
+    each = triton.cdiv(rows, sequences) * group  # of one sequence, in the mean
+    block_rows = min(max(triton.next_power_of_2(each), LEAST_ROWS), most)
     # The sequences' rows together make about as many blocks as one sequence's would.
-    programs = max(triton.cdiv(packed, block_rows), sequences) * kv_heads
-    parts = triton.cdiv(WAVES * _processors(), programs)
-    most_parts = min(MOST_PARTS, triton.cdiv(slots, block_keys))
-    return Launch(
-        block_rows=block_rows,
-        block_keys=block_keys,
-        parts=max(1, min(parts, most_parts)),
-        stages=stages,
-    )
-
-
-def tile(packed: int, width: int, *, exact: bool) -> tuple[int, int, int]:
-    """Packed rows and keys of a program, and blocks of keys in flight.
-
-    They fit the 99 KiB of shared memory that a program has on the smallest GPUs
-    (`tests/decoder/model/compiled_kernels.py` compiles them for each architecture).
-
-    packed  rows of one sequence times the query heads of a KV head
-    width   lanes of a head, at most `WIDEST`
-    exact   float32 products at full accuracy
-    """
-    most, keys = (EXACT_MOST_ROWS, EXACT_KEYS) if exact else (MOST_ROWS, KEYS)
-    if width > WIDE:
-        most, keys = max(most // 2, LEAST_ROWS), max(keys // 2, EXACT_KEYS)
-    block_rows = min(max(triton.next_power_of_2(packed), LEAST_ROWS), most)
-    return block_rows, keys, 2 if exact or block_rows >= MOST_ROWS or width > WIDE else 3
-
-
-def _processors() -> int:
-    if not torch.cuda.is_available():
-        return PROCESSORS_WITHOUT_GPU
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+    programs = max(triton.cdiv(rows * group, block_rows), sequences) * kv_heads
+    processors = PROCESSORS_WITHOUT_GPU
+    if torch.cuda.is_available():
+        here = torch.cuda.get_device_properties(torch.cuda.current_device())
+        processors = here.multi_processor_count
+    parts = triton.cdiv(WAVES * processors, programs)
+    parts = max(1, min(parts, MOST_PARTS, triton.cdiv(slots, block_keys)))
+    stages = 2 if exact or wide or block_rows >= MOST_ROWS else 3
+    return Launch(block_rows=block_rows, block_keys=block_keys, parts=parts, stages=stages)
 
 
 def table_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
     tables: RowTables,
     scale: float,
     launch: Launch | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of the rows in the tables.
 
     query         [rows, heads, head_dim], the last axis contiguous
@@ -122,9 +105,7 @@ def table_attention(
     sequences, kv_heads = keys.shape[:2]
     group = heads // kv_heads
     launch = launch or plan_launch(query, keys)
-    blocks = triton.cdiv(
-        rows * group, launch.block_rows
-    )  # enough for one sequence that has all rows
+    blocks = triton.cdiv(rows * group, launch.block_rows)  # for one sequence that has all rows
     parts = launch.parts + 1
     partial = torch.empty(parts, rows, heads, width, dtype=torch.float32, device=query.device)
     lse = torch.empty(parts, rows, heads, dtype=torch.float32, device=query.device)
@@ -269,18 +250,13 @@ def _merge_parts(  # noqa: PLR0913 - a kernel takes its tensors one by one
     )
 
 
-def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Root-mean-square norm of [rows, hidden] in float32.
-
-    Rounded before the weight is applied, as in transformers.
-    """
-    return add_rms_norm(rows, None, weight, epsilon)[1]
-
-
 def add_rms_norm(
-    rows: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of two [rows, hidden], rounded as in transformers, and the norm of the sum."""
+    rows: Tensor, added: Tensor | None, weight: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """The sum of two [rows, hidden], and its root-mean-square norm in float32.
+
+    Both are rounded as in transformers, the norm before the weight is applied.
+    """
     columns = rows.shape[1]
     output = torch.empty(len(rows), columns, dtype=rows.dtype, device=rows.device)
     total = rows if added is None else torch.empty_like(output)
@@ -294,7 +270,7 @@ def add_rms_norm(
     return total, output
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up [rows, ffn] of gate and up [rows, 2 * ffn]."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     output = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
@@ -303,26 +279,29 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def rotate_and_store(
-    qkv: torch.Tensor,
-    angles: tuple[torch.Tensor, torch.Tensor],
-    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
-    cache: LayerCache,
-) -> torch.Tensor:
+    qkv: Tensor,
+    angles: tuple[Tensor, Tensor],
+    norms: tuple[Tensor, Tensor, float] | None,
+    keys: Tensor,
+    values: Tensor,
+    tables: RowTables,
+) -> Tensor:
     """Normalise and rotate queries and keys, store keys and values, return the queries.
 
-    qkv      [rows, (heads + 2 kv_heads) * head_dim], contiguous
-    angles   cosines and sines [rows, head_dim], contiguous
-    norms    weights [head_dim] of the query's and the key's norm, and epsilon; None without
-    returns  [rows, heads, head_dim]
+    qkv           [rows, (heads + 2 kv_heads) * head_dim], contiguous
+    angles        cosines and sines [rows, head_dim], contiguous
+    norms         weights [head_dim] of the query's and the key's norm, and epsilon; None without
+    keys, values  of the cache, as in `table_attention`
+    returns       [rows, heads, head_dim]
     """
-    kv_heads, width = cache.keys.shape[1], cache.keys.shape[3]
+    kv_heads, width = keys.shape[1], keys.shape[3]
     heads = qkv.shape[1] // width - 2 * kv_heads
     query = torch.empty(len(qkv), heads, width, dtype=qkv.dtype, device=qkv.device)
     query_norm, key_norm, epsilon = norms or (angles[0], angles[0], 0.0)  # not read without norms
     _rotate_and_store[(len(qkv), triton.cdiv(heads + 2 * kv_heads, TURNED_HEADS))](
         qkv, angles[0], angles[1], query_norm, key_norm, epsilon,
-        query, cache.keys, cache.values, cache.owners, cache.slots,
-        cache.keys.stride(0), cache.keys.stride(1), cache.keys.stride(2),
+        query, keys, values, tables.owners, tables.slots,
+        keys.stride(0), keys.stride(1), keys.stride(2),
         heads, kv_heads,
         HALF=width // 2, BLOCK=triton.next_power_of_2(width // 2), HEADS=TURNED_HEADS,
         NORMED=norms is not None,

@@ -118,7 +118,7 @@ class Forward(NamedTuple):
 
 
 @jit_sums
-def _factor(numbers, first, count, eps):  # type: ignore[no-untyped-def]
+def _factor(numbers, first, count, eps):
     """What an RMSNorm multiplies a row by."""
     total = np.float32(0)
     for i in range(count):
@@ -127,7 +127,7 @@ def _factor(numbers, first, count, eps):  # type: ignore[no-untyped-def]
 
 
 @jit_inner
-def _norm_rows(  # type: ignore[no-untyped-def]
+def _norm_rows(
     own, state, out, weights, number, eps, captured, features, start, bias, after, phase, claims
 ):
     """Norm `number` of the own rows, features, and what the next products add to.
@@ -160,7 +160,7 @@ def _norm_rows(  # type: ignore[no-untyped-def]
 
 
 @jit_inner
-def _rotate_rows(  # type: ignore[no-untyped-def]
+def _rotate_rows(
     layer, heads, qkv, queries, factors, cache, shape, owners, places, head_norms, scale, eps,
     phase, claims,
 ):  # fmt: skip
@@ -194,7 +194,7 @@ def _rotate_rows(  # type: ignore[no-untyped-def]
 
 
 @jit_inner
-def _attend_rows(  # type: ignore[no-untyped-def]
+def _attend_rows(
     layer, window, group, queries, cache, shape, out, owners, positions, leading, firsts, seen,
     scratch, phase, claims, count,
 ):  # fmt: skip
@@ -234,7 +234,7 @@ def _attend_rows(  # type: ignore[no-untyped-def]
 
 
 @jit_inner
-def _gate_rows(gate_up, width, out, phase, claims):  # type: ignore[no-untyped-def]
+def _gate_rows(gate_up, width, out, phase, claims):
     """silu(gate) * up of every row."""
     (rows, size), stride, work = gate_up.shape, width + width % 2, np.empty(width, np.float32)
     for r in parts_of(claims, phase, rows, rows):
@@ -245,7 +245,7 @@ def _gate_rows(gate_up, width, out, phase, claims):  # type: ignore[no-untyped-d
 
 
 @jit
-def run_layers(w, f, claims, count):  # type: ignore[no-untyped-def]
+def run_layers(w, f, claims, count):
     """Compute all layers, the last norm into f.normed, and logits, by PHASES a layer and three."""
     layers, kv_heads, slots, width = f.shape[0], f.shape[3], f.shape[4], f.shape[5]
     group, own = w.heads // kv_heads, len(f.leading)

@@ -6,14 +6,14 @@ A packed weight is reordered once for our own products (`tiles`) and replaces th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decoder.cpu import this_cpu
 from decoder.model.runtime import tiles
-from decoder.model.runtime.fused import PlainLinear, joined_weights
+from decoder.model.runtime.fused import PlainLinear, is_plain, joined_weights
 
 LARGEST = 127  # of an int8 weight
 
@@ -38,18 +38,21 @@ class TiledLinear:
         self.blocks = tiles.pack(weight.to(stored))
         self.bias = tiles.padded(torch.zeros(len(weight)) if bias is None else bias.float())
         self.outputs = len(weight)
-        self.weight_bytes = (
-            stored.itemsize + self.scales.itemsize * len(self.scales[:1]) / weight.shape[1]
-        )
-        release(linears, self)
+        scale_bytes = self.scales.itemsize if len(self.scales) else 0
+        self.weight_bytes = stored.itemsize + scale_bytes / weight.shape[1]
+        first, layers = 0, list[Any](linears)
+        for layer in layers:
+            layer.forward = JoinedPart(self, slice(first, first + layer.out_features))
+            layer.weight = nn.Parameter(layer.weight.detach().to("meta"), requires_grad=False)
+            first += layer.out_features
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         return self.outputs_from(0, inputs)
 
-    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+    def outputs_from(self, first: int, inputs: Tensor) -> Tensor:
         return self.numbers(inputs, first).to(self.dtype)
 
-    def numbers(self, inputs: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def numbers(self, inputs: Tensor, first: int = 0) -> Tensor:
         """The outputs from number `first` on as they are summed, in float32."""
         block = first // tiles.OUTPUTS
         start = block * tiles.OUTPUTS
@@ -58,22 +61,20 @@ class TiledLinear:
         tiles.add_product(out, rows, self.blocks[block:], self.scales[start:])
         return out[:, first - start : self._size[0] - start].view(*inputs.shape[:-1], -1)
 
-    def added_to(
-        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
-    ) -> torch.Tensor:
+    def added_to(self, rows: Tensor, inputs: Tensor, *, overwrite: bool = False) -> Tensor:
         return self.numbers(inputs).add_(rows).to(self.dtype)
 
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         weight = tiles.unpacked(self.blocks, *self._size).to(self.dtype)
         scales = self.scales[: len(weight), None]
         return weight * scales.to(self.dtype) if len(scales) else weight
 
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+    def rows(self, numbers: Tensor) -> Tensor:
         rows = tiles.rows_of(self.blocks, numbers, self._size[1]).to(self.dtype)
         return rows * self.scales[numbers][..., None].to(self.dtype) if len(self.scales) else rows
 
 
-def rounded_to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers of the weight [out, in], symmetric and to the nearest, and scales [out]."""
     largest = weight.abs().amax(1).float().clamp_min(torch.finfo(torch.float32).tiny)
     scales = (largest / LARGEST).to(weight.dtype).float()
@@ -81,27 +82,17 @@ def rounded_to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return steps.clamp(-LARGEST, LARGEST).to(torch.int8), scales
 
 
-JoinedLinear = PlainLinear | TiledLinear
-
-
-class JoinedPart:
+class JoinedPart(NamedTuple):
     """The forward of one of the joined layers."""
 
-    def __init__(self, joined: JoinedLinear, part: slice) -> None:
-        self.joined, self.part = joined, part
+    joined: TiledLinear
+    part: slice
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         return self.joined(inputs)[..., self.part]
 
 
-def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
-    """Let the layers compute by `joined`, and give up their weights but for shape and dtype."""
-    first = 0
-    parts: Sequence[Any] = linears
-    for linear in parts:
-        linear.forward = JoinedPart(joined, slice(first, first + linear.out_features))
-        linear.weight = nn.Parameter(linear.weight.detach().to("meta"), requires_grad=False)
-        first += linear.out_features
+JoinedLinear = PlainLinear | TiledLinear
 
 
 def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
@@ -117,10 +108,8 @@ def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
 
 def pack_layers(module: nn.Module) -> None:
     """Pack every linear layer of a module that can be, each for itself."""
-    layers: list[Any] = list(module.modules())
-    for layer in layers:
-        plain = type(layer) is nn.Linear and "forward" not in layer.__dict__
-        if plain and packing_refused(layer.weight.device, layer.weight.dtype) is None:
+    for layer in module.modules():
+        if is_plain(layer) and packing_refused(layer.weight.device, layer.weight.dtype) is None:
             TiledLinear([layer])
 
 
@@ -153,9 +142,9 @@ def read_bytes(module: nn.Module, apart: Sequence[nn.Module] = ()) -> float | No
     return read / sum(one.numel() for one in inside)
 
 
-def plain_state(module: nn.Module) -> dict[str, torch.Tensor]:
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict of a module, with plain copies of the weights that are packed."""
-    state: dict[str, torch.Tensor] = dict(module.state_dict())
+    state: dict[str, Tensor] = dict(module.state_dict())
     for name, layer in module.named_modules():
         forward = layer.__dict__.get("forward")
         if isinstance(forward, JoinedPart):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 from transformers.activations import SiLUActivation
 from transformers.models.mistral.modeling_mistral import MistralAttention
@@ -24,12 +24,11 @@ from costmodel.statistics import Ints
 from decoder.configs import base_of
 from decoder.cpu import this_cpu
 from decoder.jit import run_shared
-from decoder.model.attention import CausalVisible, RowBlock
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime import tiles
-from decoder.model.runtime.base import ForwardOutputs, RuntimeKind
-from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
+from decoder.model.runtime.eager import EagerRuntime, ForwardOutputs, ModelStep, RuntimeKind
+from decoder.model.runtime.fused import FUSIBLE, PROJECTIONS, is_plain, plain_linears, unfuse
 from decoder.model.runtime.layers import PHASES, Forward, LayerWeights, Matrix, Rows, run_layers
 from decoder.model.runtime.linear import TiledLinear
 from decoder.model.runtime.row_attention import LANES, PAIRED
@@ -65,30 +64,30 @@ class PackedLayers:
     ) -> None:
         """entry: the product and the norm that make a context's rows of features"""
         layers, last = list(base.layers), base.norm
-        attentions, ffns = [one.self_attn for one in layers], [one.mlp for one in layers]
+        attentions, linears = [one.self_attn for one in layers], list(map(PROJECTIONS, layers))
         self._dtype = last.weight.dtype
         self._pairs = self._dtype == torch.bfloat16 and not int8 and this_cpu().pairs
         self._paired_heads = self._pairs and attentions[0].head_dim % PAIRED == 0
         self._stored = torch.int8 if int8 else None
         self._rope = RopeFactors(base.rotary_emb)
-        self._queries = attentions[0].q_proj.out_features
+        self._queries = linears[0][0].out_features
         pairs = [(one.input_layernorm, one.post_attention_layernorm) for one in layers]
         all_norms = (*chain(*pairs), last, *(entry or ())[1:])
         norms = [norm.weight.detach().float() for norm in all_norms]
         heads = self._queries // attentions[0].head_dim
-        outputs: Any = self._stacked([[one.o_proj] for one in attentions])
+        outputs: Any = self._stacked([one[3:4] for one in linears])
         self._none = Matrix(*(part[:1, :0] for part in outputs))
         self._weights = LayerWeights(
             self._none if entry is None else self._stacked([[entry[0]]]),
-            self._stacked([[one.q_proj, one.k_proj, one.v_proj] for one in attentions]),
+            self._stacked([one[:3] for one in linears]),
             outputs,
-            self._stacked([[one.gate_proj, one.up_proj] for one in ffns]),
-            self._stacked([[one.down_proj] for one in ffns]),
+            self._stacked([one[4:6] for one in linears]),
+            self._stacked([one[6:] for one in linears]),
             torch.stack(norms).numpy(),
             torch.stack([_head_norms(one, heads) for one in attentions]).numpy(),
             np.array([_window(one) for one in attentions]),
             heads,
-            ffns[0].gate_proj.out_features,
+            linears[0][4].out_features,
             np.float32(last.eps if isinstance(last, nn.RMSNorm) else last.variance_epsilon),
             np.float32(attentions[0].scaling),
         )
@@ -108,10 +107,10 @@ class PackedLayers:
         return Matrix(blocks.numpy(), scales.numpy(), bias.numpy())
 
     def run(
-        self, embedded: torch.Tensor, cache: KVCache, blocks: Sequence[RowBlock],
-        captured: Sequence[int] = (), *, context: torch.Tensor = NONE,
+        self, embedded: Tensor, cache: KVCache, blocks: Sequence[RowBlock],
+        captured: Sequence[int] = (), *, context: Tensor = NONE,
         head: tuple[TiledLinear, int, int] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
         """Hidden states behind the last norm, features, and logits, of rows [rows, hidden].
 
         context  features [tokens, width] for the entry, of which keys and values alone are
@@ -131,54 +130,33 @@ class PackedLayers:
         torch.from_numpy(state)[:rows, :hidden] = embedded
         matrix, first, last = self._none, 0, 0
         if head is not None:
-            matrix, first, last = _alone(head[0]), *head[1:]
+            parts = head[0].blocks, head[0].scales, head[0].bias
+            matrix, first, last = Matrix(*(part[None].numpy() for part in parts)), *head[1:]
         logits = np.empty((last - first, matrix.bias.shape[1]), np.float32)
         features = np.empty((rows, len(captured) * hidden), np.float32)
         inputs, taken = self._inputs(*context.shape)
         taken[:] = context
         normed, kept = self._inputs(rows + given, hidden)
         forward = Forward(
-            inputs,
-            state,
-            normed,
-            np.empty((rows + given, w.qkv.bias.shape[1]), np.float32),
+            inputs, state, normed, np.empty((rows + given, w.qkv.bias.shape[1]), np.float32),
             self._inputs(rows + given, self._queries, self._paired_heads)[0],
             self._inputs(rows, self._queries)[0],
-            np.empty((rows, w.gate_up.bias.shape[1]), np.float32),
-            self._inputs(rows, w.ffn)[0],
-            self._rope(positions),
-            data.view(-1).numpy(),
-            tuple(data.shape),
-            owners,
-            slots,
-            positions,
-            leading,
-            few,
-            seen,
-            np.array(captured, np.int64),
-            features.reshape(-1),
-            matrix,
-            (first, last),
-            logits,
-        )
+            np.empty((rows, w.gate_up.bias.shape[1]), np.float32), self._inputs(rows, w.ffn)[0],
+            self._rope(positions), data.view(-1).numpy(), tuple(data.shape),
+            owners, slots, positions, leading, few, seen,
+            np.array(captured, np.int64), features.reshape(-1), matrix, (first, last), logits,
+        )  # fmt: skip
         phases = PHASES * len(w.windows) + 3
         run_shared(run_layers, w, forward, phases=phases, threads=torch.get_num_threads())
         found = torch.from_numpy(features).to(self._dtype) if captured else None
         return kept[:rows], found, torch.from_numpy(logits)[:, : head[0].outputs if head else 0]
 
-    def _inputs(
-        self, rows: int, width: int, pairs: bool | None = None
-    ) -> tuple[Rows, torch.Tensor]:
+    def _inputs(self, rows: int, width: int, pairs: bool | None = None) -> tuple[Rows, Tensor]:
         """Memory for inputs of products, which may take pairs, and its numbers."""
         paired = self._pairs if pairs is None else pairs
         kind = torch.bfloat16 if paired else torch.float32
         numbers = torch.zeros(rows, width + width % 2, dtype=kind)
         return (numbers.view(torch.int32) if paired else numbers).numpy(), numbers[:, :width]
-
-
-def _alone(joined: TiledLinear) -> Matrix:
-    parts = joined.blocks, joined.scales, joined.bias
-    return Matrix(*(part[None].numpy() for part in parts))
 
 
 def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
@@ -187,12 +165,11 @@ def row_places(cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Ints, ...]:
     for block in blocks:
         sequence, end = block.sequence, cache.end(block.sequence)
         prefix, rows = cache.lengths[sequence], np.arange(block.rows)
-        if block.visible is None or isinstance(block.visible, CausalVisible):
+        if block.visible is None:
             leading, counts, seen = end + rows + 1, 0 * rows, rows[:0]
         else:
-            visible = block.visible.dense()
-            run = np.minimum.accumulate(visible, axis=1)
-            leading, visible = prefix + run.sum(1), visible & ~run
+            run = np.minimum.accumulate(block.visible, axis=1)
+            leading, visible = prefix + run.sum(1), block.visible & ~run
             counts, seen = visible.sum(1), prefix + visible.nonzero()[1]
         owners = np.full(block.rows, sequence)
         parts.append((owners, end + rows, block.offsets + prefix, leading, counts, seen))
@@ -205,8 +182,8 @@ def compile_ahead(step: ModelStep, *, int8: bool) -> Thread | None:
 
     LLVM, which takes most of the time, leaves Python to others.
     """
-    layers = list(getattr(base_of(step.model), "layers", ()))
-    if not runs_compiled(step, layers):
+    layers = compiled_layers(step)
+    if not layers:
         return None
     width = PAIRED if layers[0].self_attn.head_dim % PAIRED == 0 else LANES
     weight = 0.0 if tiles.is_bfloat16(layers[0].mlp.down_proj.weight) else 0.1
@@ -237,15 +214,17 @@ def _compiling(dtype: torch.dtype, width: int, weight: float, int8: bool) -> Thr
     return thread
 
 
-def runs_compiled(step: ModelStep, layers: Sequence[Any]) -> bool:
-    """Whether all layers are such as `layers` computes."""
-    return bool(layers) and step.rope is None and all(
+def compiled_layers(step: ModelStep) -> list[Any]:
+    """The layers of a model where all are such as `layers` computes, else none."""
+    found = list(getattr(base_of(step.model), "layers", ()))
+    known = step.rope is None and all(
         type(layer) in FUSIBLE
         and plain_linears(layer)
         and isinstance(layer.mlp.act_fn, (nn.SiLU, SiLUActivation))
         and layer.self_attn.head_dim % LANES == 0
-        for layer in layers
-    )  # fmt: skip
+        for layer in found
+    )
+    return found if known else []
 
 
 class PackedModel:
@@ -256,28 +235,20 @@ class PackedModel:
     """
 
     def __init__(self, step: ModelStep, *, int8: bool) -> None:
-        model = step.model
+        model, stored = step.model, torch.int8 if int8 else None
         unfuse(model)
-        self.head = _pack_head(step, torch.int8 if int8 else None)
-        base = base_of(model)
-        known = runs_compiled(step, list(getattr(base, "layers", ())))
-        self.layers = PackedLayers(base, int8=int8) if known else None
+        head, embedding = step.head, step.embedding
+        tied, self.head = head.weight is embedding.weight, None
+        if type(head) is nn.Linear and (not tied or type(embedding) is nn.Embedding):
+            self.head = TiledLinear([head], stored)
+            if tied:  # the embedding takes its rows from the head
+                embedding.forward, embedding.weight = self.head.rows, head.weight
+        known = bool(compiled_layers(step))
+        self.layers = PackedLayers(base_of(model), int8=int8) if known else None
         keep = {id(step.head)} if known else {id(step.head), *bypassed_linears(model)}
         for module in model.modules():
-            if type(module) is nn.Linear and id(module) not in keep and is_plain(module):
-                TiledLinear([module], torch.int8 if int8 else None)
-
-
-def _pack_head(step: ModelStep, stored: torch.dtype | None) -> TiledLinear | None:
-    """Pack the LM head. A tied embedding takes its rows from it."""
-    head, embedding = step.head, step.embedding
-    tied = head.weight is embedding.weight
-    if type(head) is not nn.Linear or (tied and type(embedding) is not nn.Embedding):
-        return None
-    packed = TiledLinear([head], stored)
-    if tied:
-        embedding.forward, embedding.weight = packed.rows, head.weight
-    return packed
+            if id(module) not in keep and is_plain(module):
+                TiledLinear([module], stored)
 
 
 class PackedStep(ModelStep):
@@ -290,39 +261,18 @@ class PackedStep(ModelStep):
         if packed_of(self.model) is None:
             with torch.no_grad():
                 self.model.packed_weights = PackedModel(step, int8=int8)
-        self._packed: PackedModel = self.model.packed_weights
+        self.packed: PackedModel = self.model.packed_weights
 
-    @property
-    def whole(self) -> bool:
-        """Whether layers and head are one call."""
-        return self._packed.layers is not None and self._packed.head is not None and self.plain_head
+    def logits(self, hidden: Tensor) -> Tensor:
+        head = self.packed.head if self.plain_head else None
+        return super().logits(hidden) if head is None else head.numbers(hidden)
 
-    def run_rows(
-        self, cache: KVCache, blocks: Sequence[RowBlock], *, headed: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor] | None:
-        """See `PackedLayers.run`; None for a model whose modules compute.
-
-        headed  so many of the last rows have logits
-        """
-        layers, head = self._packed.layers, self._packed.head
-        if layers is None:
-            return None
-        tokens = torch.from_numpy(np.concatenate([block.tokens for block in blocks]))
-        end = (head, len(tokens) - headed, len(tokens)) if head and headed else None
-        return layers.run(self.embedding(tokens), cache, blocks, self.captured, head=end)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        head = self._packed.head
-        return (
-            super().logits(hidden) if head is None or not self.plain_head else head.numbers(hidden)
-        )
-
-    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        head = self._packed.head
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        head = self.packed.head
         return super().head_rows(tokens) if head is None else head.rows(tokens)
 
-    def head_weight(self) -> torch.Tensor:
-        head = self._packed.head
+    def head_weight(self) -> Tensor:
+        head = self.packed.head
         return super().head_weight() if head is None else head.weight()
 
 
@@ -335,17 +285,30 @@ class PackedRuntime(EagerRuntime):
     def forward(
         self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
     ) -> ForwardOutputs:
-        headed = 1 if last_only else sum(block.rows for block in blocks)
-        done = self._step.run_rows(cache, blocks, headed=headed) if self._step.whole else None
-        if done is None:
+        packed, rows = self._step.packed, sum(block.rows for block in blocks)
+        if packed.layers is None or packed.head is None or not self._step.plain_head:
             return super().forward(cache, blocks, last_only=last_only)
-        return ForwardOutputs(done[2], done[1])
+        head = packed.head, rows - 1 if last_only else 0, rows
+        _, features, logits = self._run(packed.layers, cache, blocks, head)
+        return ForwardOutputs(logits, features)
 
-    def hidden(
-        self, cache: KVCache, blocks: Sequence[RowBlock]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        done = self._step.run_rows(cache, blocks)
-        return super().hidden(cache, blocks) if done is None else done[:2]
+    def hidden(self, cache: KVCache, blocks: Sequence[RowBlock]) -> tuple[Tensor, Tensor | None]:
+        layers = self._step.packed.layers
+        if layers is None:
+            return super().hidden(cache, blocks)
+        return self._run(layers, cache, blocks)[:2]
+
+    def _run(
+        self,
+        layers: PackedLayers,
+        cache: KVCache,
+        blocks: Sequence[RowBlock],
+        head: tuple[TiledLinear, int, int] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """See `PackedLayers.run`."""
+        tokens = torch.from_numpy(np.concatenate([block.tokens for block in blocks]))
+        embedded = self._step.embedding(tokens)
+        return layers.run(embedded, cache, blocks, self._step.captured, head=head)
 
 
 def packed_of(model: nn.Module) -> PackedModel | None:
@@ -353,7 +316,7 @@ def packed_of(model: nn.Module) -> PackedModel | None:
     return getattr(model, "packed_weights", None)
 
 
-def _head_norms(attention: Any, heads: int) -> torch.Tensor:
+def _head_norms(attention: Any, heads: int) -> Tensor:
     """LayerWeights of the queries' and keys' norms [heads + kv_heads, head_dim]; empty without."""
     if not hasattr(attention, "q_norm"):
         return torch.empty(0, 0)

@@ -25,7 +25,7 @@ BY_LENGTH = ("dynamic", "longrope")
 FIXED = ("default", *(name for name in ROPE_INIT_FUNCTIONS if name not in BY_LENGTH))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RopeByLength:
     """The rotary modules of a model whose factors depend on the length of a text.
 
@@ -43,9 +43,7 @@ class RopeByLength:
 
     def check(self, prompt_tokens: int, new_tokens: int, name: str) -> None:
         """Raise InputError for a text whose factors would change on the way."""
-        if not self.beyond or self.is_long(prompt_tokens):
-            return
-        if prompt_tokens + new_tokens > self.switch:
+        if self.beyond and prompt_tokens <= self.switch < prompt_tokens + new_tokens:
             raise InputError(
                 f"the rotary factors of {name} change behind {self.switch} tokens (longrope), and "
                 f"a text of {prompt_tokens} tokens and {new_tokens} new ones would cross that",
@@ -58,10 +56,27 @@ class RopeByLength:
         """Forwards inside use the factors of long texts, whatever their positions."""
         with ExitStack() as stack:
             for module in self.modules:
-                before = partial(_add_position, self.switch)
-                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(_drop_position).remove)
+                stack.enter_context(forwarding(module, partial(self._long, module.forward)))
             yield
+
+    def _long(self, forward: Any, x: Any, position_ids: Any, *more: Any, **named: Any) -> Any:
+        """Cosines and sines that a rotary module gives beside one more position."""
+        last = torch.full_like(position_ids[..., :1], self.switch)
+        factors = forward(x, torch.cat((position_ids, last), dim=-1), *more, **named)
+        return tuple(part[..., :-1, :] for part in factors)
+
+
+@contextmanager
+def forwarding(module: nn.Module, forward: Any) -> Iterator[None]:
+    """Calls of the module are calls of this function."""
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
 
 
 def rope_by_length(model: nn.Module, config: Any) -> RopeByLength | None:
@@ -71,8 +86,10 @@ def rope_by_length(model: nn.Module, config: Any) -> RopeByLength | None:
     """
     modules_of: dict[str, list[nn.Module]] = {}
     for module in model.modules():
-        for kind in _kinds(getattr(module, "rope_type", None)):
-            modules_of.setdefault(kind, []).append(module)
+        kinds = getattr(module, "rope_type", None)  # one, or one for each type of layer
+        for kind in sorted(set(kinds.values())) if isinstance(kinds, Mapping) else (kinds,):
+            if isinstance(kind, str):
+                modules_of.setdefault(kind, []).append(module)
     unknown = sorted(kind for kind in modules_of if kind not in (*FIXED, *BY_LENGTH))
     by_length = [kind for kind in modules_of if kind in BY_LENGTH]
     mixed = any(  # of this kind for some types of layers only
@@ -86,30 +103,8 @@ def rope_by_length(model: nn.Module, config: Any) -> RopeByLength | None:
         )
     if not by_length:
         return None
-    beyond = by_length[0] == "longrope"
-    switch = config.max_position_embeddings
-    if beyond:
-        switch = config.rope_parameters["original_max_position_embeddings"]
-    return RopeByLength(modules=tuple(modules_of[by_length[0]]), switch=int(switch), beyond=beyond)
-
-
-def _kinds(kind: object) -> tuple[str, ...]:
-    """The kinds of a module: one, or one for each type of layer."""
-    if isinstance(kind, Mapping):
-        return tuple(sorted({str(one) for one in kind.values()}))
-    return (kind,) if isinstance(kind, str) else ()
-
-
-def _add_position(switch: int, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Before a rotary module: one more position, behind the switch."""
-    positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
-    last = torch.full_like(positions[..., :1], switch)
-    positions = torch.cat((positions, last), dim=-1)
-    if "position_ids" in kwargs:
-        return args, kwargs | {"position_ids": positions}
-    return (args[0], positions, *args[2:]), kwargs
-
-
-def _drop_position(module: nn.Module, args: Any, output: Any) -> Any:
-    """After a rotary module: without that position's cosines and sines."""
-    return tuple(part[..., :-1, :] for part in output)
+    kind, modules = by_length[0], tuple(modules_of[by_length[0]])
+    if kind == "dynamic":
+        return RopeByLength(modules, int(config.max_position_embeddings), beyond=False)
+    switch = config.rope_parameters["original_max_position_embeddings"]
+    return RopeByLength(modules, int(switch), beyond=True)

@@ -31,10 +31,8 @@ from decoder.model.runtime.tiles import (
 )
 
 LANES = 8  # numbers of a head that are summed side by side; a head's width is a multiple
-WIDE_LANES, PARTS = (
-    16,
-    4 if WIDE else 2,
-)  # of wide heads, and vectors of them that are mixed at once
+WIDE_LANES = 16  # of wide heads
+PARTS = 4 if WIDE else 2  # vectors of wide heads that are mixed at once
 PAIRED = 32  # numbers of a head that are multiplied in pairs at once
 KEYS = 4  # of which scores are made at once
 BLOCK = 64  # keys that all heads of a group read before the next are read
@@ -100,14 +98,14 @@ def _number_of(typing: Any, bits: Any) -> Any:
 
 
 @jit_inner
-def keep(numbers, place, out, start, count):  # type: ignore[no-untyped-def]
+def keep(numbers, place, out, start, count):
     """Copy numbers, to an array of any kind."""
     for i in range(count):
         put(out, start + i, at(numbers, place + i))
 
 
 @jit_inner
-def exponential(value):  # type: ignore[no-untyped-def]
+def exponential(value):
     """e to the power of a float32 number, by a polynomial of 2^f and an exponent."""
     power = min(max(value * _LOG2_E, -_RANGE), _RANGE)
     whole = np.floor(power)
@@ -215,9 +213,7 @@ _mix_few, _mix_many, _mix_pair = _mix(LANES, 1), _mix(WIDE_LANES, PARTS), _mix(W
 
 
 @jit_inner
-def add_scores(  # type: ignore[no-untyped-def]
-    query, start, group, keys, first, count, width, scores, size, place
-):
+def add_scores(query, start, group, keys, first, count, width, scores, size, place):
     """Scores of `group` queries from `start` on with `count` keys: scores[h * size + place ...]."""
     last = first + (count - 1) * width
     for key in range(0, count, KEYS):
@@ -227,7 +223,7 @@ def add_scores(  # type: ignore[no-untyped-def]
 
 
 @jit_inner
-def add_mixed(weights, size, place, group, values, first, count, width, out):  # type: ignore[no-untyped-def]
+def add_mixed(weights, size, place, group, values, first, count, width, out):
     """Add `count` values weighted by weights[h * size + place ...] to out[h * width ...]."""
     for block in range(0, count, BLOCK):
         some, source = min(count - block, BLOCK), first + block * width
@@ -247,7 +243,7 @@ def add_mixed(weights, size, place, group, values, first, count, width, out):  #
 
 
 @jit_sums
-def _total(numbers, first, count):  # type: ignore[no-untyped-def]
+def _total(numbers, first, count):
     """The sum of numbers, in an order that depends on their number alone."""
     total = np.float32(0)
     for i in range(count):
@@ -256,7 +252,7 @@ def _total(numbers, first, count):  # type: ignore[no-untyped-def]
 
 
 @jit_sums
-def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
+def _largest(numbers, first, count):
     largest = np.float32(-np.inf)
     for i in range(count):
         largest = max(largest, at(numbers, first + i))
@@ -264,7 +260,7 @@ def _largest(numbers, first, count):  # type: ignore[no-untyped-def]
 
 
 @jit_inner
-def softmax(scores, first, count):  # type: ignore[no-untyped-def]
+def softmax(scores, first, count):
     """Exponentials of scores less the largest, in place; returns their sum."""
     largest = _largest(scores, first, count)
     for i in range(count):

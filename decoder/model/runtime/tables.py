@@ -7,16 +7,14 @@ are refilled before each replay with one copy to the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import KVCache
-from decoder.tree.draft_tree import WORD
+from decoder.tree.draft_tree import WORD, pack_bits
 
 
 def needed_words(cache: KVCache, blocks: Sequence[RowBlock]) -> int:
@@ -47,10 +45,9 @@ class RowTables:
         self.tokens, self.positions, self.slots, self.owners = wide.view(torch.int64).view(4, rows)
         self.starts, self.counts, self.prefixes, self.tails = few.view(4, sequences)
         self.bits = bits.view(rows, words)
-        wide_np, few_np, bits_np = np.split(self._host.numpy(), np.cumsum(sizes)[:2])
-        self._wide: NDArray[np.int64] = wide_np.view(np.int64).reshape(4, rows)
-        self._few: NDArray[np.int32] = few_np.reshape(4, sequences)
-        self._bits: NDArray[np.int32] = bits_np.reshape(rows, words)
+        wide, few, bits = self._host.split(sizes)
+        self._wide = wide.view(torch.int64).view(4, rows).numpy()
+        self._few, self._bits = few.view(4, sequences).numpy(), bits.view(rows, words).numpy()
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     @property
@@ -79,25 +76,12 @@ class RowTables:
             self._wide[2, first:stop] = np.arange(end, end + block.rows)
             self._wide[3, first:stop] = sequence
             self._few[:, sequence] = first, block.rows, length, end + block.rows - length
-            if block.visible is not None:
-                self._bits[first:stop] = block.visible.bits(self._bits.shape[1])
+            mask = block.mask()
+            if mask is not None:
+                self._bits[first:stop] = pack_bits(mask, self._bits.shape[1])
             first = stop
         self._wide[:, first:].T[:] = blocks[-1].tokens[-1], length, end + block.rows, sequence
         self._few[1, sequence] += self.rows - first
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """The cache of one layer, and the slots that its new keys and values go to.
-
-    keys, values   [sequences, kv_heads, slots, head_dim]
-    owners, slots  int64 [rows]
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    owners: torch.Tensor
-    slots: torch.Tensor

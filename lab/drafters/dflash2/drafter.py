@@ -10,8 +10,14 @@ from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.model.runtime.capture import Tensors
 from decoder.tree.growth import Frontier
-from decoder.tree.pairs import PairLattice
-from lab.drafters.conditional import Slots, check_tables, compile_pairs, pair_lattice, score_pairs
+from lab.drafters.conditional import (
+    PairLattice,
+    Slots,
+    check_tables,
+    compile_pairs,
+    pair_lattice,
+    score_pairs,
+)
 from lab.drafters.dflash2.model import DFlash2Model
 
 
@@ -50,27 +56,22 @@ class PairScores(BlockScores):
     def distributions(
         self, outputs: Tensors, bonus: torch.Tensor, temperature: float
     ) -> LevelDistributions:
-        return PairDistributions(outputs[0], self._drafter.target.architecture.vocab)
+        return pair_distributions(outputs[0], self._drafter.target.architecture.vocab)
 
 
-class PairDistributions(LevelDistributions):
-    """The selector's q behind each node of a tree that is drawn: of its candidates alone."""
+def pair_distributions(packed: torch.Tensor, vocab: int) -> LevelDistributions:
+    """The selector's q behind each node of a tree that is drawn: of its candidates alone.
 
-    def __init__(self, packed: torch.Tensor, vocab: int) -> None:
-        """packed: as `score_pairs` gives it, at the temperature of the draws"""
-        self._tokens, self._chances = packed[..., 0].long(), packed[..., 1:].float()
-        self._vocab = vocab
+    packed  as `score_pairs` gives it, at the temperature of the draws
+    """
+    tokens, chances = packed[..., 0].long(), packed[..., 1:].float()
 
-    def root(self) -> torch.Tensor:
-        return self._spread(0, self._chances[0, :1])
+    def q(frontier: Frontier) -> torch.Tensor:
+        row, behind = frontier.depth, chances[0, :1]
+        if row:
+            drawn = to_device(frontier.tokens, tokens.device)
+            behind = chances[row, (tokens[row - 1] == drawn[:, None]).long().argmax(-1)]
+        share = (behind / behind.sum(-1, keepdim=True)).nan_to_num(0.0)
+        return chances.new_zeros(len(behind), vocab).index_copy_(1, tokens[row], share)
 
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        row, drawn = frontier.depth, to_device(frontier.tokens, self._tokens.device)
-        before = (self._tokens[row - 1] == drawn[:, None]).long().argmax(-1)
-        return self._spread(row, self._chances[row, before])
-
-    def _spread(self, row: int, chances: torch.Tensor) -> torch.Tensor:
-        """q [F, vocab] of a position's candidates, of their probabilities [F, K]."""
-        q = chances.new_zeros(len(chances), self._vocab)
-        share = (chances / chances.sum(-1, keepdim=True)).nan_to_num(0.0)
-        return q.index_copy_(1, self._tokens[row], share)
+    return q

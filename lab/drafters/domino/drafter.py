@@ -16,11 +16,11 @@ from decoder.tree.draft_tree import CandidateTree
 from lab.drafters.conditional import (
     FRONTIER,
     LEVEL_NODES,
-    PathDistributions,
     Slots,
     check_tables,
     grow_levels,
     level_tree,
+    path_distributions,
 )
 from lab.drafters.domino.model import Correction, DominoModel
 
@@ -80,4 +80,4 @@ class LevelScores(BlockScores):
     ) -> LevelDistributions:
         _, logits, hidden = outputs
         step, start = self._correction.step(hidden, None), self._correction.start()
-        return PathDistributions(self._drafter.head, logits, step, (start, bonus), temperature)
+        return path_distributions(self._drafter.head, logits, step, (start, bonus), temperature)

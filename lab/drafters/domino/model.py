@@ -50,7 +50,7 @@ class DominoConfig(DFlashConfig):
 
     @classmethod
     def read(cls, fields: Fields) -> dict[str, Any]:
-        fields.skip("projector_type")
+        fields.get("projector_type")  # read, and unused
         values = backbone(fields, shifted=True)
         # Without the shift, public implementations differ in the state that a row takes.
         fields.require({"shift_label": True, "sample_from_anchor": True})

@@ -14,11 +14,10 @@ from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
-from decoder.tree.pairs import PairLattice
 from lab.drafters.conditional import (
     FRONTIER,
     LEVEL_NODES,
-    PathDistributions,
+    PairLattice,
     Slots,
     Step,
     check_tables,
@@ -26,6 +25,7 @@ from lab.drafters.conditional import (
     grow_levels,
     level_tree,
     pair_lattice,
+    path_distributions,
     score_pairs,
 )
 from lab.drafters.dspark.model import PAIRED, DSparkModel
@@ -84,7 +84,7 @@ class MarkovPairs(BlockScores):
         _, logits, hidden = outputs
         start = torch.zeros(1, self._drafter.model.config.rank, device=hidden.device), bonus
         head, step = self._drafter.head, self._whole_step(hidden)
-        return PathDistributions(head, logits, step, start, temperature)
+        return path_distributions(head, logits, step, start, temperature)
 
     def _whole_step(self, hidden: torch.Tensor) -> Step:
         """The step that adds to all logits of a row."""

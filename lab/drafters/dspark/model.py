@@ -59,11 +59,11 @@ class DSparkConfig(DFlashConfig):
 
     @classmethod
     def read(cls, fields: Fields) -> dict[str, Any]:
-        fields.skip("projector_type")
+        fields.get("projector_type")  # read, and unused
         values = backbone(fields, shifted=not of_speculators(fields))
         values["vocab"] = fields.whole("vocab_size")
         rank = fields.whole("markov_rank", 0, least=0)
-        correction = fields.values.get("markov_head_type") or "vanilla"
+        correction = fields.get("markov_head_type") or "vanilla"
         if correction not in CORRECTIONS:
             raise fields.wrong("markov_head_type", f"one of {', '.join(CORRECTIONS)}")
         confident = fields.one_flag(("enable_confidence_head", "use_confidence_head"), False)

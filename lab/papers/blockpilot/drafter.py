@@ -267,14 +267,14 @@ def _dropped(rows: torch.Tensor, share: float, generator: torch.Generator | None
 
 
 def _text(fields: Fields, name: str) -> str:
-    value = fields.values.get(name)
+    value = fields.get(name)
     if not isinstance(value, str) or not value.strip():
         raise fields.wrong(name, "a text")
     return value
 
 
 def _candidates(fields: Fields, block_size: int) -> tuple[int, ...]:
-    sizes, most = fields.values.get("candidates"), MOST_TIMES * block_size
+    sizes, most = fields.get("candidates"), MOST_TIMES * block_size
     whole = isinstance(sizes, list) and all(type(size) is int for size in sizes)
     if not whole or not sizes or sizes != sorted(set(sizes)):
         raise fields.wrong("candidates", "a list of block sizes, ascending,")

@@ -98,7 +98,7 @@ class Sweeper:
     def __init__(
         self, target: Target, model: DFlashModel, texts: Sequence[TrainingText], sweep: Sweep
     ) -> None:
-        if any(model.config.windows) or any(model.config.causal):
+        if any(window or causal for window, causal in model.config.kinds):
             raise InputError(
                 "blocks of this drafter see a window or only rows before them, and are drafted "
                 "together only where they see all",

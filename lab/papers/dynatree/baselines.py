@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from costmodel.errors import InputError
-from costmodel.statistics import Array, Bools, Ints
+from costmodel.statistics import Array, Bools
 from decoder.acceptance.rules import RuleName
 from decoder.policies.base import Limits, Policy
 from decoder.tree.draft_tree import Candidates, CandidateTree, DraftTree, Lattice, best_first
@@ -35,29 +36,17 @@ STATIC = re.compile(r"(\d{1,3})x(\d{1,3})(?::(0?\.\d+))?", re.ASCII)
 def source_of(candidates: Candidates) -> LevelSource:
     """The children in a drafter's candidates, level by level."""
     if isinstance(candidates, Lattice):
-        return LatticeSource(candidates)
+        return partial(_position, candidates)
     return CandidateSource(candidates.as_tree(4096))
 
 
-class LatticeSource:
-    """A block drafter's marginals: every node of a depth has the same children."""
-
-    def __init__(self, lattice: Lattice) -> None:
-        self._tokens = lattice.tokens
-        self._probabilities = lattice.probabilities
-
-    def root(self, width: int) -> Children:
-        return self._position(0, 1, width)
-
-    def expand(self, frontier: Frontier, width: int) -> Children:
-        return self._position(frontier.depth, len(frontier.rows), width)
-
-    def _position(self, position: int, count: int, width: int) -> Children:
-        if position >= len(self._tokens):
-            return np.zeros((count, 0), np.int64), np.zeros((count, 0))
-        tokens, given = self._tokens[position, :width], self._probabilities[position, :width]
-        shape = (count, len(tokens))
-        return np.broadcast_to(tokens, shape), np.broadcast_to(given, shape)
+def _position(lattice: Lattice, frontier: Frontier, width: int) -> Children:
+    """The children of a block drafter's marginals: the same below every node of a depth."""
+    count, at = len(frontier.rows), frontier.depth
+    if at >= len(lattice.tokens):
+        return np.zeros((count, 0), np.int64), np.zeros((count, 0))
+    tokens, given = lattice.tokens[[at], :width], lattice.probabilities[[at], :width]
+    return np.repeat(tokens, count, axis=0), np.repeat(given, count, axis=0)
 
 
 class CandidateSource:
@@ -71,14 +60,10 @@ class CandidateSource:
         self._starts = np.cumsum(self._counts) - self._counts
         self._offered = np.zeros((0, 0), np.int64)
 
-    def root(self, width: int) -> Children:
-        return self._children(np.zeros(1, np.int64), width)
-
-    def expand(self, frontier: Frontier, width: int) -> Children:
-        return self._children(self._offered[frontier.above, frontier.ranks] + 1, width)
-
-    def _children(self, rows: Ints, width: int) -> Children:
-        """Children of the given rows of the candidate tree, [F, K]."""
+    def __call__(self, frontier: Frontier, width: int) -> Children:
+        rows = frontier.rows
+        if frontier.depth:
+            rows = self._offered[frontier.above, frontier.ranks] + 1
         counts = self._counts[rows]
         ranks = np.arange(min(width, int(counts.max(initial=0))))
         there = ranks < counts[:, None]

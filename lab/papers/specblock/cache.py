@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decoder.drafters.blocks import DraftShape, RowCache, Span
-from decoder.model.attention import attend, tail_mask
+from decoder.model.attention import Scoring, attend, tail_mask
 
 FIRST_CAPACITY = 256  # rows of a new cache
 
@@ -15,6 +15,7 @@ class DraftCache(RowCache):
 
     `data` is [layers, 2, 1, kv_heads, capacity, head_dim]. The first `length` rows are the
     context, after norm and rotation; rows after them last until others are written there.
+    A forward writes its rows from `start` on.
     """
 
     def __init__(
@@ -22,7 +23,7 @@ class DraftCache(RowCache):
     ) -> None:
         size = (layers, 2, 1, shape.kv_heads, FIRST_CAPACITY, shape.head_dim)
         self.data = torch.zeros(size, dtype=dtype, device=device)
-        self.length = 0
+        self.length = self.start = 0
 
     def make_room(self, rows: int) -> None:
         """Make room for `rows` rows after the context; all rows keep their values."""
@@ -34,10 +35,10 @@ class DraftCache(RowCache):
         grown[..., :capacity, :] = self.data
         self.data = grown
 
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        end = start + key.shape[1]
-        self.data[layer, 0, 0, :, start:end] = key
-        self.data[layer, 1, 0, :, start:end] = value
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        end = self.start + key.shape[1]
+        self.data[layer, 0, 0, :, self.start : end] = key
+        self.data[layer, 1, 0, :, self.start : end] = value
 
     def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the keys and values in slots first..end, [1, kv_heads, keys, head_dim]."""
@@ -45,7 +46,7 @@ class DraftCache(RowCache):
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
         key, value = self.read(layer, seen.first, seen.end)
-        return attend(query[None], key, value, seen.mask, scale)[0]
+        return attend(query[None], key, value, seen.mask, Scoring(scale))[0]
 
 
 def span(

@@ -17,10 +17,10 @@ import torch
 from costmodel.errors import InputError
 from costmodel.statistics import Array, Ints
 from decoder.acceptance.drawn import draw_levels
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.base import Drafter, DraftRequest, Draws
 from decoder.drafters.blocks import Rotary
-from decoder.drafters.caches import WaitingFeatures, check_observed
-from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
+from decoder.drafters.caches import FeatureSession, check_observed
+from decoder.drafters.checkpoint import refuse_misfit, stored_model
 from decoder.drafters.vocabulary import softmax
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -51,10 +51,8 @@ class SpecBlockDrafter(Drafter):
     def __init__(
         self, target: Target, source: str | Path | SpecBlockModel, growth: BlockGrowth | None = None
     ) -> None:
-        if isinstance(source, SpecBlockModel):
-            self.model = source
-        else:
-            self.model = stored_model(source, target, load_specblock)
+        self.model = stored_model(source, target, load_specblock)
+        if self.model is not source:
             pack_specblock(self.model)
         config = self.model.config
         check_fit(config, target)
@@ -89,7 +87,7 @@ class SpecBlockDrafter(Drafter):
         return self.target.embed(ids.to(self.target.device))
 
 
-class SpecBlockSession(DraftSession):
+class SpecBlockSession(FeatureSession):
     """The drafting of one text: the cache of its prefix, K rows a token, and tokens not yet in it.
 
     The rows of token t join its features and the embedding of token t + 1; the newest token's
@@ -101,6 +99,7 @@ class SpecBlockSession(DraftSession):
         self, drafter: SpecBlockDrafter, prompt: Ints, features: torch.Tensor | None
     ) -> None:
         """features: of the prompt, [tokens, 3 * hidden]"""
+        super().__init__("a SpecBlock drafter")
         self._drafter = drafter
         config = drafter.model.config
         self._length = config.block_length
@@ -109,7 +108,6 @@ class SpecBlockSession(DraftSession):
         self._cache = DraftCache(
             config.shape, config.layers, self._like.dtype, drafter.target.device
         )
-        self._waiting = WaitingFeatures("a SpecBlock drafter")
         self._conditions = self._like.new_empty(0, config.shape.hidden)
         self._drafted = 0  # tokens after the cache's context whose rows the last draft wrote
         self.observe(prompt.tolist(), features)
@@ -146,13 +144,11 @@ class SpecBlockSession(DraftSession):
         return draw_levels(shape, q, generator, drafter.max_depth, most)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        self._waiting.add(features)
         # Rows that the draft has run belong to committed tokens now, the bonus included.
         self._cache.length += self._drafted * self._length
         self._conditions = self._conditions[self._drafted :]
         self._drafted = 0
-        if self._waiting.many:
-            self._make_narrow()
+        super().observe(emitted, features)
 
     def _blocks(self, context: Ints) -> Blocks:
         """The forwards of one draft after the context, whose last token is the bonus."""
@@ -164,17 +160,14 @@ class SpecBlockSession(DraftSession):
         embeddings = drafter.embed(context[-count:])
         return Blocks(drafter, self._cache, self._conditions, embeddings)
 
-    @torch.inference_mode()
-    def _make_narrow(self) -> None:
-        features = self._waiting.take()
-        if features is not None:
-            narrow = self._drafter.model.condition(features.to(self._like.dtype))
-            self._conditions = torch.cat((self._conditions, narrow))
+    def take_in(self, features: torch.Tensor) -> None:
+        narrow = self._drafter.model.condition(features.to(self._like.dtype))
+        self._conditions = torch.cat((self._conditions, narrow))
 
     @torch.inference_mode()
     def _take_in(self, context: Ints, most: int) -> None:
         """Bring tokens into the cache until at most `most` of them wait for the next draft."""
-        self._make_narrow()
+        self.take_in_waiting()
         cache, drafter = self._cache, self._drafter
         while len(self._conditions) > most:
             count = min(len(self._conditions) - most, self._chunk)
@@ -212,19 +205,15 @@ class _BlockDistributions:
         self._rows = np.zeros((0, 0), np.int64)  # rows of the last forward
         self._q = torch.empty(0)
 
-    def root(self) -> torch.Tensor:
-        self._run(self._blocks.first())
-        self._places = self._rows[:, 0]
-        return self._answer()
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        self._places = self._places[frontier.above]
-        if frontier.depth % self._drafter.model.config.block_length:
-            self._places = self._places + 1
+    def __call__(self, frontier: Frontier) -> torch.Tensor:
+        if not frontier.depth:
+            self._run(self._blocks.first())
+        elif frontier.depth % self._drafter.model.config.block_length:
+            self._places = self._places[frontier.above] + 1
         else:
-            self._run(self._blocks.more(self._places, frontier.tokens))
-            self._places = self._rows[:, 0]
-        return self._answer()
+            self._run(self._blocks.more(self._places[frontier.above], frontier.tokens))
+        places = torch.from_numpy(self._places - self._rows[0, 0])
+        return self._q[places.to(self._q.device)]
 
     def children(self) -> Ints:
         """The most children of each node of the last level, by its bucket."""
@@ -236,13 +225,9 @@ class _BlockDistributions:
 
     def _run(self, rows: Ints) -> None:
         drafted = softmax(self._blocks.logits, self._temperature)
-        self._rows = rows
+        self._rows, self._places = rows, rows[:, 0]
         self._q = drafted.new_zeros(len(drafted), self._drafter.target.architecture.vocab)
         self._q[:, self._drafter.model.tokens] = drafted
-
-    def _answer(self) -> torch.Tensor:
-        places = torch.from_numpy(self._places - self._rows[0, 0])
-        return self._q[places.to(self._q.device)]
 
 
 def default_growth(model: SpecBlockModel) -> BlockGrowth:
@@ -255,19 +240,15 @@ def default_growth(model: SpecBlockModel) -> BlockGrowth:
 
 def check_fit(config: SpecBlockConfig, target: Target) -> None:
     """Raise InputError unless the drafter was made for such a target."""
-    architecture = target.architecture
-    problems = differences(
-        {
-            "hidden size": (config.shape.hidden, architecture.hidden),
-            "vocabulary": (config.vocab, architecture.vocab),
-        }
-    )
+    architecture, layers = target.architecture, target.architecture.layers
+    fields = {
+        "hidden size": (config.shape.hidden, architecture.hidden),
+        "vocabulary": (config.vocab, architecture.vocab),
+    }
     # The last layer's output is not among the features: transformers gives it after the norm.
-    layers = architecture.layers
     deepest = max(config.features_of(layers))
-    if deepest > layers - 1:
-        problems.append(f"it reads hidden state {deepest} of a target of {layers} layers")
-    refuse_misfit(problems, target)
+    reads = f"it reads hidden state {deepest} of a target of {layers} layers"
+    refuse_misfit(target, fields, [reads] if deepest > layers - 1 else [])
 
 
 class Blocks:

@@ -16,15 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from costmodel.errors import InputError
-from decoder.drafters.blocks import (
-    DraftAttention,
-    DraftShape,
-    GatedFfn,
-    Rope,
-    Rotary,
-    Span,
-    hash_of,
-)
+from decoder.drafters.blocks import DraftAttention, DraftShape, Rope, Rotary, Span, hash_of
 from decoder.drafters.checkpoint import (
     MOST_BLOCK,
     MOST_LAYERS,
@@ -34,8 +26,8 @@ from decoder.drafters.checkpoint import (
     load_weights,
     read_shape,
     save_checkpoint,
+    token_ids,
 )
-from decoder.drafters.eagle3.model import token_ids
 from decoder.model.runtime.linear import pack_layers, plain_state
 from lab.papers.specblock.cache import DraftCache, span
 
@@ -203,11 +195,11 @@ class InputLayer(nn.Module):
 
     def __init__(self, config: SpecBlockConfig) -> None:
         super().__init__()
-        hidden, eps = config.shape.hidden, config.shape.norm_eps
+        hidden, norm = config.shape.hidden, config.shape.norm
         self.condition_proj = nn.Linear(FEATURES * hidden, hidden, bias=False)  # W_cond
-        self.condition_norm = nn.RMSNorm(hidden, eps=eps)
-        self.token_norm = nn.RMSNorm(hidden, eps=eps)
-        self.query_norm = nn.RMSNorm(hidden, eps=eps)
+        self.condition_norm = norm()
+        self.token_norm = norm()
+        self.query_norm = norm()
         self.position_queries = nn.Embedding(config.block_length, hidden)
         self.fuse = nn.Linear(3 * hidden, hidden, bias=False)  # W_fuse
 
@@ -218,9 +210,9 @@ class SpecBlockLayer(nn.Module):
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
         self.self_attn = DraftAttention(shape, shape.hidden, normed=False)
-        self.mlp = GatedFfn(shape)
-        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.mlp = shape.mlp()
+        self.input_layernorm = shape.norm()
+        self.post_attention_layernorm = shape.norm()
 
 
 class SpecBlockModel(nn.Module):
@@ -236,7 +228,7 @@ class SpecBlockModel(nn.Module):
         self.shift_proj = nn.ModuleList(  # W_shift of equation (3), before all layers but the first
             nn.Linear(2 * hidden, hidden, bias=False) for _ in range(shifts)
         )
-        self.norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
+        self.norm = shape.norm()
         self.lm_head = nn.Linear(hidden, config.draft_vocab, bias=False)
         self.rank_head = RankHead(hidden) if "rank_head" in config.parts else None
         # The drafted tokens: marked among all, and each one's id less its place among them.
@@ -309,7 +301,7 @@ class SpecBlockModel(nn.Module):
 
         The keys and values of all rows go into the last slots of the span `seen`.
         """
-        start = seen.end - len(rows)
+        cache.start = seen.end - len(rows)
         before = torch.arange(len(rows), device=rows.device)
         before = before - (before % self.config.block_length > 0).long()
         for number, layer in enumerate(self.layers):
@@ -317,7 +309,7 @@ class SpecBlockModel(nn.Module):
                 shift = self.shift_proj[number - 1]
                 rows = shift(torch.cat((rows, rows[before]), dim=-1)).to(rows.dtype)
             normed = layer.input_layernorm(rows)
-            layer.self_attn.store(normed, rope, cache, number, start)
+            layer.self_attn.store(normed, rope, cache, number)
             if wanted is not None and number == self.config.layers - 1:
                 rows, normed, seen = rows[wanted.rows], normed[wanted.rows], wanted.seen
                 rope = (rope[0][wanted.rows], rope[1][wanted.rows])
@@ -431,7 +423,7 @@ def _check_mapping(
 
 
 def _numbers(fields: Fields, name: str, count: int, most: int) -> tuple[int, ...] | None:
-    value = fields.values.get(name)
+    value = fields.get(name)
     if value is None:
         return None
     whole = isinstance(value, list) and all(type(i) is int and 0 <= i <= most for i in value)

@@ -31,10 +31,13 @@ def points_of(calibration, noise=0.0, outliers=0.0, seed=0, rows=ROWS, contexts=
     return Points(rows=r, context=c, seconds=calibration.predict_s(r, c) * factor)
 
 
-def test_known_coefficients_are_found_without_noise():
+def test_known_coefficients_are_found_and_what_points_cannot_tell_has_no_interval():
     fitted = fit_physical(points_of(truth()), A6000)
     assert (fitted.tile_rows, fitted.attention_rows) == (64, 128)
     assert fitted.coefficients == pytest.approx(truth().coefficients, rel=0.03)
+    few_rows = points_of(truth(), 0.01, rows=(1, 2, 4, 8))
+    fitted = fit_physical(few_rows, A6000)
+    assert fitted.intervals()["matrix_flops"] is None  # all of them read weights
 
 
 @pytest.mark.slow
@@ -52,16 +55,13 @@ def test_intervals_hold_the_truth_under_noise_and_outliers():
     assert sum(held.values()) >= 0.92 * seeds * len(held)
 
 
-def test_outliers_do_not_move_predictions():
+def test_outliers_do_not_move_predictions_and_many_small_rows_make_none():
     known = truth()
     r, c = grid([3, 40, 300, 900], [100, 3000])
     for seed in range(5):
         fitted = fit_physical(points_of(known, 0.01, 0.08, seed), A6000)
         assert fitted.predict_s(r, c) == pytest.approx(known.predict_s(r, c), rel=0.03)
-
-
-def test_few_rows_that_are_half_of_all_points_do_not_make_outliers_of_the_rest():
-    """Log-uniform rows, as a calibration draws them, on a truth that no sum of work fits."""
+    # Log-uniform rows, as a calibration draws them, on a truth that no sum of work fits
     rows = [1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 40, 54, 72, 96, 125]
     context = np.tile([181, 201, 263, 775], 5)
     seconds = 0.0215 + 5.5e-4 * np.array(rows) + 3.5e-6 * context * (1 + np.array(rows) / 15)
@@ -71,12 +71,6 @@ def test_few_rows_that_are_half_of_all_points_do_not_make_outliers_of_the_rest()
     assert fitted.predict_s(rows, context) == pytest.approx(seconds, rel=0.1)
 
 
-def test_what_points_cannot_tell_has_no_interval():
-    few_rows = points_of(truth(), 0.01, rows=(1, 2, 4, 8))
-    fitted = fit_physical(few_rows, A6000)
-    assert fitted.intervals()["matrix_flops"] is None  # all of them read weights
-
-
 def steps(noise=0.0, seed=0):
     """Points with steps that the physical model does not have."""
     base = points_of(truth(tile_rows=1), noise, seed=seed)
@@ -84,7 +78,7 @@ def steps(noise=0.0, seed=0):
     return Points(rows=base.rows, context=base.context, seconds=base.seconds * jump)
 
 
-def test_stairs_keep_real_steps_and_rise_with_rows_and_context():
+def test_stairs_keep_real_steps_rise_and_do_not_depend_on_how_they_are_asked_for():
     points = steps(0.002)
     fitted = stairs_of(points)
     assert fitted.predict_s(points.rows, points.context) == pytest.approx(points.seconds, rel=0.01)
@@ -94,16 +88,6 @@ def test_stairs_keep_real_steps_and_rise_with_rows_and_context():
 
     curves = np.array([fitted.predict_s(ROWS, c) for c in np.geomspace(64, 16384, 30)])
     assert np.all(np.diff(np.log(curves), axis=0) > -0.01)
-
-
-def test_a_contradicted_point_is_left_out():
-    points = steps(0.002)
-    wild = points.seconds * np.where(np.arange(len(points)) == 40, 1.8, 1.0)
-    fitted = stairs_of(Points(rows=points.rows, context=points.context, seconds=wild))
-    assert fitted.predict_s(points.rows, points.context) == pytest.approx(points.seconds, rel=0.02)
-
-
-def test_predictions_do_not_depend_on_how_they_are_asked_for():
     points = steps()
     fitted = stairs_of(points)
     r, c = np.array([1, 7, 130, 1024, 3000]), np.array([100, 100, 5000, 64, 100])
@@ -112,6 +96,18 @@ def test_predictions_do_not_depend_on_how_they_are_asked_for():
     assert together == pytest.approx(apart)
     assert fitted.predict_s(np.array([[1.0], [2.0]]), np.array([[64, 128]])).shape == (2, 2)
     assert fitted.predict_s(16, 512, 4) > fitted.predict_s(16, 512)
+
+
+def test_a_contradicted_point_and_peaks_stated_too_low_do_not_change_what_was_measured():
+    points = steps(0.002)
+    wild = points.seconds * np.where(np.arange(len(points)) == 40, 1.8, 1.0)
+    slower = dataclasses.replace(A6000.peaks, bytes_per_s=A6000.peaks.bytes_per_s / 3)
+    odd, known = Points(rows=points.rows, context=points.context, seconds=wild), points_of(truth())
+    for given, roofline, true in (
+        (odd, A6000, points), (known, dataclasses.replace(A6000, peaks=slower), known),
+    ):  # fmt: skip
+        predicted_s = stairs_of(given, roofline).predict_s(true.rows, true.context)
+        assert predicted_s == pytest.approx(true.seconds, rel=0.02)
 
 
 def test_too_few_points_are_refused():
@@ -138,13 +134,6 @@ def test_nothing_is_predicted_faster_than_the_physical_bound(name, target):
     fitted = FIT[name](points, roofline)
     rows, context = np.arange(1, 2001, 7), np.array([[0], [300], [20_000], [200_000]])
     assert np.all(fitted.predict_s(rows, context) >= bound.seconds(rows, context) * (1 - 1e-9))
-
-
-def test_peaks_stated_too_low_do_not_slow_what_was_measured():
-    slower = dataclasses.replace(A6000.peaks, bytes_per_s=A6000.peaks.bytes_per_s / 3)
-    points = points_of(truth())
-    fitted = stairs_of(points, dataclasses.replace(A6000, peaks=slower))
-    assert fitted.predict_s(points.rows, points.context) == pytest.approx(points.seconds, rel=0.02)
 
 
 def overlapping_s(rows, context):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from costmodel.calibration.linear import fit_linear
 from costmodel.calibration.points import ErrorSummary, Points
@@ -64,23 +65,17 @@ def test_a_step_that_the_fit_smooths_over_is_named():
     assert smoothed_steps(noisy, fit_linear(points, ROOFLINE), ROOFLINE) == ()
 
 
-def test_statistics_by_hand():
-    # three points: x = roofline seconds, y = x + 0.01, 0.02 and 0.06
-    x = ROOFLINE.seconds([1, 64, 256], 64)
-    y = x + np.array([0.01, 0.02, 0.06])
+def test_statistics_are_those_of_scipy():
+    x, added_s = ROOFLINE.seconds([1, 64, 256], 64), np.array([0.01, 0.02, 0.06])
+    y = x + added_s
     linear = fit_linear(Points(rows=[1, 64, 256], context=[64] * 3, seconds=y), ROOFLINE)
-    mean_x, mean_y = x.mean(), y.mean()
-    slope = ((x - mean_x) * (y - mean_y)).sum() / ((x - mean_x) ** 2).sum()
-    intercept = mean_y - slope * mean_x
-    residual = y - slope * x - intercept
-    assert linear.slope == pytest.approx(slope)
-    assert linear.intercept_s == pytest.approx(intercept)
-    assert linear.slope_se == pytest.approx(
-        np.sqrt((residual**2).sum() / 1 / ((x - mean_x) ** 2).sum())
-    )
-    assert linear.rmse_before_s == pytest.approx(np.sqrt((0.01**2 + 0.02**2 + 0.06**2) / 3))
+    line = stats.linregress(x, y)
+    fitted = linear.slope, linear.intercept_s, linear.slope_se
+    assert fitted == pytest.approx((line.slope, line.intercept, line.stderr))
+    residual = y - line.slope * x - line.intercept
+    assert linear.rmse_before_s == pytest.approx(np.sqrt((added_s**2).mean()))
     assert linear.rmse_after_s == pytest.approx(np.sqrt((residual**2).mean()))
-    assert linear.mape_before == pytest.approx((np.array([0.01, 0.02, 0.06]) / y).mean())
+    assert linear.mape_before == pytest.approx((added_s / y).mean())
 
 
 def test_standard_errors_cover_the_truth():
@@ -94,16 +89,12 @@ def test_standard_errors_cover_the_truth():
     assert 180 <= inside <= 199
 
 
-def test_a_falling_line_is_a_flat_cost():
+def test_a_line_neither_falls_nor_predicts_less_than_the_physical_bound():
     points = Points(rows=[1, 2, 4, 8], context=[64] * 4, seconds=[0.0271, 0.0270, 0.0269, 0.0268])
     linear = fit_linear(points, ROOFLINE)
     assert linear.slope == 0
     assert linear.intercept_s == pytest.approx(0.02695)
-
-
-def test_a_line_never_predicts_less_than_the_physical_bound():
-    points = line_points(5.0, -0.08)
-    linear = fit_linear(points, ROOFLINE)
+    linear = fit_linear(line_points(5.0, -0.08), ROOFLINE)
     assert linear.intercept_s < 0
     bound = ROOFLINE.with_count("physical").seconds([1, 2], 0)
     assert np.all(linear.predict_s([1, 2], 0) >= bound)
@@ -130,17 +121,13 @@ def test_stairs_predict_between_their_points(noise, median, worst):
     assert error.worst < worst
 
 
-def steps_s(rows, context):
-    """A staircase of 32-row tiles with a real fall at 128 rows, where another kernel takes over."""
-    tiles = np.ceil(np.asarray(rows) / 32)
-    return 0.010 + 0.002 * tiles - 0.004 * (np.asarray(rows) >= 128) + 1e-6 * np.asarray(context)
-
-
 def test_exact_points_with_real_steps_and_falls_are_returned():
     """Sums of operator tables have no noise: none of them is smoothed or left out."""
     rows = [1, 32, 33, 64, 65, 96, 97, 127, 128, 256]
     rows, context = grid(rows, [64, 300, 1024])
-    for true_s in (steps_s(rows, context), cpu_seconds(rows, context)):
+    # 32-row tiles, and a real fall at 128 rows, where another kernel takes over.
+    falling_s = 0.010 + 0.002 * np.ceil(rows / 32) - 0.004 * (rows >= 128) + 1e-6 * context
+    for true_s in (falling_s, cpu_seconds(rows, context)):
         fitted = stairs_of(Points(rows=rows, context=context, seconds=true_s), ROOFLINE, exact=True)
         assert fitted.predict_s(rows, context) == pytest.approx(true_s, rel=1e-3)
 
@@ -156,7 +143,7 @@ def ragged(draw, fewest, most):
     return rows[chosen], context[chosen], random
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(ragged(6, 60), st.booleans())
 def test_between_measured_rows_nothing_overshoots(shapes, exact):
     rows, context, random = shapes
@@ -180,7 +167,6 @@ def test_between_measured_rows_nothing_overshoots(shapes, exact):
 
 
 def test_each_point_is_predicted_by_a_fit_without_it():
-    """Leave-one-out by hand."""
     points = cpu_points(0.02).take(np.arange(0, 56, 7))
     selection = select_calibration(points, ROOFLINE)
     for index, predicted_s in enumerate(selection.predicted_left_out_s["linear"]):
@@ -190,31 +176,27 @@ def test_each_point_is_predicted_by_a_fit_without_it():
         )
 
 
-def test_selection_prefers_what_predicts_better():
+def test_selection_prefers_what_predicts_better_and_three_points_are_enough_for_a_line():
     curved = made.usual_selection()
     assert curved.selected == "stairs" and curved.calibration is curved.stairs
     assert curved.cross_validated["stairs"].mape < curved.cross_validated["linear"].mape
     chosen = select_calibration(line_points(1.8, 0.02, noise=0.05), ROOFLINE)
     assert chosen.selected == "linear" and chosen.calibration is chosen.linear
+    points = Points(rows=[1, 16, 64], context=[64] * 3, seconds=[0.05, 0.064, 0.142])
+    selection = select_calibration(points, ROOFLINE)
+    assert selection.selected == "linear" and selection.physical is selection.stairs is None
 
 
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(ragged(4, 12))
 def test_any_points_have_a_selection(shapes):
-    """Down to fewer points than some calibrations have coefficients."""
     rows, context, random = shapes
     batch, seconds = random.integers(1, 9, len(rows)), 10 ** random.uniform(-4, 1, len(rows))
     points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
     selection = select_calibration(points, ROOFLINE)
     predicted = selection.calibration.predict_s(np.array([1, 7, 300]), 500)
     assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)
-
-
-def test_a_handful_of_points_is_enough_for_a_line():
-    points = Points(rows=[1, 16, 64], context=[64] * 3, seconds=[0.05, 0.064, 0.142])
-    selection = select_calibration(points, ROOFLINE)
-    assert selection.selected == "linear" and selection.physical is selection.stairs is None
 
 
 def test_each_measured_width_has_its_own_price_or_is_named():

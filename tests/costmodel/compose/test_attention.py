@@ -5,13 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from costmodel.compose.attention import (
-    Attention,
-    TileForm,
-    checked,
-    measure_keys,
-    rising,
-)  # fmt: skip
+from costmodel.compose.attention import Attention, TileForm, checked, measure_keys, rising
 from costmodel.errors import InputError
 from integrations.llmservingsim.tables import fit_tile_rows
 from tests.costmodel.conftest import measured_forwards
@@ -28,7 +22,7 @@ def attention(form, *, sm_count=100, busy_key_s=KEY_S):
     )  # fmt: skip
 
 
-def test_one_row_is_the_generation_table_and_many_walk_over_the_cache_in_waves():
+def test_one_row_is_the_generation_table_and_many_walk_in_waves_or_share_the_keys():
     made = attention(TileForm(tile_rows=64))
     assert made.seconds(1, [1, 5001, 20001], 1, 32, 8) == pytest.approx([9e-6, 34e-6, 109e-6])
     # Between the measured batches and beyond them.
@@ -37,9 +31,6 @@ def test_one_row_is_the_generation_table_and_many_walk_over_the_cache_in_waves()
     # 64 rows: 32 tiles, one wave of 100 processors; 512: 256 tiles, three waves.
     assert made.seconds(64, [10000], 1, 32, 8)[0] == pytest.approx(10e-6 + 10000 * KEY_S)
     assert made.seconds(512, [10000], 1, 32, 8)[0] == pytest.approx(40e-6 + 3 * 10000 * KEY_S)
-
-
-def test_all_processors_share_the_keys_where_the_kernel_splits():
     made = attention(TileForm(tile_rows=128, splits_keys=True, packs_groups=True))
     # 8 key-value heads x ceil(64 x 4 / 128) = 16 tiles among 100 processors.
     assert made.per_key_s(64, 1, 32, 8) == pytest.approx(0.16 * KEY_S)
@@ -47,7 +38,7 @@ def test_all_processors_share_the_keys_where_the_kernel_splits():
     assert made.per_key_s(2, 1, 32, 8) == pytest.approx(0.04 * KEY_S)
 
 
-def test_a_verification_splits_the_keys_that_the_prompts_kernel_walks():
+def test_a_verification_splits_the_keys_and_two_rows_cost_about_one():
     made = attention(TileForm(tile_rows=64))
     one = made.seconds(1, [10000], 1, 32, 8)[0]
     # Unsplit, two rows walk all keys at one multiprocessor a head.
@@ -57,9 +48,6 @@ def test_a_verification_splits_the_keys_that_the_prompts_kernel_walks():
     assert split.seconds(2, [10000], 1, 32, 8)[0] <= 1.1 * one
     # 64 rows x 4 heads of a group are 4 tiles of each key-value head: 32 tiles, 100 processors.
     assert split.per_key_s(64, 1, 32, 8) == pytest.approx(0.32 * KEY_S)
-
-
-def test_one_row_splits_too_where_the_tables_kernel_did_not():
     pair = (32, 8)
     walking = {(1, 1): 8e-6, (1, 10001): 8e-6 + 10000 * KEY_S}
     made = dataclasses.replace(attention(TileForm(tile_rows=64)), generation={pair: walking})
@@ -67,10 +55,6 @@ def test_one_row_splits_too_where_the_tables_kernel_did_not():
     # 8 tiles share 100 multiprocessors.
     split_s = made.splitting_keys().seconds(1, [10001], 1, *pair)[0]
     assert split_s == pytest.approx(8e-6 + 10001 * KEY_S * 0.08, rel=1e-3)
-
-
-def test_two_rows_of_many_sequences_cost_about_one():
-    """However many sequences: their keys are read once either way."""
     made = attention(TileForm(tile_rows=64, splits_keys=True), busy_key_s=1e-12)
     assert made.seconds(2, [10001], 1, 32, 8)[0] >= made.seconds(1, [10001], 1, 32, 8)[0]
     split = attention(TileForm(tile_rows=256), busy_key_s=KEY_S / 10).splitting_keys()
@@ -79,27 +63,23 @@ def test_two_rows_of_many_sequences_cost_about_one():
         assert one <= two <= 1.1 * one
 
 
-def test_a_table_rises_with_tokens_and_sequences():
+def test_a_table_rises_and_a_time_far_above_that_of_its_half_is_not_believed():
     noisy = {(1, 1): 3.0, (1, 8): 2.0, (2, 1): 2.5, (2, 8): 6.0, (4, 8): 5.0}
     assert rising(noisy) == {(1, 1): 2.0, (1, 8): 2.0, (2, 1): 2.5, (2, 8): 5.0, (4, 8): 5.0}
+    half = {(2, 100): 2e-6, (4, 100): 4e-6}
+    whole = {(1, 100): 3.9e-6, (2, 100): 9e-6, (8, 100): 50e-6}
+    tables = checked({(16, 8): half, (32, 16): whole, (15, 5): half})
+    assert tables[32, 16] == whole | {(2, 100): 4e-6}
+    assert tables[16, 8] == tables[15, 5] == half
 
 
 def test_heads_that_were_not_measured_are_half_as_many_of_twice_the_sequences():
-    """Where those were, else the next larger ones."""
     made = attention(TileForm(tile_rows=64))
     double = made.seconds(1, [5001], 2, 64, 16)
     assert double == pytest.approx(made.seconds(1, [5001], 4, 32, 8))
     assert made.seconds(1, [5001], 1, 16, 8) == pytest.approx(made.seconds(1, [5001], 1, 32, 8))
     with pytest.raises(InputError, match="nothing as large as 60 heads"):
         made.seconds(1, [100], 1, 60, 12)
-
-
-def test_a_time_far_above_that_of_its_half_is_not_believed():
-    half = {(2, 100): 2e-6, (4, 100): 4e-6}
-    whole = {(1, 100): 3.9e-6, (2, 100): 9e-6, (8, 100): 50e-6}
-    tables = checked({(16, 8): half, (32, 16): whole, (15, 5): half})
-    assert tables[32, 16] == whole | {(2, 100): 4e-6}
-    assert tables[16, 8] == tables[15, 5] == half
 
 
 @pytest.mark.parametrize("true_rows", [64, 128])

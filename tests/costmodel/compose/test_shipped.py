@@ -42,11 +42,6 @@ def check_sent(path: Path) -> None:
     assert np.all(points.seconds >= bound_s), "faster than the physical roofline"
 
 
-def test_measured_profiles_that_were_sent_are_what_they_should_be():
-    for path in SENT:
-        check_sent(path)
-
-
 @pytest.mark.parametrize(("edit", "reason"), [
     (lambda text: text, ""),
     (lambda text: "# mine\n" + text, "it was edited"),
@@ -73,23 +68,26 @@ def shipped(request):
     return read(request.param)
 
 
-@pytest.mark.parametrize("reported", [1.0, 0.995, 0.938])
-def test_the_lookup_finds_it_under_graphs(shipped, reported):
+def test_measured_profiles_that_were_sent_are_what_they_should_be():
+    for path in SENT:
+        check_sent(path)
+
+
+def test_the_lookup_finds_it_under_graphs(shipped):
     """Also where the driver or error correction keeps some of the memory."""
-    key = dataclasses.replace(
-        shipped.key, runtime="graphs", attention="split",
-        memory_bytes=int(reported * shipped.device.memory_bytes),
-    )  # fmt: skip
-    found = SHIPPED.find(key)
-    assert found.profile.key == shipped.key
-    assert found.online_correction and not found.needs_floor_probe
-    assert SHIPPED.find(dataclasses.replace(key, runtime="eager")).needs_floor_probe
+    for reported in (1.0, 0.995, 0.938):
+        memory = {"memory_bytes": int(reported * shipped.device.memory_bytes)}
+        key = dataclasses.replace(shipped.key, runtime="graphs", attention="split", **memory)
+        found = SHIPPED.find(key)
+        assert found.profile.key == shipped.key
+        assert found.online_correction and not found.needs_floor_probe
+        assert SHIPPED.find(dataclasses.replace(key, runtime="eager")).needs_floor_probe
 
 
 def test_no_point_is_faster_than_the_physical_bound(shipped):
     calibration, bound = shipped.verify_calibration(), shipped.roofline("physical")
     rows = np.arange(1, 1025)
-    for context in (0, 64, 100, 256, 777, 1024, 3000, 4096, 10000, 16384, 32768):
+    for context in (0, 100, 256, 777, 4096, 16384, 32768):
         assert np.all(calibration.predict_s(rows, context) >= bound.seconds(rows, context))
     plain = shipped.stages.plain
     assert np.all(np.array(plain.median_s) >= bound.seconds(1, plain.context, plain.batch))
@@ -139,12 +137,18 @@ def test_it_says_where_it_comes_from_and_how_far_to_trust_it(shipped):
     assert shipped.device.name == find_device(shipped.device.name).name
 
 
-def test_what_is_composed_is_what_the_tables_hold():
+def test_what_is_composed_is_what_the_tables_hold_on_every_device_with_some():
     pytest.importorskip("aiconfigurator_core")
     # GLM has two key-value heads, which devices repeat.
     for name in ("qwen3-8b", "glm-4-9b-0414", "qwen3-30b-a3b", "openai/gpt-oss-120b"):
         architecture = find_target(name).architecture
         assert not any(composes(find_device("h100-sxm"), architecture, n) for n in (1, 2, 4, 8))
+    pytest.importorskip("aiconfigurator_core")
+    with_tables = {path.parents[1].name for path in data_folder().glob("*/attention/*")}
+    assert with_tables - set(SYSTEMS.values()) == {"b60"}  # Intel's, on which no runtime decodes
+    assert set(SYSTEMS.values()) <= with_tables
+    for slug in SYSTEMS:
+        assert find_profile(slug, "qwen3-8b", store=SHIPPED).provenance.kind == "composed"
 
 
 def test_a_profile_for_a_device_without_bfloat16_is_of_float16():
@@ -166,12 +170,3 @@ def test_without_the_tables_the_reason_is_given(monkeypatch):
     absent = rows["h100-sxm", "Qwen/Qwen3-32B"]
     assert absent.provenance is None and "is not installed" in absent.reason
     assert rows["h100-sxm", "Qwen/Qwen3-8B"].provenance == "composed"
-
-
-def test_every_device_with_tables_has_composed_profiles():
-    pytest.importorskip("aiconfigurator_core")
-    with_tables = {path.parents[1].name for path in data_folder().glob("*/attention/*")}
-    assert with_tables - set(SYSTEMS.values()) == {"b60"}  # Intel's, on which no runtime decodes
-    assert set(SYSTEMS.values()) <= with_tables
-    for slug in SYSTEMS:
-        assert find_profile(slug, "qwen3-8b", store=SHIPPED).provenance.kind == "composed"

@@ -50,7 +50,7 @@ def profile(path) -> Profile:
     return imported_profile(table, subject(), path=path, source="vLLM 0.33.0")
 
 
-def test_it_says_where_it_is_from_and_what_it_lacks(profile, tmp_path):
+def test_it_says_where_it_is_from_and_its_times_are_those_of_the_file(profile, tmp_path):
     made = profile.provenance
     assert made.kind == "imported" and made.points == len(ROWS) * len(CONTEXTS) * len(BATCHES)
     assert made.source == "CSV table, vLLM 0.33.0, file forward.csv"
@@ -60,9 +60,6 @@ def test_it_says_where_it_is_from_and_what_it_lacks(profile, tmp_path):
     assert not profile.drafters and profile.stages.accept is None
     again = Profile.from_bytes(profile.to_yaml(tmp_path / "p.yaml").encode(), "p")
     assert again.to_yaml() == profile.to_yaml()
-
-
-def test_its_times_are_those_of_the_file(profile):
     assert profile.surface is not None and profile.stages.plain is not None
     calibration = profile.verify_calibration()
     for batch in BATCHES:
@@ -93,17 +90,14 @@ def test_it_is_stored_found_and_never_replaces_a_measured_one(profile, tmp_path)
     assert "is imported, not measured here" in found.warnings[0]
 
 
-def test_a_plan_takes_it(profile, tmp_path):
-    path = tmp_path / "mine.yaml"
-    profile.to_yaml(path)
-    result = plan(asked(gpus=(str(path),), acceptance="0.8"), ProfileStore([tmp_path]))
+def test_a_plan_takes_it_and_a_version_is_asked_for(profile, tmp_path, path):
+    mine = tmp_path / "mine.yaml"
+    profile.to_yaml(mine)
+    result = plan(asked(gpus=(str(mine),), acceptance="0.8"), ProfileStore([tmp_path]))
     assert result.best is not None and result.best.origin is not None
     assert result.best.origin.kind == "imported"
     assert any("imported from another tool" in note for note in result.notes)
     assert not any("not measured on the GPU" in note for note in result.notes)
-
-
-def test_a_version_is_asked_for(path):
     table = read_times("csv", path, None)
     with pytest.raises(InputError, match="does not say which version") as raised:
         imported_profile(table, subject(), path=path)
@@ -163,7 +157,7 @@ def test_a_profile_of_a_published_run_on_a_gb10():
 
 
 def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest(monkeypatch):
-    monkeypatch.setattr(imports, "MOST_FITTED", 24)
+    monkeypatch.setattr(imports, "MOST_FITTED", 14)
     rows, context = grid(np.arange(1, 33, 3), np.arange(1, 14, 3) * 512)
     points = Points(rows=rows, context=context, seconds=forward_s(rows, context, 1))
     other = {"points": points, "processor": None, "threads": None, "parameters": 0}

@@ -23,10 +23,7 @@ class Kernels:
 
 
 def simulate(mode, curve: AcceptanceCurve, true_s, profile=None, rounds=50):
-    """Tokens/s that the estimator's choice has in truth, over the best choice's.
-
-    `profile` is what the estimator starts from, the published kernel times by default.
-    """
+    """Tokens/s of the choice of an estimator over `profile` in truth, over the best choice's."""
     cost = CycleCost(verify=profile or Kernels(), roofline=ROOFLINE)
     estimator = OnlineEstimator(cost, mode)
     random = np.random.default_rng(0)
@@ -41,16 +38,15 @@ def simulate(mode, curve: AcceptanceCurve, true_s, profile=None, rounds=50):
     return truth[np.argmax(committed / estimator.cycle_s(NODES, context))] / truth.max()
 
 
-@pytest.mark.parametrize(("joined", "multiplicative"), [(np.add, 0.93), (np.maximum, 0.80)])
-def test_a_borrowed_profile_learns_the_host_floor(joined, multiplicative):
-    """The host's time is added, or launches overlap the kernels and the slower of both counts."""
+def test_a_borrowed_profile_learns_the_host_floor():
+    """Launches overlap the kernels, and the slower of both counts."""
 
     def true_s(rows, context):
-        return joined(HOST_S, Kernels().predict_s(rows, context))
+        return np.maximum(HOST_S, Kernels().predict_s(rows, context))
 
     curves = standard_curves()
     assert min(simulate("affine", curve, true_s) for curve in curves) > 0.99
-    assert min(simulate("ema+calib", curve, true_s) for curve in curves) < multiplicative
+    assert min(simulate("ema+calib", curve, true_s) for curve in curves) < 0.80
     assert min(simulate("affine", curve, Kernels().predict_s) for curve in curves) > 0.99
 
 
@@ -74,7 +70,7 @@ def test_a_composed_profile_learns_the_added_host_floor(device, mean, worst):
     assert np.max(factor) == pytest.approx(worst, abs=0.03) and np.max(factor) > 0.10
 
 
-def test_floor_and_slope_are_found_and_wild_rounds_do_not_move_them():
+def test_floor_and_slope_are_found_whatever_wild_rounds_say_and_are_never_negative():
     correction = AffineCorrection()
     random = np.random.default_rng(1)
     for index in range(300):
@@ -83,9 +79,6 @@ def test_floor_and_slope_are_found_and_wild_rounds_do_not_move_them():
         correction.observe(predicted, measured * (5 if index % 25 == 20 else 1))
     assert correction.line.floor_s == pytest.approx(0.01, rel=0.1)
     assert correction.line.slope == pytest.approx(1.4, rel=0.03)
-
-
-def test_neither_floor_nor_slope_is_negative():
     faster, flat = AffineCorrection(), AffineCorrection()
     for predicted in np.tile([0.01, 0.02, 0.04], 30):
         faster.observe(predicted, 0.9 * predicted - 0.002)
@@ -111,7 +104,7 @@ def rounds_until_alarm(estimator, factor, noise, seed, rounds=50):
 @pytest.mark.parametrize("mode", ["static", "ema+calib", "affine"])
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.1])
 def test_a_slowdown_of_a_fifth_is_noticed_within_fifty_rounds(mode, noise):
-    for seed in range(5):
+    for seed in range(2):
         cost = CycleCost(verify=Kernels(), roofline=ROOFLINE)
         estimator = OnlineEstimator(cost, mode)
         assert rounds_until_alarm(estimator, 1.0, noise, seed, 300) is None
@@ -122,15 +115,14 @@ def test_a_slowdown_of_a_fifth_is_noticed_within_fifty_rounds(mode, noise):
         assert float(estimator.verify_s(99, 500)) == pytest.approx(expected, rel=2 * noise + 0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ema", "affine"])
-def test_ten_thousand_stable_rounds_raise_nothing(mode):
+def test_stable_rounds_with_outliers_raise_nothing(mode):
     cost = CycleCost(verify=Kernels(), roofline=ROOFLINE)
     if mode == "ema":
         cost = CycleCost.from_roofline(ROOFLINE)
     estimator = OnlineEstimator(cost, mode)
     random = np.random.default_rng(5)
-    for _ in range(10_000):
+    for _ in range(2_000):
         rows, context = int(random.integers(1, 200)), int(random.integers(64, 2000))
         true_s = float(cost.verify.predict_s(rows, context))
         slow = 3.0 if random.random() < 0.01 else 1.0

@@ -20,7 +20,7 @@ def cost(profile) -> CycleCost:
     return CycleCost.from_profile(profile, "ngram-1")
 
 
-def test_a_cycle_is_the_sum_of_its_parts(cost, profile):
+def test_a_cycle_is_the_sum_of_its_parts_and_the_plain_step_is_the_measured_one(cost, profile):
     nodes = np.array([1, 15, 40])
     verify_s = profile.verify_calibration().predict_s(nodes + 1, 544)
     assert cost.verify_s(nodes, 544) == pytest.approx(verify_s)
@@ -33,9 +33,6 @@ def test_a_cycle_is_the_sum_of_its_parts(cost, profile):
     assert cost.overhead_s(nodes) == pytest.approx(build + accept + commit)
     assert cost.cycle_s(nodes, 544) == pytest.approx(verify_s + 2e-4 + build + accept + commit)
     assert cost.cycle_s(7, 544).shape == ()
-
-
-def test_the_plain_step_is_the_measured_one(cost):
     assert cost.plain_s(64) == pytest.approx(0.049)
     assert cost.plain_s(544) == pytest.approx(0.0525)
     # beyond the last context its slope goes on, before the first it is level
@@ -45,7 +42,14 @@ def test_the_plain_step_is_the_measured_one(cost):
     assert cost.plain_s(64, 2) == pytest.approx(float(cost.verify_s(0, 64, 2)))
 
 
-def test_buckets_pad_rows():
+def test_what_was_not_measured_costs_nothing_and_buckets_pad_rows(profile):
+    bare = profile.model_copy(update={"stages": StagesSection(), "drafters": {}})
+    cost = CycleCost.from_profile(bare)
+    assert cost.draft_s(100) == 0
+    assert cost.overhead_s([1, 2]).tolist() == [0, 0]
+    assert cost.plain_s(100) == pytest.approx(float(cost.verify_s(0, 100)))
+    with pytest.raises(ProfileError, match=r"ngram-1 \(ngram\)"):
+        CycleCost.from_profile(profile, "dflash")
     profile = Profile.from_yaml(STORED)
     cost = CycleCost.from_profile(profile)
     assert cost.buckets == (1, 16, 64, 128)
@@ -56,16 +60,6 @@ def test_buckets_pad_rows():
     # The 3, 15, 18 and 384 rows of three texts are padded together.
     together_s = profile.verify_calibration().predict_s(np.array([16, 16, 64, 384]) / 3, 256, 3)
     assert cost.verify_s(np.array([0, 12, 15, 381]) / 3, 256, 3) == pytest.approx(together_s)
-
-
-def test_what_was_not_measured_costs_nothing_but_an_unknown_drafter_is_an_error(profile):
-    bare = profile.model_copy(update={"stages": StagesSection(), "drafters": {}})
-    cost = CycleCost.from_profile(bare)
-    assert cost.draft_s(100) == 0
-    assert cost.overhead_s([1, 2]).tolist() == [0, 0]
-    assert cost.plain_s(100) == pytest.approx(float(cost.verify_s(0, 100)))
-    with pytest.raises(ProfileError, match=r"ngram-1 \(ngram\)"):
-        CycleCost.from_profile(profile, "dflash")
 
 
 def test_sampling_has_its_own_acceptance_cost(profile):
@@ -86,19 +80,16 @@ def test_sampling_has_its_own_acceptance_cost(profile):
     assert estimator.cycle_s([3.0, 15.0], 100).tolist() == greedy.tolist()
 
 
-def test_a_bare_roofline_is_a_cost():
-    cost = CycleCost.from_roofline(ROOFLINE.with_count("physical"), (1, 8))
-    expected = ROOFLINE.seconds([1, 8], 100)
-    assert cost.verify_s([0, 4], 100) == pytest.approx(expected)
-    assert cost.cycle_s(0, 100) == pytest.approx(expected[0])
-
-
-def test_static_never_changes(cost):
+def test_static_never_changes_and_a_bare_roofline_is_a_cost(cost):
     estimator = OnlineEstimator(cost)
     for _ in range(10):
         estimator.observe(17, 304, 1.0)
     assert np.array_equal(estimator.cycle_s(np.arange(64), 304), cost.cycle_s(np.arange(64), 304))
     assert estimator.plain_s(304) == cost.plain_s(304)
+    cost = CycleCost.from_roofline(ROOFLINE.with_count("physical"), (1, 8))
+    expected = ROOFLINE.seconds([1, 8], 100)
+    assert cost.verify_s([0, 4], 100) == pytest.approx(expected)
+    assert cost.cycle_s(0, 100) == pytest.approx(expected[0])
 
 
 @pytest.mark.parametrize("mode", ["static", "ema+calib", "affine"])
@@ -114,7 +105,7 @@ def test_costs_are_those_at_the_middle_of_32_tokens(cost, mode):
     np.testing.assert_allclose(cost.cycle_s(nodes, 288), cost.cycle_s(nodes, 304), rtol=4e-3)
 
 
-def test_ema_by_hand(cost):
+def test_ema_over_the_roofline_and_over_the_calibration_by_hand(cost):
     estimator = OnlineEstimator(cost, "ema", alpha=0.25)
     bare = float(cost.roofline.seconds(17, 304))
     assert float(estimator.verify_s(16, 304)) == pytest.approx(bare)
@@ -125,9 +116,6 @@ def test_ema_by_hand(cost):
     assert float(estimator.verify_s(16, 304)) == pytest.approx(2.75 * bare)
     assert estimator.plain_s(304) == pytest.approx(2.75 * float(cost.roofline.seconds(1, 304)))
     assert estimator.observations == 2
-
-
-def test_ema_over_the_calibration_by_hand(cost):
     estimator = OnlineEstimator(cost, "ema+calib", alpha=0.25)
     calibrated = float(cost.verify_s(16, 304))
     estimator.observe(17, 304, 2 * calibrated)

@@ -25,7 +25,7 @@ def sure(rank1: tuple[float, ...], tail: float = 0.3) -> AcceptanceProcess:
     )
 
 
-def test_best_trees_equal_all_paths_sorted():
+def test_best_trees_are_all_paths_sorted_chains_are_sums_and_spread_shrinks():
     process, nodes = sure((0.7, 0.6, 0.5)), 9
     table = process.rank_table(nodes)[:, 0]  # [gamma, ranks]
     scores = []
@@ -34,14 +34,14 @@ def test_best_trees_equal_all_paths_sorted():
             scores.append(float(np.prod([table[d, rank] for d, rank in enumerate(ranks)])))
     best = sorted(scores, reverse=True)[:nodes]
     assert tree_curve(process, nodes) == pytest.approx(np.cumsum([1, *best]))
-
-
-def test_chains_are_sums_of_products():
     assert chain_curve(sure((0.5, 0.4))) == pytest.approx([1, 1.5, 1.7])
     assert from_rate(0.8).committed("chain", 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+    found = from_rate(0.8)
+    assert found.relative_error(1.0) == 0
+    assert found.relative_error(2.0) == pytest.approx(found.spread / 2)
 
 
-def test_published_lengths_come_back():
+def test_published_lengths_come_back_and_a_tree_is_never_worse_than_a_chain_of_its_size():
     """BASTION and DDTree, table 1, Qwen3-8B, gsm8k, T = 0: chains of 6.51 and 6.57 tokens,
     trees of 8.85 at 256 and 9.54 at 512 nodes."""
     found = from_published("gsm8k", "Qwen/Qwen3-8B")
@@ -54,10 +54,6 @@ def test_published_lengths_come_back():
     borrowed = from_published("gsm8k", "meta-llama/Llama-3.1-8B-Instruct")
     assert borrowed.spread > found.spread and "none for this target" in borrowed.label
     assert "bastion" not in from_published("gsm8k", "Qwen/Qwen3-8B", 1).label
-
-
-def test_a_tree_is_never_worse_than_a_chain_of_its_size():
-    found = from_published("alpaca", "Qwen/Qwen3-4B")
     for nodes in range(16):
         assert found.committed("tree", nodes) >= found.committed("chain", nodes) - 0.02
 
@@ -71,7 +67,7 @@ def read(tmp_path):
     return acceptance
 
 
-def test_rates_by_depth_and_a_curve_of_a_file(read):
+def test_rates_by_depth_a_curve_and_rounds_of_a_file(read):
     found = read({"acceptance": {"by_depth": [0.5, 0.4], "rounds": 100}})
     assert found.committed("chain", 2) == pytest.approx(1.7)
     assert found.spread == pytest.approx(0.1)
@@ -80,10 +76,7 @@ def test_rates_by_depth_and_a_curve_of_a_file(read):
     assert found.spread == 0.02
     with pytest.raises(InputError, match="known to 8 nodes"):
         found.committed("tree", 9)
-
-
-def test_rounds_of_a_file(read):
-    """Two of three take the first token, one of the two the second; as many found no draft."""
+    # Two of three take the first token, one of the two the second; as many found no draft
     found = read({"accepted_depths": [0, 1, 2], "tree_nodes": [2, 2, 2]})
     assert found.committed("chain", 2) == pytest.approx(1 + 2 / 3 + 1 / 3)
     found = read({"accepted_depths": [0, 0, 1, 0, 2, 0], "tree_nodes": [2, 0, 2, 0, 2, 0]})
@@ -110,9 +103,3 @@ def test_wrong_files_name_the_field(read, data, said):
 def test_wrong_names_are_refused(text):
     with pytest.raises(InputError):
         find_acceptance(text, "Qwen/Qwen3-8B")
-
-
-def test_spread_shrinks_with_what_drafts_add():
-    found = from_rate(0.8)
-    assert found.relative_error(1.0) == 0
-    assert found.relative_error(2.0) == pytest.approx(found.spread / 2)

@@ -1,7 +1,6 @@
 """Plans from a profile that was measured inside vLLM: no overheads twice, drafts as they ran."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -21,23 +20,17 @@ from tests.integrations.made_engine_profile import make_engine_profile, step_s
 FORWARD = TargetForward(make_engine_profile())
 
 
-def test_the_engines_own_steps_get_no_overheads() -> None:
+def test_steps_get_no_overheads_and_drafts_cost_what_was_measured_in_the_engine() -> None:
     origin = FORWARD.origin
     assert server_overheads("vllm", origin) == Overheads()
     assert server_overheads("sglang", origin).step_s > 0
     apart = dataclasses.replace(origin, host_s=0.002)
     assert server_overheads("vllm", apart) == Overheads(step_s=0.002)
-
-
-def test_a_drafter_timed_in_the_engine_costs_what_was_measured() -> None:
     forward = TargetForward(make_engine_profile(0.001, a_token_s=0.0005))
     drafter = find_drafter(forward, "ngram")
     assert drafter.in_engine is not None
     assert drafter.draft_s(forward, 8, 64, 15).total == pytest.approx(0.001 + 0.0005 * 15 * 8)
     assert find_drafter(forward, None).name == "ngram"
-
-
-def test_a_share_of_drafts_is_between_plain_and_full() -> None:
     plain, full = step_s(1, 64, 4), step_s(4, 64, 4)
     seconds = verification_s(FORWARD, (4, 64), 4, 0.4).total
     assert seconds == pytest.approx(plain + 0.4 * (full - plain), rel=0.02)
@@ -70,16 +63,3 @@ def test_replayed_requests_one_at_a_time_take_the_sum_of_their_steps() -> None:
     assert result.ttft_s[0] == pytest.approx(first_s, rel=0.02)
     steps_s = sum(float(step_s(1, 100 + n, 1)) for n in range(39))
     assert result.tpot_s[0] == pytest.approx(steps_s / 39, rel=0.02)
-
-
-def test_replayed_requests_of_one_burst_follow_a_simulation_by_hand() -> None:
-    """Eight equal requests at once: one step with all prompts, then steps of eight rows."""
-    pytest.importorskip("simpy")
-    requests = Trace(
-        arrival_s=np.zeros(8), prompt_tokens=np.full(8, 64), output_tokens=np.full(8, 20)
-    )
-    result = replay(server_of(FORWARD), requests, 8)
-    first_s = FORWARD.prompt(8 * 64, 0, 1).total
-    clock_s = itertools.accumulate(float(step_s(1, 64 + n, 8)) for n in range(19))
-    assert result.ttft_s == pytest.approx([first_s] * 8, rel=0.02)
-    assert result.last_s == pytest.approx([first_s + list(clock_s)[-1]] * 8, rel=0.02)

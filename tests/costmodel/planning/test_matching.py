@@ -43,12 +43,15 @@ def read(tmp_path):
     return acceptance
 
 
-def test_a_file_says_what_it_is_of(read):
+def test_a_file_says_what_it_is_of_and_its_drafter_is_planned(read, tmp_path):
     assert read(**FROM_BENCH).measured.drafter == "ngram"
     assert read().measured.policy == "chain"
     assert read(by_depth=None, nodes=[0, 4], committed=[1, 2]).measured.policy == "fixed"
     with pytest.raises(InputError, match="target must be a text"):
         read(target=3)
+    read(**FROM_BENCH)
+    found = plan(asked(acceptance=str(tmp_path / "found.json")))
+    assert found.best.drafter.name == "ngram"
 
 
 @pytest.mark.parametrize(("data", "drafter", "doubt"), [
@@ -58,7 +61,6 @@ def test_a_file_says_what_it_is_of(read):
     ({}, block_drafter(), "does not say"),
 ])  # fmt: skip
 def test_what_differs_a_little_is_doubted(read, data, drafter, doubt):
-    """A fine-tune of one architecture, another drafter of one kind, a file that says nothing."""
     found = acceptance_for(read(**data), (NAME, QWEN), drafter, trees=False)
     assert any(doubt in said for said in found.doubts) if doubt else found.doubts == ()
     if doubt == "my-tune":
@@ -67,16 +69,13 @@ def test_what_differs_a_little_is_doubted(read, data, drafter, doubt):
     assert acceptance_for(rate, (NAME, QWEN), drafter, trees=True).doubts == ()
 
 
-def test_acceptance_of_another_target_is_refused(read):
+def test_acceptance_of_another_target_or_drafter_is_refused(read):
     other = FROM_BENCH | {"target": "HuggingFaceTB/SmolLM2-135M-Instruct", "target_hash": "abc"}
     for data in (other, {k: v for k, v in other.items() if k != "target_hash"}):
         with pytest.raises(InputError, match="SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B") as no:
             acceptance_for(read(**data), (NAME, QWEN), lookup_drafter(), trees=False)
         command = "rooftree bench --target Qwen/Qwen3-8B --drafter ngram --output FILE"
         assert no.value.hint == f"Measure it: `{command}`"
-
-
-def test_acceptance_of_another_drafter_is_refused(read):
     for name, drafter in ((NAME, "z-lab/Qwen3-8B-DFlash-b16"), ("me/my-tune", "FOLDER")):
         with pytest.raises(InputError, match="of the drafter ngram, not of dflash") as refused:
             acceptance_for(read(**FROM_BENCH), (name, QWEN), block_drafter(), trees=False)
@@ -97,34 +96,16 @@ def test_trees_say_little_of_chains_and_chains_model_trees(read):
     assert any("modelled from the chains" in doubt for doubt in chains.doubts)
 
 
-def test_the_drafter_of_the_file_is_planned(read, tmp_path):
-    read(**FROM_BENCH)
-    found = plan(asked(acceptance=str(tmp_path / "found.json")))
-    assert found.best.drafter.name == "ngram"
-
-
-def test_ngrams_cost_their_look_up():
+def test_ngrams_cost_their_look_up_and_drafts_of_unknown_cost_are_refused():
     """Of one request, 0.18 ms of host work a cycle in an engine that does not overlap it."""
     old = {"drafter": "ngram", "engine_version": "0.11"}
     found = plan(asked(acceptance="0.6", policy=ServingPolicy(kind="chain"), **old))
     first = found.best.choices[0].chain
     assert first.parts.draft_s == pytest.approx(NGRAM_S)
-
-
-def test_drafts_of_unknown_cost_are_refused():
     with pytest.raises(InputError, match="no drafter is called 'medusa'") as raised:
         plan(asked(acceptance="0.6", drafter="medusa"))
     command = "`rooftree calibrate --target Qwen/Qwen3-8B --drafter FOLDER`"
     assert command in raised.value.hint
-
-
-def forward(**names: str) -> TargetForward:
-    """A profile that has timed drafters of these names, by hash."""
-    sections = {
-        key: DrafterSection(name=name, context=[256], median_s=[1e-3], mad_s=[1e-5], n=[5])
-        for key, name in names.items()
-    }
-    return TargetForward(make_profile().model_copy(update={"drafters": sections}))
 
 
 @pytest.mark.parametrize(("name", "found"), [
@@ -132,8 +113,10 @@ def forward(**names: str) -> TargetForward:
     ("dflash", "dflash@block=4"),
 ])  # fmt: skip
 def test_a_hash_or_part_of_a_name_will_do(name, found) -> None:
-    """But a kind is not the drafter that joins it with another."""
-    steps = forward(abc="ngram+dflash", fed="dflash@block=4")
+    times = {"context": [256], "median_s": [1e-3], "mad_s": [1e-5], "n": [5]}
+    names = {"abc": "ngram+dflash", "fed": "dflash@block=4"}
+    timed = {key: DrafterSection(name=one, **times) for key, one in names.items()}
+    steps = TargetForward(make_profile().model_copy(update={"drafters": timed}))
     drafter = find_drafter(steps, name)
     assert drafter.timed is not None and drafter.name == found
     assert find_drafter(steps, "ngram") == lookup_drafter()

@@ -20,7 +20,7 @@ from integrations.aiconfigurator.tables import load_published
 from tests.costmodel.planning.conftest import SHIPPED, asked, find_forward
 
 QWEN = find_target("Qwen/Qwen3-8B")
-GPUS = ("a100-sxm-80gb", "h100-sxm", "h200", "b200", "gb300", "rtx-pro-6000-server")
+GPUS = ("a100-sxm-80gb", "h100-sxm", "b200", "gb300", "rtx-pro-6000-server")
 BATCHES, CONTEXTS, ROWS = (1, 4, 24), (64, 1000, 32000), (1, 2, 8)
 MODELS = (
     "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3",
@@ -39,9 +39,9 @@ def operator_tables():
 def steps():
     """{(gpu, degree, precision, engine): seconds [batches, contexts, rows]}; fp8 on one GPU."""
     times = {}
-    for gpu, (degree, precision), engine in itertools.product(
-        GPUS, ((1, Precision()), (2, Precision()), (1, FP8)), ("vllm", "sglang")
-    ):
+    ways = ((1, Precision(), "vllm"), (2, Precision(), "vllm"), (1, FP8, "vllm"),
+            (1, Precision(), "sglang"))  # fmt: skip
+    for gpu, (degree, precision, engine) in itertools.product(GPUS, ways):
         try:
             forward = find_forward(
                 find_device(gpu), QWEN, SHIPPED,
@@ -52,11 +52,11 @@ def steps():
         times[gpu, degree, precision, engine] = np.array(
             [[[forward.decode(b, c, r).total for r in ROWS] for c in CONTEXTS] for b in BATCHES]
         )
-    assert len(times) > 30
+    assert len(times) > 17
     return times
 
 
-def test_no_step_is_faster_than_its_bytes_and_flops(steps):
+def test_steps_take_the_time_of_their_bytes_and_flops_and_grow_with_the_work(steps):
     place = np.meshgrid(BATCHES, CONTEXTS, ROWS, indexing="ij")
     for (gpu, degree, precision, engine), seconds in steps.items():
         if precision == FP8:
@@ -67,18 +67,12 @@ def test_no_step_is_faster_than_its_bytes_and_flops(steps):
         )  # fmt: skip
         batch, context, rows = place
         assert np.all(seconds >= 0.98 * bound.seconds(rows, context, batch)), (gpu, degree, engine)
-
-
-def test_more_context_or_more_sequences_never_take_less_time(steps):
-    """But for products: another kernel for more rows may be faster, by up to a tenth."""
+    # But for products: another kernel for more rows may be faster, by up to a tenth
     for place, seconds in steps.items():
         assert np.all(np.diff(seconds, axis=1) >= -1e-3 * seconds[:, 1:]), place
         assert np.all(seconds[1:] >= 0.9 * seconds[:-1]), place
         assert np.all(np.diff(seconds, axis=2) >= -0.1 * seconds[:, :, 1:]), place
-
-
-def test_two_rows_cost_at_most_half_more_than_one_at_any_batch(steps):
-    """Where keys are split; both read weights and cached keys once."""
+    # Where keys are split; both read weights and cached keys once
     for (gpu, degree, precision, engine), seconds in steps.items():
         unsplit = engine == "vllm" and precision != FP8 and gpu[0] in "ar"
         if not unsplit:
@@ -97,7 +91,7 @@ def test_a_stronger_device_is_not_slower(steps):
             if all(place in steps for place in pair):
                 compared += 1
                 assert np.all(steps[pair[0]] <= 1.15 * steps[pair[1]]), (strong, weak, degree)
-    assert compared >= 20
+    assert compared >= 10
 
 
 # Seconds of a layer in which the scales of blocks of the products' inputs are found, as timed.
@@ -131,7 +125,7 @@ def test_no_forward_in_fp8_takes_longer_than_in_bfloat16(gpu, weights):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
 @given(
     gpu=st.sampled_from([slug for slug in SYSTEMS if find_device(slug).fp8_flops_per_s]),
     name=st.sampled_from(sorted(load_targets())), degree=st.sampled_from((1, 2, 4, 8)),

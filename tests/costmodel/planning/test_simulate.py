@@ -45,7 +45,7 @@ def poisson_ones(rate: float, count: int, seed: int) -> Trace:
     return poisson_trace(rate, count, ONE, ONE, np.random.default_rng(seed))
 
 
-def test_two_requests_by_hand() -> None:
+def test_two_requests_by_hand_and_behind_a_front_end() -> None:
     """The second arrives in the first one's prompt, and is prefilled beside its decoding."""
     found = simulate(made([2.0, 2.5], [64, 128], [3, 2]), server(), step_s)
     first = 2.0 + (1 + 1)
@@ -57,6 +57,11 @@ def test_two_requests_by_hand() -> None:
     assert list(found.tpot_s) == [(both - first) / 2, both - beside]
     assert found.idle_s.tolist() == [[0.0, 2.0]]
     assert found.steps == 3
+    behind = dataclasses.replace(server(), front_s=0.5)
+    for found, more_s in ((simulate(made([2, 9], [64, 64], [3, 2]), s, step_s), s.front_s)
+                          for s in (server(), behind)):  # fmt: skip
+        assert list(found.ttft_s) == [2 + more_s, 2 + more_s]
+        assert list(found.tpot_s) == [1.25 + 64.5 / 1024, 1.25 + 64 / 1024]
 
 
 @pytest.mark.parametrize("hits", [0.0, 0.25])
@@ -79,15 +84,7 @@ def test_a_chunk_attends_to_the_cache_of_its_own_prompt_alone(hits) -> None:
     assert hits or pairs == [64 * 32, 64 * 32, 32 * 80]
 
 
-def test_requests_reach_the_engine_behind_its_front_end() -> None:
-    behind = dataclasses.replace(server(), front_s=0.5)
-    for found, more_s in ((simulate(made([2, 9], [64, 64], [3, 2]), s, step_s), s.front_s)
-                          for s in (server(), behind)):  # fmt: skip
-        assert list(found.ttft_s) == [2 + more_s, 2 + more_s]
-        assert list(found.tpot_s) == [1.25 + 64.5 / 1024, 1.25 + 64 / 1024]
-
-
-def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
+def test_requests_wait_for_cache_in_order_and_the_last_one_is_evicted() -> None:
     """The third would fit beside the first, but the second is before it."""
     found = simulate(made([0, 0, 0], [60, 60, 10], [5, 5, 5]), server(cache=100), constant)
     assert list(found.admitted_s) == [0.0, 5.0, 5.0]
@@ -97,10 +94,7 @@ def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     half = MemoryRule(fraction=1.0, reserve_bytes=0.0)
     found = simulate(made([0, 0], [40, 40], [20, 20]), server(cache=100, memory=half), constant)
     assert list(found.admitted_s) == [0.0, 0.0]
-
-
-def test_the_last_request_to_decode_is_evicted_and_prefills_again() -> None:
-    """6 of 10 tokens after the prompts, 12 after three steps: the second waits for the first."""
+    # 6 of 10 tokens after the prompts, 12 after three steps: the second waits for the first
     grows = server(cache=10, memory=MemoryRule(fraction=1.0, reserve_bytes=0.0))
     seen = []
 
@@ -112,14 +106,6 @@ def test_the_last_request_to_decode_is_evicted_and_prefills_again() -> None:
     assert seen == [(0, 6), (2, 0), (2, 0), (2, 0), (1, 0), (0, 7)]
     assert list(found.first_s) == [1.0, 1.0]
     assert list(found.last_s) == [5.0, 6.0]
-
-
-def test_the_tree_is_that_of_the_batch() -> None:
-    """Two tokens a step alone, one beside another request."""
-    by_batch = Speculation(up_to=(1, 9), rows=(2, 1), committed=((0.0, 1.0), (1.0,)))
-    generator = np.random.default_rng(0)
-    found = simulate(made([0, 0], [1, 1], [7, 3]), server(), constant, by_batch, generator)
-    assert list(found.last_s) == [5.0, 3.0]  # 1 + 1 + 1 beside, then 2 + 2
 
 
 def retold(requests: Trace, srv: SimulatedServer, tokens: int) -> tuple[list, list, list, int]:
@@ -187,40 +173,18 @@ def test_the_server_follows_its_rules(lengths, cache, sequences, step_tokens, mi
     assert found.steps == steps
 
 
-def test_one_token_at_a_time_is_a_queue_with_one_server() -> None:
-    """M/D/1: 200,000 requests, half of the time busy; mean and 99th percentile."""
-    found = simulate(poisson_ones(0.5, 200_000, 3), server(sequences=1), constant)
-    assert np.mean(found.waiting_s) == pytest.approx(queueing.md1_waiting_s(0.5, 1.0), rel=0.02)
+def test_one_token_at_a_time_is_a_queue_with_one_server_and_one_that_grows_is_overloaded() -> None:
+    """M/D/1: 40,000 requests, half of the time busy; mean and 99th percentile."""
+    found = simulate(poisson_ones(0.5, 40_000, 3), server(sequences=1), constant)
+    assert np.mean(found.waiting_s) == pytest.approx(0.5, rel=0.02)
     exact = queueing.md1_waiting_quantile_s(0.5, 1.0, 0.99)
     assert np.percentile(found.waiting_s, 99) == pytest.approx(exact, rel=0.03)
     arrivals_s = found.requests.arrival_s
     assert found.busy_share(arrivals_s[0], arrivals_s[-1]) == pytest.approx(0.5, abs=0.005)
     assert np.all(np.isnan(found.tpot_s))
     assert not found.overloaded
-
-
-def test_prompts_of_many_lengths_are_the_queue_of_pollaczek_and_khinchine() -> None:
-    prompts = LognormalLength(mean_tokens=500, variation=1.2)
-    requests = poisson_trace(0.6, 100_000, prompts, ONE, np.random.default_rng(5))
-    srv = server(sequences=1, step_tokens=10**8)
-    found = simulate(requests, srv, lambda b, p, *means: p / 500)
-    seconds = requests.prompt_tokens / 500
-    squared_variation = float(np.var(seconds) / np.mean(seconds) ** 2)
-    exact = queueing.mg1_waiting_s(0.6, float(np.mean(seconds)), squared_variation)
-    assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.05)
-
-
-@pytest.mark.slow
-def test_many_short_steps_are_a_queue_with_many_servers() -> None:
-    """M/M/c: answers of geometric length, each sequence a server that takes a token a step."""
-    generator = np.random.default_rng(7)
-    output = generator.geometric(1 / 40, 60_000)
-    requests = poisson_trace(3.2, len(output), ONE, ONE, generator)
-    requests = dataclasses.replace(requests, output_tokens=output)
-    found = simulate(requests, server(sequences=4), lambda b, p, *means: 0.025)
-    # A sequence is free again at a step's end and the next starts at one: half a step is added.
-    exact = queueing.mmc_waiting_s(3.2, 1.0, 4) + 0.0125
-    assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.08)
+    assert simulate(poisson_ones(1.2, 5000, 0), server(sequences=1), constant).overloaded
+    assert not simulate(poisson_ones(0.8, 5000, 0), server(sequences=1), constant).overloaded
 
 
 def test_every_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
@@ -254,16 +218,16 @@ def test_the_closed_form_of_a_steady_server_is_met(ranks, settings) -> None:
     assert spent_s / np.sum(output[kept] - 1) == pytest.approx(expected, rel=0.02)
 
 
-def test_speculation_divides_the_time_a_token_by_the_mean_committed_length() -> None:
+def test_speculation_divides_the_time_a_token_and_the_tree_is_that_of_the_batch() -> None:
     requests = made(np.arange(200) * 2000.0, [5] * 200, [1000] * 200)
     shares = commits(8, 0.4, 0.3, 0.2, 0.1)
     found = simulate(requests, server(), constant, shares, np.random.default_rng(1))
     assert np.mean(found.tpot_s) == pytest.approx(1 / 2.0, rel=0.01)
-
-
-def test_a_queue_that_grows_is_called_overloaded() -> None:
-    assert simulate(poisson_ones(1.2, 5000, 0), server(sequences=1), constant).overloaded
-    assert not simulate(poisson_ones(0.8, 5000, 0), server(sequences=1), constant).overloaded
+    # Two tokens a step alone, one beside another request
+    by_batch = Speculation(up_to=(1, 9), rows=(2, 1), committed=((0.0, 1.0), (1.0,)))
+    generator = np.random.default_rng(0)
+    found = simulate(made([0, 0], [1, 1], [7, 3]), server(), constant, by_batch, generator)
+    assert list(found.last_s) == [5.0, 3.0]  # 1 + 1 + 1 beside, then 2 + 2
 
 
 @pytest.mark.parametrize(("given", "message", "speculation"), [

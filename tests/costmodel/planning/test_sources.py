@@ -29,7 +29,6 @@ QWEN = find_target("Qwen/Qwen3-8B")
     ("h20", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
 ])  # fmt: skip
 def test_a_device_without_times_has_those_scaled_with_the_smallest_bar(slug, target, base):
-    """By the architecture, so that a fine-tune has its base's."""
     device = find_device(slug)
     forward = find_forward(device, find_target(target), SHIPPED)
     folders = [path.parent.name for path in shipped_directory().glob(f"*/{base}.*")]
@@ -45,7 +44,6 @@ def test_a_device_without_times_has_those_scaled_with_the_smallest_bar(slug, tar
 
 
 def test_a_plan_scales_a_profile_once(monkeypatch):
-    """For its engine and for this decoder's trees beside it; with the scales of its source."""
     made = []
     scale = sources.transfer_profile
     monkeypatch.setattr(
@@ -65,7 +63,6 @@ def test_a_24_gb_card_holds_what_its_server_said():
 
 
 def test_without_a_profile_one_is_composed_elsewhere_and_scaled(tmp_path):
-    """With the error bars of both, in any precision that tables have."""
     pytest.importorskip("aiconfigurator_core")
     device, empty = find_device("l4"), ProfileStore([tmp_path])
     errors = {slug: transfer_errors().expected(slug, "l4")[0] for slug in SYSTEMS}
@@ -81,7 +78,6 @@ def test_without_a_profile_one_is_composed_elsewhere_and_scaled(tmp_path):
 
 
 def test_a_degree_needs_a_source_of_the_same_degree(tmp_path, monkeypatch):
-    """Scaling a profile of one device would give another of one device."""
     monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
     device = find_device("l4")
     with pytest.raises(ProfileError) as missing:
@@ -123,7 +119,7 @@ def test_quantised_weights_are_planned_by_their_label(tmp_path, label, stored, h
     assert seconds == pytest.approx(float(plain.predict_s(16, 1024)), rel=0.02)
 
 
-def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
+def test_labels_are_never_mixed_up_and_support_has_a_row_for_each(tmp_path, monkeypatch):
     monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
     store = labelled(tmp_path, "fp8-128x128")
     for other in ("fp8", "fp8_block", "bfloat16", "gptq-4bit"):
@@ -134,11 +130,8 @@ def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
     store = labelled(tmp_path / "odd", "gptq_marlin")
     with pytest.raises(InputError, match="weights 'gptq_marlin', and their bytes in"):
         planned(store, "gptq_marlin")
-
-
-def test_support_has_a_row_for_each_label(tmp_path, monkeypatch):
     monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
-    stored = supported(labelled(tmp_path, "gptq_marlin"))
+    stored = supported(store)
     (row,) = [row for row in stored if row.weights and row.provenance]
     assert (row.device, row.target, row.weights) == ("l40s", "Qwen/Qwen3-8B", "gptq_marlin")
     assert (row.provenance, row.degrees) == ("measured", (1,))
@@ -146,7 +139,6 @@ def test_support_has_a_row_for_each_label(tmp_path, monkeypatch):
 
 
 def test_a_mixture_is_planned_as_its_experts_were_measured(tmp_path):
-    """In its checkpoint's type, split over devices; composed, or composed elsewhere and scaled."""
     pytest.importorskip("aiconfigurator_core")
     empty, target = ProfileStore([tmp_path]), find_target("openai/gpt-oss-20b")
     one, two = (find_forward(find_device("b200"), target, empty, tensor_parallel=n) for n in (1, 2))

@@ -31,16 +31,10 @@ def test_any_points_come_back(data):
     assert {name: tuple(column) for name, column in again.items()} == section
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("median_s", [[0.1, 0.2, 0.4]]),
-        ("median_s", [[0.1, 0.2, 0.4], [0.5, 0.6]]),
-        ("median_s", [[0.1, 0.2, 0.4], 0.5]),
-        ("n", [[5, 5, 5]]),
-        ("context", list(range(10_000))),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("median_s", [[0.1, 0.2, 0.4]]), ("median_s", [[0.1, 0.2, 0.4], [0.5, 0.6]]),
+    ("median_s", [[0.1, 0.2, 0.4], 0.5]), ("n", [[5, 5, 5]]), ("context", list(range(10_000))),
+])  # fmt: skip
 def test_a_table_that_lacks_lines(name, value):
     with pytest.raises(
         ValueError, match=r"must have \d+ lines, one for each context, of 3 numbers"

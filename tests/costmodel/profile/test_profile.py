@@ -6,25 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from costmodel.calibration.linear import LinearCalibration, fit_linear
-from costmodel.calibration.points import Points
+from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.stairs import StairsCalibration
 from costmodel.errors import ProfileError
 from costmodel.fields import Section
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import (
-    CalibrationSection,
-    EngineDrafterSection,
-    RuntimeSection,
-    SurfaceSection,
-)
+from costmodel.profile.schema import EngineDrafterSection, RuntimeSection
 from costmodel.profile.store import profile_file_name
 from costmodel.profile.text import dump_yaml, float_text
-from tests.costmodel.conftest import ROOFLINE, altered, cpu_seconds
+from tests.costmodel.conftest import altered, cpu_seconds
 from tests.costmodel.profile.test_store import TIMED
 from tests.integrations.made_engine_profile import ENGINE, make_engine_profile
 
@@ -43,7 +37,6 @@ def test_a_stored_file_reads_and_writes_unchanged():
 
 
 floats = st.floats(allow_nan=False, allow_infinity=False, width=64)
-seconds = st.floats(1e-9, 1e4)
 
 
 @given(value=floats)
@@ -61,44 +54,6 @@ LETTERS = st.characters(
 @given(text=st.text(LETTERS, min_size=1, max_size=40))
 def test_any_text_survives(text):
     assert yaml.safe_load(dump_yaml({"note": text})) == {"note": text}
-
-
-@st.composite
-def surfaces(draw):
-    shapes = st.tuples(st.integers(1, 1024), st.integers(0, 8192), st.integers(1, 8))
-    several = st.sets(shapes, min_size=6, max_size=40)
-    keys = draw(several.filter(lambda found: len({rows for rows, _, _ in found}) > 2))
-    rows, context, batch = (list(column) for column in zip(*sorted(keys), strict=True))
-    size = len(rows)
-    each = {"min_size": size, "max_size": size}
-    times = draw(st.lists(st.floats(1e-4, 10), unique=True, **each))
-    shares = draw(st.lists(st.floats(0, 0.99) | st.just(float("nan")), **each))
-    return Points(
-        rows=rows, context=context, batch=batch, seconds=times,
-        mad_s=[share * time for share, time in zip(shares, times, strict=True)],
-        n=draw(st.lists(st.integers(1, 99), **each)),
-    )  # fmt: skip
-
-
-@settings(max_examples=30)
-@given(points=surfaces())
-def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile):
-    linear = {"linear": fit_linear(points, ROOFLINE).model_dump(), "selected": "stairs"}
-    sections = CalibrationSection.model_validate(profile.calibration.model_dump() | linear)
-    parts = {"calibration": sections, "surface": SurfaceSection.of(points)}
-    made = Profile.model_validate(profile.model_dump() | {"target": profile.target} | parts)
-    text = made.to_yaml()
-    loaded = Profile.from_bytes(text.encode(), "memory")
-    assert loaded.to_yaml() == text
-    back, expected = loaded.surface.points(), points.sorted()
-    for name in ("rows", "context", "batch", "n"):
-        assert np.array_equal(getattr(back, name), getattr(expected, name))
-    assert back.seconds == pytest.approx(expected.seconds, rel=1e-5)
-    assert np.array_equal(np.isnan(back.mad_s), np.isnan(expected.mad_s))
-    rows = np.array([1, 7, 300])
-    before = made.verify_calibration().predict_s(rows, 500)
-    assert np.all(np.isfinite(before)) and np.all(before > 0)
-    assert loaded.verify_calibration().predict_s(rows, 500) == pytest.approx(before, rel=1e-3)
 
 
 def test_the_selected_calibration_predicts(profile):
@@ -155,7 +110,7 @@ GRID = {
 }  # fmt: skip
 
 
-def test_the_engine_belongs_to_its_runtime(tmp_path) -> None:
+def test_the_engine_belongs_to_its_runtime_and_its_draft_costs_are_interpolated(tmp_path) -> None:
     profile = make_engine_profile()
     text = profile.to_yaml(tmp_path / "a.yaml")
     assert Profile.from_yaml(tmp_path / "a.yaml").to_yaml() == text
@@ -163,9 +118,6 @@ def test_the_engine_belongs_to_its_runtime(tmp_path) -> None:
     for kind, engine in (("eager", ENGINE), ("vllm", None)):
         with pytest.raises(ValidationError, match="engine belongs to"):
             RuntimeSection(**(RUNTIME | {"kind": kind}), engine=engine)
-
-
-def test_draft_costs_between_and_beyond_the_points() -> None:
     section = EngineDrafterSection(**GRID)
     assert section.seconds(2, 500, 1) == pytest.approx(0.003)
     assert section.seconds(4, 64, 1.5) == pytest.approx(0.0075)

@@ -78,9 +78,13 @@ def without(path):
     return data
 
 
+def dumped(data) -> bytes:
+    return yaml.dump(data, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)).encode()
+
+
 def problem_of(data) -> str:
     """The error of a profile; checks its form."""
-    raw = data if isinstance(data, bytes) else yaml.safe_dump(data).encode()
+    raw = data if isinstance(data, bytes) else dumped(data)
     with pytest.raises(ProfileError) as caught:
         Profile.from_bytes(raw, NAMES)
     error = caught.value
@@ -106,7 +110,7 @@ def test_each_field_of_a_wrong_kind_or_missing(path):
     else:
         assert problem.startswith(f"{named(path)}: ")
     if path in OPTIONAL:
-        Profile.from_bytes(yaml.safe_dump(without(path)).encode(), NAMES)
+        Profile.from_bytes(dumped(without(path)), NAMES)
     else:
         missing = {"qk_norm": "hash", "error": "held_out: "}.get(name, name)
         assert missing in problem_of(without(path))

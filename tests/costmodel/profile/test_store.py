@@ -101,7 +101,7 @@ def test_each_soft_key_warns_and_switches_correction_on(store, name):
     assert name in found.warnings[0] and str(SOFT[name]) in found.warnings[0]
 
 
-def test_the_user_s_directory_comes_first(store, profile, tmp_path):
+def test_the_user_s_directory_comes_first_and_can_be_set(store, profile, tmp_path, monkeypatch):
     with pytest.raises(ProfileError, match="none for this device") as caught:
         store.find(profile.key)
     assert str(tmp_path / "user") in str(caught.value) and store.list() == ()
@@ -113,6 +113,13 @@ def test_the_user_s_directory_comes_first(store, profile, tmp_path):
     # In one directory a measured one goes before a quick one.
     altered(profile, provenance={"kind": "quick"}).to_yaml(user_path.with_name("a-quick-one.yaml"))
     assert store.find(profile.key).path == user_path
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for text, folder in (
+        (str(tmp_path / "mine"), tmp_path / "mine"), ("~/mine", Path.home() / "mine"),
+        ("  ", tmp_path / "data" / "rooftree"),
+    ):  # fmt: skip
+        monkeypatch.setenv("ROOFTREE_HOME", text)
+        assert ProfileStore().directories == (folder, shipped_directory())
 
 
 def test_saving_again_replaces_only_the_same_key(store, profile):
@@ -177,7 +184,6 @@ def test_no_profile_replaces_one_of_better_provenance(store, profile, tmp_path, 
 
 
 def test_only_what_reads_back_is_written(store, profile):
-    """A profile that would become invalid, or another one, by being written stays as it was."""
     path = store.save(profile)
     before = path.read_bytes()
     regret = profile.regret.model_copy(update={"contexts": ()})
@@ -216,16 +222,6 @@ def test_a_lookup_does_not_parse_other_targets(store, profile, monkeypatch):
     monkeypatch.setattr(Profile, "from_bytes", noted)
     store.find(profile.key)
     assert parsed == [str(path)]
-
-
-def test_the_user_s_directory_can_be_set(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    for text, folder in (
-        (str(tmp_path / "mine"), tmp_path / "mine"), ("~/mine", Path.home() / "mine"),
-        ("  ", tmp_path / "data" / "rooftree"),
-    ):  # fmt: skip
-        monkeypatch.setenv("ROOFTREE_HOME", text)
-        assert ProfileStore().directories == (folder, shipped_directory())
 
 
 def failing(code):
@@ -268,10 +264,7 @@ TIMED = DrafterSection(
 
 
 class TestAddedDrafters:
-    """A decoder keeps the draft cost that it has timed."""
-
     def test_it_is_added_and_nothing_else_changes(self, store, profile):
-        """A cost that came meanwhile stays."""
         path = store.save(profile)
         before = Profile.from_yaml(path)
         found = store.find(profile.key)

@@ -13,7 +13,7 @@ from decoder.acceptance.drawn import draw_from_lattice
 from decoder.acceptance.rules import ENTROPY_THRESHOLD, AcceptanceRule
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.ngram import NgramDrafter
-from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import NO_TOKEN
 from decoder.policies.base import Policy
 from decoder.tree.draft_tree import EMPTY, best_first
 from tests.decoder.models import WholeDrafter, decoder_of, random_model, random_tree

@@ -197,11 +197,8 @@ def competing_trees(draft, nodes):
 def textbook_traversal(tree, logits, choices):
     """Leaf to root as stated in the paper, on arrays p, q and r that are changed in place."""
     p = {row: logits[row].exp() for row in range(tree.rows)}
-    q = {
-        row: tree.q[source] / tree.q[source].sum()
-        for row, source in enumerate(tree.sources)
-        if source >= 0
-    }
+    inner = [(row, tree.q[source]) for row, source in enumerate(tree.sources) if source >= 0]
+    q = {row: below / below.sum() for row, below in inner}
     left = {row: list(np.flatnonzero(tree.parents == row) + 1) for row in range(tree.rows)}
     changed = {0: 1.0}  # r, where it is not min(1, r(parent) p / q) any more
     while True:

@@ -7,8 +7,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from decoder.acceptance.rules import AcceptanceRule
 from decoder.acceptance.sampling import BY_ITSELF, Sampling, SeededChoices, target_distribution
-from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.eager import NO_TOKEN, greedy_tokens
 
 
 def transformers_distribution(logits, sampling):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.caches import PlacedText, SharedCaches, WaitingFeatures
+from decoder.drafters.caches import FeatureSession, PlacedText, SharedCaches
 from decoder.model.kv_cache import CacheShape
 
 SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4)
@@ -58,6 +58,10 @@ def test_a_text_that_goes_on_keeps_its_place():
     torch.testing.assert_close(cache.data[:, :, 0, :, :5], noise)
 
 
+class Waiting(FeatureSession):
+    draft = take_in = None
+
+
 def test_a_target_that_gives_no_features_is_an_error():
     with pytest.raises(InputError, match="an EAGLE-3 drafter needs the target's features"):
-        WaitingFeatures("an EAGLE-3 drafter").add(None)
+        Waiting("an EAGLE-3 drafter").observe((), None)

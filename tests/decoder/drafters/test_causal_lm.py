@@ -30,10 +30,9 @@ class PlainSource:
         self.model, self.text, self.temperature = model, list(text), temperature
         self.paths = []
 
-    def root(self, width):
-        return self.answer([()], width)
-
-    def expand(self, frontier, width):
+    def __call__(self, frontier, width):
+        if not frontier.depth:
+            return self.answer([()], width)
         grown = zip(frontier.above, frontier.tokens, strict=True)
         return self.answer([(*self.paths[above], int(token)) for above, token in grown], width)
 
@@ -143,12 +142,12 @@ class TestVocabularies:
 
 
 def test_it_drafts_deeper_only_where_a_growth_rule_has_a_larger_depth_of_its_own():
-    free, bounded = (drafter_of(random_model("qwen3"), **own) for own in ({}, {"max_depth": 4}))
+    free = drafter_of(random_model("qwen3"))
     both = EnsembleDrafter(NgramDrafter(max_depth=3), free)
     for growth, deepest in (
         (TopPaths(), 8),
         (SINGLE_PATH, 8),
         (replace(SINGLE_PATH, max_depth=12), 12),
     ):
-        found = [drafter.deepest(growth) for drafter in (free, both, bounded)]
+        found = [drafter.deepest(growth) for drafter in (free, both, NgramDrafter(4))]
         assert found == [deepest, deepest, 4]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from costmodel.errors import InputError
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.vocabulary import FILE, DraftHead

@@ -36,12 +36,10 @@ def test_the_weights_are_finite_and_of_the_published_format():
 @pytest.mark.slow
 def test_it_drafts_for_the_demo_model_and_changes_no_text(smollm2_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    choice = ProfileChoice(calibrate=False)
-    decoder = TreeDecoder.from_pretrained(
-        smollm2_folder, dtype="float32", drafter="demo", policy="fixed:15", profile=choice
-    )
+    options = {"drafter": "demo", "policy": "fixed:15", "profile": ProfileChoice(calibrate=False)}
+    decoder = TreeDecoder.from_pretrained(smollm2_folder, dtype="float32", **options)
     assert isinstance(decoder.drafter, DFlashDrafter)
-    plain = TreeDecoder.from_pretrained(smollm2_folder, dtype="float32", policy="plain")
+    plain = TreeDecoder(decoder.target, policy="plain")
     lengths = []
     for prompt in PROMPTS:
         drafted = decoder.generate(prompt, chat=True, max_new_tokens=NEW_TOKENS)

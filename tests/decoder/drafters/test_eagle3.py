@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.linear import plain_state
@@ -215,11 +215,10 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("named", [["EagleLlamaForCausalLM"], ["LlamaForCausalLM"]])
     def test_the_first_eagle_is_named(self, tmp_path, named):
-        tensors = {"fc.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}
-        fields = {name: value for name, value in EAGLE3.items() if name != "draft_vocab_size"}
-        folder = made.write_checkpoint(
-            tmp_path / "draft", fields | {"architectures": named}, tensors
-        )
+        tensors, fields = {"fc.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}, EAGLE3.copy()
+        del fields["draft_vocab_size"]
+        fields["architectures"] = named
+        folder = made.write_checkpoint(tmp_path / "draft", fields, tensors)
         with pytest.raises(InputError, match="first EAGLE, which is not supported"):
             load_drafter(str(folder), draft_target())
 

@@ -19,7 +19,7 @@ from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
 from tests.decoder.draft_models import PUBLISHED, dflash_folder, draft_target
 from tests.decoder.models import PROMPT, as_paths, greedy, request
-from tests.decoder.tree.test_pairs import random_pairs
+from tests.lab.drafters.test_pairs import random_pairs
 
 
 def tree_of(paths):

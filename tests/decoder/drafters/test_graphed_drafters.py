@@ -11,7 +11,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import Lattice
 from decoder.tree.growth import TopPaths
-from decoder.tree.pairs import PairLattice
+from lab.drafters.conditional import PairLattice
 from tests.decoder import draft_models as made
 from tests.decoder.draft_models import ACCEPTED, PROMPT, VOCAB, WINDOWED, draft_target, rounds
 from tests.decoder.models import greedy, random_model, request, shaped, target_of
@@ -20,10 +20,10 @@ from tests.decoder.replay import ReplayCapture
 REQUEST = request(4, 8, TopPaths(width=4, frontier=3, max_depth=4))
 
 
-def captured(target, budget_bytes=1 << 40, **capture):
+def captured(target, **capture):
     """The same target with a graph runtime of the CPU's stand-in."""
     stand_in = ReplayCapture(**capture)
-    target.runtime = GraphRuntime(target._step, target._eager, stand_in, budget_bytes)
+    target.runtime = GraphRuntime(target._step, target._eager, stand_in)
     return stand_in
 
 
@@ -52,7 +52,7 @@ def pair(tmp_path, case, **capture):
     eager, graphed = build(case, plain, tmp_path), build(case, graphs, tmp_path)
     if case == "autoregressive":
         own = graphed.model
-        own.runtime = GraphRuntime(own._step, own._eager, stand_in, 1 << 40)
+        own.runtime = GraphRuntime(own._step, own._eager, stand_in)
     return (plain, eager), (graphs, graphed), stand_in
 
 
@@ -145,7 +145,7 @@ def test_ragged_batches_share_the_captures_of_texts_before(tmp_path, case):
     for _ in range(3):
         results = decoder.generate_batch(prompts, max_new_tokens=8)
         assert [result.token_ids for result in results] == truths
-        recorded.append(capture.recorded)
+        recorded.append(capture.recordings)
     assert recorded[1] == recorded[2] and target.runtime.warnings == ()
 
 
@@ -159,7 +159,7 @@ def test_out_of_memory_is_said_once_a_bucket(tmp_path, case, caplog):
             expected, found = (own.draft(context, REQUEST) for own in (session, other))
             assert_same(found, expected)
     notes = graphed[0].runtime.capture.notes
-    assert capture.recorded == 0
+    assert capture.recordings == 0
     assert len(set(notes)) == len(notes) == own_captures(graphed[1], graphed[0])
     assert all("is not captured: CUDA out of memory" in note for note in notes)
     assert set(notes) <= set(graphed[0].runtime.warnings)

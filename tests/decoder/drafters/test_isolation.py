@@ -11,7 +11,7 @@ from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice, chain
-from decoder.tree.pairs import PairLattice
+from lab.drafters.conditional import PairLattice
 from tests.decoder.models import LatticeDrafter, WholeDrafter, greedy, random_model, target_of
 
 PROMPT, VOCAB, TOKENS = [5, 17, 3, 88, 5, 17], 97, 16

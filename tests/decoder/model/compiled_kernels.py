@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import tempfile
+from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, compile
 
-from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.attention import RowBlock
 from decoder.model.kv_cache import CacheShape, KVCache
 from decoder.model.runtime import kernels
-from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
+from decoder.model.runtime.tables import RowTables, needed_words
 from lab.bench.environment import environment
 
 # Bytes of shared memory that one program may use (CUDA C++ Programming Guide, technical
@@ -48,18 +49,7 @@ ALIGNMENT = 16  # bytes or elements for which Triton makes a kernel of its own
 OPTIONS = ("num_warps", "num_stages")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """The shapes of one attention layer."""
-
-    heads: int
-    kv_heads: int
-    width: int
-    hidden: int
-    ffn: int
-    normed: bool
-
-
+Layer = namedtuple("Layer", "heads kv_heads width hidden ffn normed")
 LAYERS = {
     "qwen3-8b": Layer(heads=32, kv_heads=8, width=128, hidden=4096, ffn=12288, normed=True),
     "llama-3.2-1b": Layer(heads=32, kv_heads=8, width=64, hidden=2048, ffn=8192, normed=False),
@@ -68,7 +58,7 @@ LAYERS = {
 ROWS = (1, 4, 8, 16, 64)  # of a forward: every block size of the launch plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Launched:
     """One launch: the kernel, its arguments by name, and the compiler's options."""
 
@@ -79,20 +69,17 @@ class Launched:
     @property
     def source(self) -> ASTSource:
         """What Triton compiles for these arguments, specialised as its launcher does."""
-        kept = {self.kernel.params[i].name for i in range(len(self.kernel.params))
-                if self.kernel.params[i].do_not_specialize}  # fmt: skip
+        kept = {one.name for one in self.kernel.params if one.do_not_specialize}
         signature, fixed, hints = {}, {}, {}
         for index, parameter in enumerate(self.kernel.params):
             name, value = parameter.name, self.arguments[parameter.name]
-            if parameter.is_constexpr or (type(value) is int and value == 1 and name not in kept):
+            whole = type(value) is int and name not in kept
+            if parameter.is_constexpr or (whole and value == 1):
                 signature[name], fixed[(index,)] = "constexpr", value
                 continue
             kind = "fp32" if isinstance(value, float) else "i32"
             signature[name] = POINTERS[value.dtype] if isinstance(value, torch.Tensor) else kind
-            divisible = isinstance(value, torch.Tensor) or (
-                type(value) is int and name not in kept and value % ALIGNMENT == 0
-            )
-            if divisible:
+            if isinstance(value, torch.Tensor) or (whole and value % ALIGNMENT == 0):
                 hints[(index,)] = [["tt.divisibility", ALIGNMENT]]
         return ASTSource(self.kernel, signature, fixed, hints)
 
@@ -107,9 +94,7 @@ class _Recorder:
         def launch(*values: Any, **named: Any) -> None:
             options = {name: named.pop(name) for name in OPTIONS if name in named}
             arguments = dict(zip(self._kernel.arg_names, values, strict=False)) | named
-            self._launched.append(
-                Launched(kernel=self._kernel, arguments=arguments, options=options)
-            )
+            self._launched.append(Launched(self._kernel, arguments, options))
 
         return launch
 
@@ -129,11 +114,10 @@ def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     shape = CacheShape(layers=1, kv_heads=layer.kv_heads, head_dim=layer.width)
     cache = KVCache(shape, capacity=1024, sequences=1, dtype=dtype, device=device)
     numbers = np.arange(rows, dtype=np.int64)  # a chain: each row is the child of the one before
-    block = RowBlock(0, numbers, numbers, TreeVisible(numbers[:-1]) if rows > 1 else None)
+    block = RowBlock(0, numbers, numbers, None)
     tables = RowTables(rows, 1, needed_words(cache, [block]), device)
     tables.fill(cache, [block])
     keys, values = cache.data[0]
-    slots = LayerCache(keys, values, tables.owners, tables.slots)
 
     def empty(*sizes: int) -> torch.Tensor:
         return torch.empty(*sizes, dtype=dtype)
@@ -142,10 +126,10 @@ def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     norms = (norm, norm, 1e-6) if layer.normed else None
     with recorded() as launched:
         hidden = empty(rows, layer.hidden)
-        kernels.rms_norm(hidden, empty(layer.hidden), 1e-6)
+        kernels.add_rms_norm(hidden, None, empty(layer.hidden), 1e-6)
         kernels.add_rms_norm(hidden, hidden, empty(layer.hidden), 1e-6)
         qkv = empty(rows, (layer.heads + 2 * layer.kv_heads) * layer.width)
-        query = kernels.rotate_and_store(qkv, (angles, angles), norms, slots)
+        query = kernels.rotate_and_store(qkv, (angles, angles), norms, keys, values, tables)
         kernels.table_attention(query, keys, values, tables, layer.width**-0.5)
         kernels.swiglu(empty(rows, 2 * layer.ffn))
     return launched
@@ -155,16 +139,13 @@ def assemble(launched: Launched, capability: int) -> dict[str, int]:
     """Compile one launch: registers, spilled bytes and shared memory of a program."""
     target = GPUTarget("cuda", capability, 32)
     compiled = compile(launched.source, target=target, options=launched.options)
-    return resources(compiled.asm["ptx"], capability) | {
-        "shared_bytes": int(compiled.metadata.shared)
-    }
+    shared = {"shared_bytes": int(compiled.metadata.shared)}
+    return resources(compiled.asm["ptx"], capability) | shared
 
 
 def resources(ptx: str, capability: int) -> dict[str, int]:
     """Registers a thread and spilled bytes, from the report of the assembler that Triton uses."""
     target = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)
-    if target is None:
-        raise ValueError("the compiled text names no target")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
@@ -177,8 +158,6 @@ def resources(ptx: str, capability: int) -> dict[str, int]:
         ).stderr  # fmt: skip
     registers = re.search(r"Used (\d+) registers", report)
     spilled = re.findall(r"(\d+) bytes spill stores", report)
-    if registers is None or not spilled:
-        raise ValueError(f"the assembler reported no registers: {report}")
     return {"registers": int(registers.group(1)), "spilled_bytes": sum(map(int, spilled))}
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from decoder.tree.draft_tree import DraftTree, visibility
-from tests.decoder.models import SIZES
+from tests.decoder.models import SIZES, shaped
 
 
 def tree_of(shape: str, nodes: int, random: np.random.Generator) -> DraftTree:
@@ -21,9 +21,7 @@ def tree_of(shape: str, nodes: int, random: np.random.Generator) -> DraftTree:
         "comb": np.maximum(rows - rows % 2 - 1, 0),
         "random": np.array([random.integers(max(0, row - 3), row + 1) for row in rows], dtype=int),
     }[shape]
-    depths = visibility(parents).sum(1)[1:] - 1
-    tokens = random.integers(1, SIZES["vocab_size"], nodes)
-    return DraftTree(tokens, parents, depths, np.full(nodes, 0.5))
+    return shaped(parents, random.integers(1, SIZES["vocab_size"], nodes), np.full(nodes, 0.5))
 
 
 def paths_of(tree: DraftTree) -> list[list[int]]:

@@ -1,5 +1,4 @@
-"""The demo model: its tokenizer against published ids and a reference encoder, its weights by
-their predictions, and the errors of its making."""
+"""The demo model: its tokenizer by published ids, its weights by their predictions, its making."""
 
 import tarfile
 import threading
@@ -21,9 +20,7 @@ PUBLISHED = {
     "Hello world": [19556, 905],
     "Hello, world!": [19556, 28, 905, 17],
     "Hello world, this is": [19556, 905, 28, 451, 314],
-    "The quick brown fox jumps over the lazy dog": [
-        504, 2365, 6354, 16438, 27003, 690, 260, 23790, 2767,
-    ],
+    "The quick brown fox jumps over": [504, 2365, 6354, 16438, 27003, 690],
     "The capital of France is": [504, 3575, 282, 4649, 314],
     "Once upon a time": [6403, 1980, 253, 655],
     "  spaced  text": [216, 23861, 216, 1694],
@@ -38,18 +35,14 @@ def tokenizer(smollm2_folder):
     return AutoTokenizer.from_pretrained(smollm2_folder)
 
 
-@pytest.mark.parametrize(("text", "ids"), PUBLISHED.items())
-def test_published_ids(tokenizer, text, ids):
-    assert tokenizer(text)["input_ids"] == ids
+def test_published_ids(tokenizer):
+    assert {text: tokenizer(text)["input_ids"] for text in PUBLISHED} == PUBLISHED
 
 
 def test_the_weights_predict_english(smollm2_folder, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32)
     assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
-    text = (
-        "The Sun is the star at the center of the Solar System. It is a massive, hot ball of "
-        "plasma, heated by nuclear fusion reactions at its core."
-    )
+    text = "The Sun is the star at the center of the Solar System. It is a massive ball of plasma."
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         loss = model(ids, labels=ids).loss

@@ -23,8 +23,8 @@ from decoder.model.target import Step
 from decoder.nvml import failed_device, free_gpu_bytes
 from decoder.profiling import measured_profile
 from profiler import checks
+from profiler.calibrate.decoder import Workload
 from profiler.calibrate.sweep import OutOfMemory, Task
-from profiler.calibrate.workload import Workload
 from profiler.commands.generate import command
 from tests.decoder import models
 from tests.decoder.model import test_gpu_runtime
@@ -158,8 +158,8 @@ def test_two_threads_write_whole_texts_each_with_captures_of_its_own(cuda):
     def write(seed):
         model = random_model("llama-gqa", seed=seed)
         target = target_of(model)
-        capture = CudaCapture(torch.device("cuda"))
-        target.runtime = GraphRuntime(target._step, target._eager, capture, GB)
+        capture = CudaCapture(torch.device("cuda"), GB)
+        target.runtime = GraphRuntime(target._step, target._eager, capture)
         decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97), max_nodes=7)
         begin.wait()
         for prompt in (PROMPT, PROMPT[1:]):
@@ -182,12 +182,12 @@ def test_a_batch_of_unequal_texts_captures_the_ladder_at_most():
     results = decoder.generate_batch(prompts, max_new_tokens=5)
     assert results[3].token_ids == greedy(model, prompts[3], 5)
     assert TreeDecoder(target, policy="chain").policy.max_nodes == 255  # 256 rows: a full bucket
-    prepared = capture.recorded
+    prepared = capture.recordings
     for running in range(16, 0, -1):  # as the texts end one by one
         for tree in (models.random_tree(4, 0), models.random_tree(8, 0)):
             target.cache.truncate(9)
             target.verify([Step(5, tree, text) for text in range(running)])
-    assert prepared == capture.recorded <= len(BUCKETS)
+    assert prepared == capture.recordings <= len(BUCKETS)
 
 
 def test_a_growing_chat_captures_anew_only_where_its_cache_doubles(monkeypatch):
@@ -199,7 +199,7 @@ def test_a_growing_chat_captures_anew_only_where_its_cache_doubles(monkeypatch):
         text = [token % 97 for token in range(8 + 12 * turn)]
         decoder.generate(text, max_new_tokens=4)
         caches.append(target.cache.capacity)
-        recorded.append(capture.recorded)
+        recorded.append(capture.recordings)
     sizes = sorted(set(caches))
     assert len(sizes) <= 5 and all(b >= 2 * a for a, b in pairwise(sizes))
     assert len(set(recorded)) == len(sizes)
@@ -213,11 +213,11 @@ def test_a_refused_shape_is_tried_again_for_another_cache():
     capture._fail_from = None
     target.reserve(2000)
     target.prepare(2)
-    assert target.runtime.warnings == () and capture.recorded == 2
+    assert target.runtime.warnings == () and capture.recordings == 2
 
 
 def test_a_calibration_skips_what_cannot_be_captured_and_rounds_no_cache():
-    target, _ = graph_target(random_model("llama-gqa"), 1 << 20, fail_from=1)
+    target, _ = graph_target(random_model("llama-gqa"), budget_bytes=1 << 20, fail_from=1)
     workload = Workload(target, NgramDrafter(), capacity=100)
     workload.call(Task(kind="verify", size=4, context=8))()
     assert target.cache.capacity == 100
@@ -247,7 +247,7 @@ def test_errors_of_the_device_are_none_of_the_model(cuda, monkeypatch, error, sa
 
 def pretend_kernels(monkeypatch, swiglu):
     kernels = SimpleNamespace(swiglu=swiglu)
-    monkeypatch.setattr(fused, "triton_installed", lambda: True)
+    monkeypatch.setattr(fused, "triton_version", lambda: "3.7.0")
     monkeypatch.setitem(sys.modules, "decoder.model.runtime.kernels", kernels)
     monkeypatch.setattr(runtime, "kernels", kernels, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
@@ -273,8 +273,7 @@ def test_where_triton_cannot_run_torch_computes(cuda, monkeypatch):
 def test_memory_that_torch_holds_and_does_not_use_is_free(cuda, monkeypatch):
     cuda.free, cuda.held, cuda.used = 2 * GB, 22 * GB, 15 * GB
     assert free_gpu_bytes(torch.device("cuda")) == 9 * GB
-    sizes = SimpleNamespace(name="x", parameters=4 * GB)
-    loading._check_memory(sizes, torch.bfloat16, torch.device("cuda"))
+    loading._check_memory("x", 8 * GB, torch.device("cuda"))
     cuda.free, cuda.used = GB // 10, cuda.held
     asked_bytes = []
     monkeypatch.setattr(torch, "ones", lambda count, **_: asked_bytes.append(4 * count))

@@ -29,11 +29,11 @@ from tests.decoder.replay import ReplayCapture
 PEAKS = PeaksSection(source="measured", flops_per_s=1e11, bytes_per_s=1e10)
 
 
-def graph_target(model, budget_bytes=1 << 40, **capture) -> tuple[Target, ReplayCapture]:
+def graph_target(model, **capture) -> tuple[Target, ReplayCapture]:
     """A target whose forwards are captured by `ReplayCapture`."""
     target = models.target_of(model)
     stand_in = ReplayCapture(**capture)
-    target.runtime = GraphRuntime(target._step, target._eager, stand_in, budget_bytes)
+    target.runtime = GraphRuntime(target._step, target._eager, stand_in)
     return target, stand_in
 
 
@@ -60,8 +60,8 @@ CAPTURABLE = [family for family in models.FAMILIES if family != "qwen3-moe"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "policy"), [
-    pair for i, family in enumerate(CAPTURABLE)
-    for pair in ((family, ("plain", "chain")[i % 2]), (family, ("fixed:7", "fixed:30")[i % 2]))
+    (family, ("fixed:7", "chain", "fixed:30", "plain")[turn % 4])
+    for turn, family in enumerate(CAPTURABLE)
 ])  # fmt: skip
 def test_padding_changes_no_token(family, policy):
     model = random_model(family)
@@ -70,11 +70,11 @@ def test_padding_changes_no_token(family, policy):
     decoder = TreeDecoder(target, policy=policy, drafter=NgramDrafter())
     assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
     assert target.runtime.warnings == ()
-    recorded = capture.recorded
+    recorded = capture.recordings
     assert capture.replayed > 1
     assert recorded == len(target.runtime._captured[target.cache])  # one a bucket
     assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
-    assert capture.recorded == recorded  # which serves all further rounds
+    assert capture.recordings == recorded  # which serves all further rounds
 
 
 @given(
@@ -103,7 +103,7 @@ def test_logits_and_features_are_those_of_eager_forwards(rows, prompt, seed):
             eager.commit([0], sequence)
 
 
-@pytest.mark.parametrize("captured", range(6))
+@pytest.mark.parametrize("captured", [0, 3, 5])
 def test_running_out_of_memory_at_each_size_is_said_once(caplog, captured):
     """Buckets of 16, 8, 4, 2 and 1 rows are captured in this order until memory ends."""
     model = random_model("llama-gqa")
@@ -114,7 +114,7 @@ def test_running_out_of_memory_at_each_size_is_said_once(caplog, captured):
         for _ in range(2):
             assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == truth
     said = [record for record in caplog.records if "running it eagerly" in record.message]
-    assert capture.recorded == captured
+    assert capture.recordings == captured
     assert len(said) == len(target.runtime.warnings) == 5 - captured
     assert all("out of memory" in warning for warning in target.runtime.warnings)
 
@@ -147,8 +147,6 @@ def test_which_runtime_a_choice_means():
     assert runtime_kind("auto", cuda) == "graphs"
     assert runtime_kind("auto", cuda, capturable=False) == "eager"
     assert runtime_kind("graphs", cuda, capturable=False) == "graphs"
-    with pytest.raises(DeviceError, match="needs a CUDA device"):
-        runtime_kind("graphs", cpu)
     with pytest.raises(InputError, match="'fast' is not a runtime"):
         runtime_kind("fast", cpu)
     with pytest.raises(DeviceError, match="needs a CUDA device"):
@@ -161,7 +159,7 @@ def test_the_profile_of_a_graph_runtime_says_so_and_is_priced_by_bucket():
     assert (section.kind, section.buckets) == ("graphs", BUCKETS)
     assert profile_key(target).runtime == "graphs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decoder.profiling.startup.find_peaks", lambda target: PEAKS)
+        patch.setattr("decoder.profiling.startup.peaks_of", lambda *_: PEAKS)
         bare = (target, NgramDrafter(), ProfileChoice(calibrate=False))
         source, other_fit = find_cost(*bare), find_cost(*bare, Profile.linear_calibration)
     (warning,) = other_fit.warnings
@@ -180,9 +178,7 @@ def test_the_profile_of_a_graph_runtime_says_so_and_is_priced_by_bucket():
     ("grouped_mm", torch.float16, (9, 0), False),
     ("eager", torch.bfloat16, (9, 0), False),
 ])  # fmt: skip
-def test_experts_are_captured_where_one_kernel_computes_them(
-    monkeypatch, way, dtype, capability, expected
-):
+def test_experts_of_one_kernel_are_captured(monkeypatch, way, dtype, capability, expected):
     model = random_model("qwen3-moe")
     model.set_experts_implementation(way)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -99,6 +99,6 @@ def test_bytes_are_those_of_a_plan(kind):
     cache, planned = target.reserve(40), target.architecture
     values = sum(plane[:, 0, :, 0].numel() for plane in cache.planes)
     assert values == planned.token_values
-    states = cache.states.state if cache.states is not None else None
+    states = cache.states.state if cache.states.shapes else None
     kept = [states(i, 0).nbytes for i in range(len(target.structure.states))]
     assert sum(kept) == planned.state_bytes(4)

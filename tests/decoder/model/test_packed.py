@@ -11,7 +11,7 @@ from costmodel.errors import InputError
 from decoder.cpu import VARIABLE, this_cpu
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target, quantised
 from decoder.model.runtime import tiles
@@ -113,13 +113,11 @@ def rows_of(target, steps):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 12])
-@pytest.mark.parametrize("family", FUSIBLE)
-def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, window, dtype):
+@pytest.mark.parametrize(("family", "sizes"), [
+    *((family, {}) for family in FUSIBLE), ("mistral", {"sliding_window": 12}),
+])  # fmt: skip
+def test_a_row_of_a_tree_is_bit_for_bit_a_plain_step(family, sizes, dtype):
     """Behind a prompt and the row's ancestors, each decoded alone; beside another sequence."""
-    sizes = {"sliding_window": window} if family == "mistral" else {}
-    if window and not sizes:
-        pytest.skip("no windows")
     target = target_of(random_model(family, dtype=dtype, **sizes))
     target.capture((0, 1, 2))
     target.reserve(80, 2)
@@ -153,28 +151,21 @@ def test_layers_are_compiled_once_and_ahead(form, dtype):
     assert before and len(run_layers.signatures) == before
 
 
+ODD = {"hidden_size": 37, "intermediate_size": 51}  # products take pairs of bfloat16 numbers
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_packed_forwards_give_what_eager_ones_give(family, biased, dtype):
-    if biased and family not in FUSIBLE:
-        pytest.skip("no layers to give biases to")
-    models = [random_model(family, dtype=dtype) for _ in range(2)]
-    models = [with_biases(model) if biased else model for model in models]
+@pytest.mark.parametrize(("family", "change", "sizes"), [
+    *((family, None, {}) for family in FAMILIES),
+    *((family, with_biases, {}) for family in FUSIBLE),
+    ("qwen3", None, ODD), ("qwen3", as_published, ODD),
+])  # fmt: skip
+def test_packed_forwards_give_what_eager_ones_give(family, change, sizes, dtype):
+    models = [random_model(family, dtype=dtype, **sizes) for _ in range(2)]
+    models = [change(model) if change else model for model in models]
     packed, eager = target_of(models[0]), target_of(models[1], "eager")
     assert (packed.runtime.kind, eager.runtime.kind) == ("packed", "eager")
     assert (packed_of(models[0]).layers is not None) == (family in FUSIBLE)
-    assert_same_outputs(packed, eager, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("published", [False, True])
-def test_widths_may_be_odd(published, dtype):
-    """Products take pairs of bfloat16 numbers."""
-    sizes = {"hidden_size": 37, "intermediate_size": 51}
-    models = [random_model("qwen3", dtype=dtype, **sizes) for _ in range(2)]
-    models = [as_published(model) if published else model for model in models]
-    packed, eager = target_of(models[0]), target_of(models[1], "eager")
     assert_same_outputs(packed, eager, dtype)
 
 
@@ -199,11 +190,9 @@ def test_rows_and_state_of_packed_weights_are_the_plain_ones(family, dtype, publ
     assert all(torch.equal(whole[name], state[name]) for name in state)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.6), (torch.bfloat16, 1.1)])
-def test_packed_weights_replace_the_plain_ones(dtype, most):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_weights_replace_the_plain_ones(dtype):
     """Half the bytes of float32 for published weights."""
-    if dtype == torch.bfloat16 and not this_cpu().bfloat16:
-        pytest.skip("this CPU packs no bfloat16")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
     model = as_published(random_model("llama-mha-tied", dtype=dtype, **sizes))
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -213,6 +202,7 @@ def test_packed_weights_replace_the_plain_ones(dtype, most):
     joined = {layer.__dict__["forward"].joined for layer in linears}
     packed_bytes = sum(one.blocks.nbytes for one in joined)
     plain_bytes = sum(one.nbytes for one in model.parameters() if not one.is_meta)
+    most = 0.6 if dtype == torch.float32 else 1.1
     assert packed_bytes + plain_bytes <= most * weights_bytes
 
 

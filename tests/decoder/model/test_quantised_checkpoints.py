@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
-from decoder.profiling.measured_profile import find_peaks, profile_key, runtime_section, subject_of
+from decoder.profiling.measured_profile import peaks_of, profile_key, runtime_section, subject_of
 from tests.tiny_folder import change_config, isolate, write_weights
 
 CPU = torch.device("cpu")
@@ -117,14 +117,6 @@ def nf4_held(rows, columns):
     return rows * columns * (1 / 2 + (2 if has_avx512bf16() else 4) / 64) + 64
 
 
-def unpacked(rows, columns):
-    return 4 * (rows * columns + rows)
-
-
-def unpacked_groups(rows, columns):
-    return 4 * (rows * columns + rows * columns / 32)
-
-
 def of_tensors(preset, label, held):
     return Form("compressed_tensors", by_compressed_tensors(preset), label, held)
 
@@ -146,9 +138,11 @@ FORMS = {
     "quanto-int4": Form(  # a scale and a shift a row
         "optimum.quanto", by_quanto("qint4"), "quanto-qint4", lambda n, k: n * k / 2 + 8 * n
     ),
-    "w4a16": of_tensors("W4A16", "compressed-tensors-w4a16-g32", unpacked_groups),
-    "w8a8": of_tensors("W8A8", "compressed-tensors-w8a8", unpacked),
-    "fp8-dynamic": of_tensors("FP8_DYNAMIC", "compressed-tensors-fpw8a8", unpacked),
+    "w4a16": of_tensors("W4A16", "compressed-tensors-w4a16-g32",
+                        lambda n, k: 4 * (n * k + n * k / 32)),
+    "w8a8": of_tensors("W8A8", "compressed-tensors-w8a8", lambda n, k: 4 * (n * k + n)),
+    "fp8-dynamic": of_tensors("FP8_DYNAMIC", "compressed-tensors-fpw8a8",
+                              lambda n, k: 4 * (n * k + n)),
     "fp8": Form("accelerate", fine_grained_fp8, None, lambda n, k: 4 * n * k),
 }  # fmt: skip
 
@@ -198,6 +192,7 @@ def test_a_checkpoint_decodes_as_transformers_decodes_it(form, tmp_path):
         weights = 2 * sum(n * k for n, k in shapes) + 5 * 64
         expected = (2 * sum(form.held(*shape) for shape in shapes) + norms) / weights
         assert section.weight_bytes == pytest.approx(expected, rel=0.003)
-        assert subject_of(target).roofline(find_peaks(target)).weight_bytes == section.weight_bytes
+        peaks = peaks_of(target.device, target.dtype)
+        assert subject_of(target).roofline(peaks).weight_bytes == section.weight_bytes
     plain = "held and read as plain" in " ".join(target.runtime.warnings)
     assert plain == (form.label is None or form.label.startswith("compressed"))

@@ -12,10 +12,11 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from costmodel.errors import InputError
 from decoder.model import selfcheck
+from decoder.model.attention import Scoring
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.structure import Structure
-from lab.studies.families import tiny_model
+from lab.tiny_models import tiny_model
 from tests.decoder.models import SIZES, random_model, target_of
 from tests.tiny_folder import isolate
 
@@ -34,12 +35,6 @@ def kept(home):
     return sorted(home.rglob("structures/*.json"))
 
 
-def granite(**more):
-    torch.manual_seed(0)
-    sizes = MORE | {"logits_scaling": 8.0, "residual_multiplier": 0.3} | more
-    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**sizes)).double().eval()
-
-
 def test_sizes_are_those_that_attention_sees():
     found = target_of(random_model("qwen3")).structure
     assert found == Structure(layers=2, heads=4, kv_heads=2, head_dim=16)
@@ -48,7 +43,9 @@ def test_sizes_are_those_that_attention_sees():
 
 
 def test_a_scale_behind_the_head_leaves_no_rows_of_it():
-    target = make_target(borrow_model(granite()), owned=False)
+    sizes = MORE | {"logits_scaling": 8.0, "residual_multiplier": 0.3}
+    model = transformers.GraniteForCausalLM(transformers.GraniteConfig(**sizes)).double().eval()
+    target = make_target(borrow_model(model), owned=False)
     assert not target.structure.plain_head
     assert target.head_rows(np.array([1, 2])) is None
 
@@ -90,7 +87,7 @@ def test_sinks_and_soft_caps_that_are_missed_are_noticed(kind, monkeypatch):
             torch.nn.init.normal_(weights)
     for layer in model.model.layers:
         layer.self_attn.attn_logit_softcapping = 0.5  # of Gemma 2
-    monkeypatch.setattr("decoder.model.attention.Extras", lambda *_: None)
+    monkeypatch.setattr("decoder.model.attention.Scoring", lambda scale, *_: Scoring(scale))
     with pytest.raises(InputError, match="logits of a tree differ"):
         make_target(borrow_model(model), owned=False)
 
@@ -105,18 +102,15 @@ def test_options_of_attention_that_are_not_there(home, monkeypatch):
     assert kept(home) == []
 
 
-def test_rows_that_meet_outside_of_attention_are_noticed():
-    """As a convolution or a recurrent state would let them."""
+@pytest.mark.parametrize(("hook", "message"), [
+    (lambda module, args, out: out.cumsum(1), r"differ from transformers' own by \d"),
+    (lambda module, args, out: out[:, :, :5], "its forward does not run with another"),
+], ids=["rows meet", "shapes differ"])  # fmt: skip
+def test_what_happens_outside_of_attention_is_noticed(hook, message):
+    """As a convolution or a recurrent state would let rows meet."""
     model = random_model("llama-gqa")
-    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out.cumsum(1))
-    with pytest.raises(InputError, match=r"logits of a tree differ from transformers' own by \d"):
-        target_of(model)
-
-
-def test_a_forward_that_fails_is_a_reason():
-    model = random_model("llama-gqa")
-    model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out[:, :, :5])
-    with pytest.raises(InputError, match="its forward does not run with another") as caught:
+    model.model.layers[1].mlp.register_forward_hook(hook)
+    with pytest.raises(InputError, match=message) as caught:
         target_of(model)
     assert "\n" not in str(caught.value)
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoder.model.runtime.fused import triton_installed
+from decoder.model.runtime.fused import triton_version
 from tests.decoder.table_cases import TableCase
 
 ROOT = Path(__file__).parents[3]
 MOST_SPILLED_BYTES = 128  # of a thread
 WIDE_EXACT = ("float32", "gemma-7b")  # heads of 256 lanes; Triton 3.6 spills 204 bytes
+SIZES = (16, 32), (256, 32), (16, 8, 9)  # 4 and 64 packed rows of 16 sequences, and keys
 needs_triton = pytest.mark.skipif(
-    not triton_installed(), reason="triton is not installed (the dev extra brings it)"
+    not triton_version(), reason="triton is not installed (the dev extra brings it)"
 )
 
 
@@ -51,10 +52,7 @@ def test_row_counts_make_no_kernel_of_their_own(name):
         made = launches(LAYERS[name], rows, torch.bfloat16)
         return {launched.source.hash() for launched in made}
 
-    few, many, keys = (
-        torch.empty(*sizes, 128).half() for sizes in [(16, 32), (256, 32), (16, 8, 9)]
-    )
-    # The rows of 16 sequences, 4 and 64 packed ones of each.
+    few, many, keys = (torch.empty(*sizes, 128).half() for sizes in SIZES)
     assert [plan_launch(rows, keys).block_rows for rows in (few, many)] == [16, 64]
     assert compiled(33) == compiled(47) == compiled(64) == compiled(200) == compiled(1025)
 
@@ -101,18 +99,11 @@ def test_the_kernel_on_the_device(dtype):
     from decoder.model.runtime.kernels import table_attention
 
     for seed in range(20):
-        made = TableCase(
-            {
-                "rows": [12, 1 + seed, 3], "prefixes": [90 - seed, 0, 64], "pending": seed % 4,
-                "padding": seed % 3, "kv_heads": 2, "group": 1 + seed % 4, "width": 32,
-                "seed": seed,
-            },
-            dtype=dtype,
-            device="cuda",
-        )  # fmt: skip
+        rows = {"rows": [12, 1 + seed, 3], "prefixes": [90 - seed, 0, 64], "pending": seed % 4}
+        sizes = {"padding": seed % 3, "kv_heads": 2, "group": 1 + seed % 4, "width": 32}
+        made = TableCase(rows | sizes | {"seed": seed}, dtype=dtype, device="cuda")
         output = table_attention(made.query, made.keys, made.values, made.tables, made.width**-0.5)
         truth = made.truth()
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-        torch.testing.assert_close(
-            output[: len(truth)].double(), truth, atol=tolerance, rtol=tolerance
-        )
+        given = output[: len(truth)].double()
+        torch.testing.assert_close(given, truth, atol=tolerance, rtol=tolerance)

@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
+from costmodel.online import FadingMean
 from decoder.policies.base import DEFAULT_MAX_NODES, Chain, Fixed, Limits, Plain
-from decoder.policies.bastion import Bastion, DecodingSpeed, DepthBias, DraftGate, parse_policy
+from decoder.policies.bastion import SPEED_FADING, Bastion, DepthBias, DraftGate, parse_policy
 from decoder.tree.draft_tree import EMPTY, Lattice, best_first
-from tests.decoder.models import round_of
+from tests.decoder.models import StairCost, round_of
 
 CONTEXT = 100
 FREE = Limits(nodes=10_000, depth=64)
 
 
 @dataclass
-class Stairs:
+class Stairs(StairCost):
     """A forward costs a step more at 4, 12, 20, ... rows; the rest is flat or by node."""
 
     step_s: float = 0.3
@@ -26,14 +27,8 @@ class Stairs:
     drafting_s: float = 0.0
     every: int = 8
 
-    def plain_s(self, context, batch=1):
-        return 1.0
-
     def draft_s(self, context):
         return self.drafting_s
-
-    def sizes(self, most):
-        return np.arange(most + 1)
 
     def cycle_s(self, nodes, context, batch=1):
         assert context == CONTEXT
@@ -102,23 +97,23 @@ class TestBastion:
         assert sum(sizes[100:]) < 25
 
 
-class TestDecodingSpeed:
+class TestSpeed:
     """The speed of the text so far decides what a second of this round has to bring."""
 
     def test_it_is_the_ratio_of_faded_sums(self):
-        decoding, rounds = DecodingSpeed(), [(3, 1.5), (1, 1.0), (6, 2.0)]
+        decoding, rounds = FadingMean(SPEED_FADING), [(3, 1.5), (1, 1.0), (6, 2.0)]
         for committed, plain_steps in rounds:
-            decoding.observe(committed, plain_steps)
-        weights = [DecodingSpeed.FADING**2, DecodingSpeed.FADING, 1.0]
+            decoding.add(committed, plain_steps)
+        weights = [SPEED_FADING**2, SPEED_FADING, 1.0]
         tokens = sum(w * committed for w, (committed, _) in zip(weights, rounds, strict=True))
         steps = sum(w * plain_steps for w, (_, plain_steps) in zip(weights, rounds, strict=True))
-        assert decoding.tokens_per_step() == pytest.approx(tokens / steps)
+        assert decoding.mean() == pytest.approx(tokens / steps)
 
     @given(first=st.floats(0.05, 0.5), speed=st.floats(1.0, 8.0), cost=costs)
     def test_the_size_gains_most_at_the_known_speed(self, first, speed, cost):
         """Every size in turn: A(N) less what its seconds bring elsewhere."""
         policy, candidates = Bastion(cost, 60), lattice(first)
-        policy._speed.observe(speed, 1.0)
+        policy._speed.add(speed, 1.0)
         tree = policy.choose(candidates, CONTEXT, FREE)
         gains = []
         for nodes in range(61):
@@ -134,8 +129,7 @@ class TestGate:
     @staticmethod
     def rounds(gate, count, drafting_s, accepted=0, nodes=1):
         """Which of `count` rounds drafted, when each drafted round accepts `accepted`."""
-        cost = Stairs(drafting_s=drafting_s)
-        cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+        cycle_s = float(Stairs(drafting_s=drafting_s).cycle_s(np.array([nodes]), CONTEXT)[0])
         asked = []
         for _ in range(count):
             asked.append(gate.open())
@@ -199,12 +193,8 @@ class TestDepthBias:
             said = np.full((depth, 1), predicted)
             candidates = Lattice(np.arange(depth)[:, None], said)
             tree = best_first(candidates, depth, bias.factors())
-            accepted = []
-            for row in range(1, depth + 1):
-                if random.random() > true:
-                    break
-                accepted.append(row)
-            bias.observe(tree, accepted)
+            held = (random.random(depth) < true).cumprod().sum()
+            bias.observe(tree, list(range(1, held + 1)))
         return bias.factors()
 
     @pytest.mark.parametrize(("predicted", "true"), [(0.9, 0.45), (0.8, 0.7), (0.4, 0.8)])
@@ -213,19 +203,14 @@ class TestDepthBias:
         assert factors[0] * predicted == pytest.approx(true, abs=0.1)
         assert factors[1] * predicted == pytest.approx(true, abs=0.12)
 
-    @pytest.mark.parametrize(
-        ("accepted", "factor"), [([1], (1 + 8) / (0.5 + 8)), ([], 1 / (0.5 + 1))]
-    )
-    def test_scores_rise_slower_than_they_fall(self, accepted, factor):
-        bias = DepthBias()
+    def test_scores_rise_slower_than_they_fall(self):
         candidates = Lattice(np.array([[1]]), np.array([[0.5]]))
-        bias.observe(best_first(candidates, 1, bias.factors()), accepted)
-        assert bias.factors()[0] == pytest.approx(factor)
-
-    def test_plain_rounds_teach_nothing(self):
-        bias = DepthBias()
-        bias.observe(EMPTY, [])
-        assert np.all(bias.factors() == 1.0)
+        for accepted, factor in (([1], (1 + 8) / (0.5 + 8)), ([], 1 / (0.5 + 1))):
+            bias = DepthBias()
+            bias.observe(EMPTY, [])  # a plain round teaches nothing
+            assert np.all(bias.factors() == 1.0)
+            bias.observe(best_first(candidates, 1, bias.factors()), accepted)
+            assert bias.factors()[0] == pytest.approx(factor)
 
 
 class TestParsing:
@@ -246,12 +231,10 @@ class TestParsing:
         policy = parse_policy("bastion", self.cost, DEFAULT_MAX_NODES)
         assert (policy.name, policy.max_nodes, self.asked) == ("bastion", DEFAULT_MAX_NODES, True)
 
-    @pytest.mark.parametrize(
-        "text", ["bastion:3", "Plain", "fixed", "fixed:0", "fixed:1.5", "tree"]
-    )
-    def test_unknown_ones(self, text):
-        with pytest.raises(InputError, match="is not a policy"):
-            parse_policy(text, self.cost, 9)
+    def test_unknown_ones(self):
+        for text in ("bastion:3", "Plain", "fixed", "fixed:0", "fixed:1.5", "tree"):
+            with pytest.raises(InputError, match="is not a policy"):
+                parse_policy(text, self.cost, 9)
 
 
 class TestSimplePolicies:

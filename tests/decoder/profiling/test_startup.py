@@ -1,6 +1,7 @@
 """How a decoder finds its cost model: a profile, a probe, or the bare roofline."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
+from decoder import device
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.capture import BUCKETS
 from decoder.profiling import measured_profile as measuring
@@ -78,22 +80,15 @@ class TestFound:
         source = find_cost(target, NgramDrafter(), ProfileChoice())
         assert source.cost.mode == mode
 
-    def test_a_profile_of_kernels_alone_gets_the_floor_of_the_host(
-        self, target, probed, monkeypatch
-    ):
-        asked = []
-
-        def timed(of, rows, context):
-            asked.append((of, rows, context))
-            return [900.0, 20.0, 30.0]
-
+    def test_kernels_alone_get_the_floor_of_the_host(self, target, probed, monkeypatch):
+        timed = Mock(return_value=[900.0, 20.0, 30.0])
         monkeypatch.setattr("decoder.profiling.startup.time_forward", timed)
         made = {"kind": "composed", "source": "operator tables"}
         runtime = {"kind": "kernels", "attention": "published"}
         kernels = altered(probed, runtime=runtime, provenance=made)
         ProfileStore().save(kernels)
         source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert asked == [(target, 1, 256)]
+        timed.assert_called_once_with(target, rows=1, context=256)
         assert source.cost.mode != "static"
         assert any("composed" in warning for warning in source.warnings)
         sizes = np.arange(64)
@@ -141,9 +136,7 @@ class TestDraftCosts:
         assert timed == ["ngram"]
 
     @pytest.mark.parametrize("where", ["named", "shipped"])
-    def test_a_file_of_others_is_not_changed(
-        self, target, probed, timed, tmp_path, monkeypatch, where
-    ):
+    def test_a_file_of_others_stays(self, target, probed, timed, tmp_path, monkeypatch, where):
         path = ProfileStore([tmp_path / where]).save(self.without(probed))
         before, folder = path.read_bytes(), tmp_path / "shipped"
         monkeypatch.setattr("costmodel.profile.store.shipped_directory", lambda: folder)
@@ -165,7 +158,7 @@ def test_a_draft_is_timed_by_the_median_of_warm_calls(target, monkeypatch):
         start_s = ticks[-1] if ticks else 100.0
         ticks += [start_s, start_s + seconds]
     clock = iter(ticks)
-    monkeypatch.setattr("decoder.profiling.probe.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("decoder.device.perf_counter", lambda: next(clock))
     section = time_drafter(NgramDrafter(), target)
     assert (section.median_s, section.mad_s, section.n) == ((0.5,), (0.375,), (5,))
     assert (section.kind, section.created_utc) == (None, None)
@@ -247,7 +240,8 @@ class TestProbe:
                 clock[0] += 0.007 if rows in seen else 1.007
                 seen.add(rows)
 
-        monkeypatch.setattr(probe, "perf_counter", lambda: clock[0])
+        for module in (probe, device):
+            monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
         shapes = [(1, 256), (4, 256), (16, 256), (32, 256), (64, 256)]
         times = probe._time_points(Compiling(), shapes, budget_s)
         np.testing.assert_allclose(times, np.full(size, 0.007))
@@ -264,10 +258,10 @@ PATHS = sorted(shipped_directory().glob("*/*.yaml"))
 class Disguised:
     """A small target that says that it is another architecture in bfloat16."""
 
+    dtype = torch.bfloat16
+
     def __init__(self, target, architecture):
-        self._target = target
-        self.architecture = architecture
-        self.dtype = torch.bfloat16
+        self._target, self.architecture = target, architecture
 
     def __getattr__(self, name):
         return getattr(self._target, name)

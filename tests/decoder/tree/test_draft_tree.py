@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, chain, visibility
-from tests.conftest import reference
 from tests.decoder.models import paths_of, random_candidates
 
 
@@ -44,15 +43,6 @@ def test_best_first_takes_the_largest_path_scores(marginals, nodes):
     paths_of(tree)
 
 
-def test_reference_trees():
-    for case in reference("trees"):
-        marginals = case["marginals"]
-        for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
-            tree = best_first(lattice(marginals), nodes)
-            assert tree.expected_committed == pytest.approx(surrogate, abs=1e-12)
-            np.testing.assert_allclose(tree.scores, case["sorted_scores"][:nodes], atol=1e-15)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_conditional_candidates_best_first(seed):
     rng = np.random.default_rng(seed)
@@ -75,10 +65,8 @@ def test_certain_children_stay_behind_their_parents():
 
 
 def test_chain_of_conditional_candidates_follows_the_likeliest_child():
-    candidates = CandidateTree(
-        np.array([10, 11, 12, 13]), np.array([0, 0, 2, 2]), np.array([0.3, 0.6, 0.2, 0.5])
-    )
-    tree = chain(candidates, 5)
+    columns = [10, 11, 12, 13], [0, 0, 2, 2], [0.3, 0.6, 0.2, 0.5]
+    tree = chain(CandidateTree(*map(np.array, columns)), 5)
     assert list(tree.tokens) == [11, 13]
     assert list(tree.scores) == [0.6, 0.3]
 

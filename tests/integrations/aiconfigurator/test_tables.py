@@ -76,7 +76,6 @@ def moe_table():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package whose folders exist and whose tables are made up."""
 
     def fake_table(path: Path, columns):
         kind = path.name.split("_")[0]
@@ -96,19 +95,23 @@ def package(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_newest_version_is_read_and_named(package):
+def test_the_newest_sound_version_is_read_and_named(package):
     tables = load_published(H100)
     assert tables.source.endswith("h100_sxm, vllm 0.24.0")
     assert tables.attention.form.tile_rows == 64
     assert tables.matmul.seconds([1], 128, 2048)[0] == pytest.approx(2e-6, rel=0.2)
-
-
-def test_unsound_versions_are_never_used(package):
     with pytest.raises(DeviceError, match="no sound vllm tables of rtx_pro_6000_server"):
         load_published(PRO)
 
 
-def test_forward_is_the_sum_of_its_operators(package):
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="aiconfigurator-core and pyarrow is not installed") as bad:
+        load_published(H100)
+    assert "rooftree[operators]" in bad.value.hint
+
+
+def test_a_forward_is_the_sum_of_its_operators_and_of_all_reduces(package):
     forward = forward_of(load_published(H100))
     total = forward.seconds([1, 64], [1024])
     rows = np.array([1.0, 64.0])
@@ -117,6 +120,15 @@ def test_forward_is_the_sum_of_its_operators(package):
     assert total[:, 0] == pytest.approx(parts + attention)
     assert forward.prefill_s([64])[0] < total[1, 0]
     assert forward.extrapolated() == ["LM head (n = 128256 above 65536)"]
+    tables = load_published(H100)
+    alone = forward_of(tables)
+    silent = forward_of(tables, tensor_parallel=2)
+    curve = (np.array([1.0, 1e9]), np.array([5e-6, 5e-6]))
+    reducing = dataclasses.replace(tables, all_reduce={2: curve})
+    talking = forward_of(reducing, tensor_parallel=2)
+    one, two, paid = (forward.seconds([16], [1024])[0, 0] for forward in (alone, silent, talking))
+    assert 0.5 * one < two < 0.7 * one
+    assert paid - two == pytest.approx(2 * LLAMA.layers * 5e-6)
 
 
 def test_experts_are_counted_as_the_expected_distinct_ones(package):
@@ -127,11 +139,10 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
     forward_of(tables, MOE).seconds([1], [256])
 
 
-@pytest.mark.parametrize(
-    ("factors", "form", "us"),
-    [((1, 0.6, 0.5), "", 2.4), ((1, 2.4, 0.5), "fp8_block", 2.0), ((1, 2.4, 1.5), "bfloat16", 4.0),
-     ((1, 2.4, 1.5, 0.6), "fp8 of sglang", 2.4), ((1, 0.01, 0.5), "fp8_block", 2.0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("factors", "form", "us"), [
+    ((1, 0.6, 0.5), "", 2.4), ((1, 2.4, 0.5), "fp8_block", 2.0), ((1, 2.4, 1.5), "bfloat16", 4.0),
+    ((1, 2.4, 1.5, 0.6), "fp8 of sglang", 2.4), ((1, 0.01, 0.5), "fp8_block", 2.0),
+])  # fmt: skip
 def test_experts_that_no_gpu_times_so_are_taken_in_another_form(
     package, monkeypatch, factors, form, us
 ):
@@ -181,7 +192,6 @@ def test_4_bit_weights_meet_8_bit_inputs_where_the_device_multiplies_both(packag
     ("tp", "dp", "whole", "us"), [(2, 1, False, 3), (2, 1, True, 2), (1, 2, True, 2)]
 )
 def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
-    """Of all groups' rows; a group holds its share of the experts, and shares their reads."""
     tables = load_published(H100, experts=True)
     size = np.array([1.0, 1e9])
     tables = dataclasses.replace(tables, all_reduce={2: (size, np.array([0.0, 1.0]))})
@@ -215,7 +225,7 @@ def test_all_devices_wait_for_the_one_that_uses_most_experts(package, devices, r
     assert np.all(np.diff(seconds) >= 0) and seconds[0] > 0
 
 
-def test_what_cannot_be_split_so_is_refused(package):
+def test_what_cannot_be_split_so_and_other_bad_requests_are_refused(package):
     tables = load_published(H100, experts=True)
     with pytest.raises(InputError, match="data_parallel 3 does not divide 128 experts"):
         forward_of(tables, MOE, data_parallel=3)
@@ -226,6 +236,19 @@ def test_what_cannot_be_split_so_is_refused(package):
     forward_of(blocks, MOE, tensor_parallel=4, expert_parallel=True)
     with pytest.raises(InputError, match="has no experts to share"):
         forward_of(tables, data_parallel=2)
+    with pytest.raises(InputError, match="no engine is called 'tgi'"):
+        load_published(H100, "tgi")
+    with pytest.raises(DeviceError, match="no published operator tables of NVIDIA L4") as missing:
+        load_published(find_device("l4"))
+    assert "`rooftree transfer` scales a profile, from" in missing.value.hint
+    tables = load_published(H100)
+    with pytest.raises(InputError, match="tensor_parallel 3 does not divide 32 heads"):
+        forward_of(tables, tensor_parallel=3)
+    small = find_target("Llama-3.2-1B-Instruct").architecture
+    with pytest.raises(InputError, match="heads of size 128"):
+        forward_of(tables, small)
+    with pytest.raises(InputError, match="no heads of size 64"):
+        load_published(H100, head_dim=64)
 
 
 def test_windows_in_some_layers_are_the_sum_of_both_kinds_of_layer(package):
@@ -408,18 +431,6 @@ def test_other_sequences_pay_for_their_states(hybrid):
     assert forward.decode(16, 64, 4).products == pytest.approx(expected)
 
 
-def test_two_devices_share_the_work_and_pay_for_two_all_reduces_a_layer(package):
-    tables = load_published(H100)
-    alone = forward_of(tables)
-    silent = forward_of(tables, tensor_parallel=2)
-    curve = (np.array([1.0, 1e9]), np.array([5e-6, 5e-6]))
-    reducing = dataclasses.replace(tables, all_reduce={2: curve})
-    talking = forward_of(reducing, tensor_parallel=2)
-    one, two, paid = (forward.seconds([16], [1024])[0, 0] for forward in (alone, silent, talking))
-    assert 0.5 * one < two < 0.7 * one
-    assert paid - two == pytest.approx(2 * LLAMA.layers * 5e-6)
-
-
 @pytest.mark.parametrize("splits", [False, True], ids=["fa2", "fa3"])
 def test_half_of_what_split_keys_save_is_doubted(package, splits):
     """Of any kernel for prompts: that verifications split their keys was measured of none."""
@@ -438,29 +449,6 @@ def test_half_of_what_split_keys_save_is_doubted(package, splits):
     stated = composed_profile(forward, bar).provenance
     assert stated.error_bar == pytest.approx(bar.total, abs=5e-4)
     assert f"{bar.attention:.1%} as splitting keys in a verification is unverified" in stated.note
-
-
-def test_bad_requests(package):
-    with pytest.raises(InputError, match="no engine is called 'tgi'"):
-        load_published(H100, "tgi")
-    with pytest.raises(DeviceError, match="no published operator tables of NVIDIA L4") as missing:
-        load_published(find_device("l4"))
-    assert "`rooftree transfer` scales a profile, from" in missing.value.hint
-    tables = load_published(H100)
-    with pytest.raises(InputError, match="tensor_parallel 3 does not divide 32 heads"):
-        forward_of(tables, tensor_parallel=3)
-    small = find_target("Llama-3.2-1B-Instruct").architecture
-    with pytest.raises(InputError, match="heads of size 128"):
-        forward_of(tables, small)
-    with pytest.raises(InputError, match="no heads of size 64"):
-        load_published(H100, head_dim=64)
-
-
-def test_a_missing_package_is_named_with_its_command(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="aiconfigurator-core and pyarrow is not installed") as bad:
-        load_published(H100)
-    assert "rooftree[operators]" in bad.value.hint
 
 
 def test_composed_against_measured(measured):

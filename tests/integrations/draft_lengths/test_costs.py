@@ -26,19 +26,13 @@ def costs(**options) -> StepCosts:
     return StepCosts(make_engine_profile(**options), DRAFTER)
 
 
-def test_steps_are_those_of_the_profile():
+def test_steps_and_drafts_are_those_of_the_profile_and_an_unknown_drafter_is_named():
     seconds = costs().verify_s(2, CONTEXT, 6)
     drafted = np.arange(7)
     assert seconds == pytest.approx(step_s(1 + drafted / 2, CONTEXT, 2), rel=0.01)
-
-
-def test_drafts_are_interpolated():
     seconds = costs(draft_s=0.002, a_token_s=0.0001).draft_s(4, CONTEXT, 8)
     assert seconds[:2] == pytest.approx([0.002, 0.0024])
     assert seconds[8] == pytest.approx(0.002 + 0.0001 * 8 * 4)
-
-
-def test_an_unknown_drafter_is_named():
     with pytest.raises(ProfileError, match=r"no cost of the drafter other \(it has vllm-ngram"):
         StepCosts(make_engine_profile(), "other")
 
@@ -56,16 +50,13 @@ def test_a_slower_machine_and_dearer_drafts_are_learnt(factors):
     assert [after[0], after[4]] == pytest.approx(wanted, rel=0.02)
 
 
-def test_one_wild_time_changes_little():
+def test_one_wild_time_changes_little_and_idleness_is_no_overhead():
     steady = costs()
     for _ in range(50):
         steady.observe(0.02, 0.02, drafted=False)
     before = steady.verify_s(1, CONTEXT, 4)
     steady.observe(0.02, 20.0, drafted=False)
     assert steady.verify_s(1, CONTEXT, 4) == pytest.approx(before, rel=0.02)
-
-
-def test_idleness_is_no_overhead():
     idle = costs()
     idle.observe_gap(5.0, 0.02)
     assert idle.gap_s == 0
@@ -102,7 +93,7 @@ def tried(acceptance: AcceptanceByPosition) -> list[float]:
     return acceptance._shared[ANY_KIND].tried
 
 
-def test_a_draft_is_compared_beyond_what_was_verified():
+def test_drafts_are_compared_beyond_what_was_verified_and_side_by_side():
     acceptance = AcceptanceByPosition(4)
     # One token of the draft was verified and kept; the text then goes on as drafted, but for 9.
     acceptance.observe_text("a", [5, 6, 7, 8], [5, 6])
@@ -110,9 +101,11 @@ def test_a_draft_is_compared_beyond_what_was_verified():
     acceptance.observe_text("a", [], [7, 9])
     assert tried(acceptance) == [1, 1, 1, 1]
     assert acceptance._shared[ANY_KIND].accepted == [1, 1, 1, 0]
-
-
-def test_drafts_of_several_steps_are_compared_side_by_side():
+    acceptance = AcceptanceByPosition(4)
+    acceptance.observe_count("a", drafted=3, accepted=1)
+    assert tried(acceptance) == [1, 1, 0, 0]
+    acceptance.observe_count("a", drafted=3, accepted=3)
+    assert tried(acceptance)[2] == 1
     acceptance = AcceptanceByPosition(2)
     acceptance.observe_text("a", [1, 2], [1])
     acceptance.observe_text("a", [2, 3], [2])  # the first draft's second token, and a new draft
@@ -123,7 +116,7 @@ def test_drafts_of_several_steps_are_compared_side_by_side():
     assert tried(acceptance)[0] == pytest.approx(1 + SHARED_MEMORY)
 
 
-def test_sequences_are_told_apart_and_forgotten():
+def test_sequences_and_kinds_are_told_apart_and_sequences_forgotten():
     acceptance = AcceptanceByPosition(1)
     for _ in range(60):
         acceptance.observe_text("good", [1], [1])
@@ -132,9 +125,6 @@ def test_sequences_are_told_apart_and_forgotten():
     assert good > 0.8 and bad < 0.2
     acceptance.forget("good")
     assert acceptance.survival("good") == pytest.approx(acceptance.rates())
-
-
-def test_kinds_are_told_apart_and_count_for_all_together():
     acceptance = AcceptanceByPosition(2)
     for _ in range(60):
         acceptance.observe_text("a", [1, 2], [1, 2], kind=4)
@@ -146,14 +136,6 @@ def test_kinds_are_told_apart_and_count_for_all_together():
     assert 0.4 < unknown[0] < 0.6
     assert unseen[0] == FIRST_GUESS
     assert acceptance.rates(4)[0] > 0.9
-
-
-def test_counts_of_a_verification():
-    acceptance = AcceptanceByPosition(4)
-    acceptance.observe_count("a", drafted=3, accepted=1)
-    assert tried(acceptance) == [1, 1, 0, 0]
-    acceptance.observe_count("a", drafted=3, accepted=3)
-    assert tried(acceptance)[2] == 1
 
 
 def test_the_rates_of_drawn_texts_are_found():

@@ -56,7 +56,7 @@ def pilot(*times_s: float, ahead: bool = False) -> StepPilot:
     return StepPilot(NotedPolicy(not ahead), ahead=ahead, clock_s=lambda: next(clock))
 
 
-def test_a_step_and_what_came_of_it():
+def test_steps_and_what_came_of_them_also_where_scheduled_ahead():
     own = pilot(0.0, 0.02, 0.03, 0.06)
     choice = own.choose([sequence("a", 9, [4, 5], kind=3), sequence("b", 7)])
     assert (dict(choice.verified), choice.draft_tokens) == ({"a": 1, "b": 0}, 3)
@@ -70,26 +70,7 @@ def test_a_step_and_what_came_of_it():
     own.ended({"a": [3]})
     assert policy.gaps == pytest.approx([0.01])
     assert policy.steps[1] == (pytest.approx(0.03), False)
-
-
-def test_a_step_with_a_prefill_is_not_timed():
-    own = pilot(0.0, 0.5)
-    own.scheduled(own.choose([sequence("a", 9)]), {"a": 1, "new": 300})
-    own.ended({"a": [1], "new": [2]})
-    assert own.policy.steps == []
-    assert [name for name, *_ in own.policy.texts] == ["a", "new"]
-
-
-def test_a_step_without_rows_leaves_no_record():
-    own = pilot(0.0, 1.0, 1.5)
-    own.scheduled(own.choose([]), {})
-    own.scheduled(own.choose([sequence("a", 9)]), {"a": 1})
-    own.ended({"a": [1]})
-    assert own.policy.steps == [(0.5, False)]
-
-
-def test_steps_that_are_scheduled_ahead():
-    """Drafts are not known, steps end in order, and one lasts from the end of the last."""
+    # Drafts are not known, steps end in order, and one lasts from the end of the last
     own = pilot(0.0, 0.01, 0.10, 0.12, 0.19, ahead=True)
     draft = [UNKNOWN] * 3
     for _ in range(2):
@@ -103,7 +84,17 @@ def test_steps_that_are_scheduled_ahead():
     assert np.array(own.policy.steps)[:, 0] == pytest.approx([0.10, 0.09])
 
 
-def test_ended_sequences_are_forgotten_once():
+def test_steps_with_a_prefill_are_not_timed_and_ended_sequences_forgotten():
+    own = pilot(0.0, 0.5)
+    own.scheduled(own.choose([sequence("a", 9)]), {"a": 1, "new": 300})
+    own.ended({"a": [1], "new": [2]})
+    assert own.policy.steps == []
+    assert [name for name, *_ in own.policy.texts] == ["a", "new"]
+    own = pilot(0.0, 1.0, 1.5)
+    own.scheduled(own.choose([]), {})
+    own.scheduled(own.choose([sequence("a", 9)]), {"a": 1})
+    own.ended({"a": [1]})
+    assert own.policy.steps == [(0.5, False)]
     own = pilot()
     own.forget({"a", "b"})
     own.forget({"b"})

@@ -54,12 +54,7 @@ def connected(answers: Answers, **options) -> ServerClient:
     return client
 
 
-def test_a_server_says_what_it_is():
-    (model,), version = connected(Answers()).models()
-    assert (model.name, model.most_tokens, version) == (MODEL, 4096, "vllm-0.32.0")
-
-
-def test_a_completion_is_of_the_ids_that_were_given():
+def test_what_is_sent_what_a_server_is_and_streams_at_once():
     server = Answers()
     readings = iter([0.0, 1.0, 10.0, 10.25])  # at the start, for the limit, around the call
     answer = connected(server, now_s=lambda: next(readings)).complete([5, 6, 7])
@@ -67,9 +62,10 @@ def test_a_completion_is_of_the_ids_that_were_given():
     assert (body["prompt"], body["max_tokens"], body["temperature"]) == ([5, 6, 7], 1, 0)
     assert body["ignore_eos"] is True
     assert (answer.seconds, answer.cached_tokens) == (0.25, None)
-
-
-def test_streams_run_at_once_and_have_a_time_for_each_token():
+    (model,), version = connected(Answers()).models()
+    assert (model.name, model.most_tokens, version) == (MODEL, 4096, "vllm-0.32.0")
+    connected(server, api_key="secret").complete([1])
+    assert [key for _, key in server.requests] == [None, "Bearer secret"]
     server = Answers()
     arrivals = connected(server).stream([[1, 2], [3, 4], [5, 6]], 5)
     assert [len(times) for times in arrivals] == [5, 5, 5]
@@ -113,17 +109,11 @@ def test_an_answer_has_an_end(status, part, monkeypatch):
             ask()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        (400, b'{"error":{"message":"no memory"}}'),
-        (400, b'{"message":"no memory","object":"error"}'),
-        (403, b'{"detail":"no memory"}'),
-        (404, b'{"error":"no memory"}'),
-        (503, b"no memory"),
-        (200, b'data: {"error":{"message":"no memory"}}\n\n'),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    (400, b'{"error":{"message":"no memory"}}'), (400, b'{"message":"no memory","object":"error"}'),
+    (403, b'{"detail":"no memory"}'), (404, b'{"error":"no memory"}'), (503, b"no memory"),
+    (200, b'data: {"error":{"message":"no memory"}}\n\n'),
+])  # fmt: skip
 def test_errors_have_the_servers_own_words(error):
     server = Answers((error[0], {"Retry-After": "7"}, error[1]))
     with pytest.raises((InputError, MeasurementError), match="'no memory'") as raised:
@@ -131,25 +121,14 @@ def test_errors_have_the_servers_own_words(error):
     assert ("in 7 s" in str(raised.value.hint)) == (error[0] == 503)
 
 
-def test_the_key_is_sent_only_where_one_is_given():
-    server = Answers()
-    connected(server, api_key="secret").complete([1])
-    connected(server).complete([1])
-    assert [key for _, key in server.requests] == ["Bearer secret", None]
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ((401, {}, b""), "wants an API key.*ROOFTREE_API_KEY"),
-        ((404, {}, b"{}"), "has no model"),
-        ((429, {}, b""), r"too busy \(429\)"),
-        ((500, {}, b"a\x1b[31mb"), r"answers 500: 'a\\x1b\[31mb'"),
-        ((302, {"Location": "http://elsewhere/"}, b""), "redirects to 'http://elsewhere/'"),
-        ((200, {}, b"<html>"), "does not (speak the OpenAI API|tell how many tokens)"),
-        ((200, {}, b"{}"), r"does not tell how many tokens it computed \(usage\)"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "message"), [
+    ((401, {}, b""), "wants an API key.*ROOFTREE_API_KEY"),
+    ((404, {}, b"{}"), "has no model"), ((429, {}, b""), r"too busy \(429\)"),
+    ((500, {}, b"a\x1b[31mb"), r"answers 500: 'a\\x1b\[31mb'"),
+    ((302, {"Location": "http://elsewhere/"}, b""), "redirects to 'http://elsewhere/'"),
+    ((200, {}, b"<html>"), "does not (speak the OpenAI API|tell how many tokens)"),
+    ((200, {}, b"{}"), r"does not tell how many tokens it computed \(usage\)"),
+])  # fmt: skip
 def test_an_answer_that_is_none(answer, message):
     for ask in (lambda c: c.complete([1]), lambda c: c.stream([[1], [2]], 3)):
         with pytest.raises((InputError, MeasurementError), match=message) as raised:
@@ -175,15 +154,12 @@ def test_other_counts_than_asked_are_refused(changed):
         client.complete([1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        (httpx.ConnectError("refused"), "nothing listens at http://host:80: .*refused"),
-        (httpx.ConnectError("[SSL] wrong version"), "no secure connection"),
-        (httpx.ReadTimeout("slow"), "did not answer for 120 s"),
-        (httpx.RemoteProtocolError("SSH-2.0-x"), "failed"),
-    ],
-)
+@pytest.mark.parametrize(("failure", "message"), [
+    (httpx.ConnectError("refused"), "nothing listens at http://host:80: .*refused"),
+    (httpx.ConnectError("[SSL] wrong version"), "no secure connection"),
+    (httpx.ReadTimeout("slow"), "did not answer for 120 s"),
+    (httpx.RemoteProtocolError("SSH-2.0-x"), "failed"),
+])  # fmt: skip
 def test_a_connection_that_fails(failure, message):
     def fail(request):
         raise failure
@@ -193,14 +169,11 @@ def test_a_connection_that_fails(failure, message):
         client.models()
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        (RequestLimits(requests=1), "more than 1 requests"),
-        (RequestLimits(prompt_tokens=5), "more than 5 tokens"),
-        (RequestLimits(seconds=-1.0), "more than -1 s"),
-    ],
-)
+@pytest.mark.parametrize(("limits", "message"), [
+    (RequestLimits(requests=1), "more than 1 requests"),
+    (RequestLimits(prompt_tokens=5), "more than 5 tokens"),
+    (RequestLimits(seconds=-1.0), "more than -1 s"),
+])  # fmt: skip
 def test_requests_are_bounded(limits, message):
     server = Answers()
     client = connected(server, limits=limits)
@@ -210,24 +183,19 @@ def test_requests_are_bounded(limits, message):
     assert len(server.requests) <= 1
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["", "127.0.0.1:8000", "ftp://host", "http://", "http://host:99999", "http://user@host",
-     "http://host/v1/completions", "http://[::1"],
-)  # fmt: skip
+@pytest.mark.parametrize("url", [
+    "", "127.0.0.1:8000", "ftp://host", "http://", "http://host:99999", "http://user@host",
+    "http://host/v1/completions", "http://[::1",
+])  # fmt: skip
 def test_what_is_no_address(url):
     with pytest.raises(InputError, match="is no address"):
         Address.parse(url)
 
 
-@pytest.mark.parametrize(
-    ("url", "shown", "local"),
-    [
-        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000", True),
-        ("https://[::1]", "https://[::1]:443", True),
-        ("http://gpu-box", "http://gpu-box:80", False),
-    ],
-)
+@pytest.mark.parametrize(("url", "shown", "local"), [
+    ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000", True),
+    ("https://[::1]", "https://[::1]:443", True), ("http://gpu-box", "http://gpu-box:80", False),
+])  # fmt: skip
 def test_addresses(url, shown, local):
     address = Address.parse(url)
     assert (str(address), address.local) == (shown, local)

@@ -36,12 +36,15 @@ def test_the_floor_of_requests(contexts, seconds, base_s, token_s, error_s):
     assert floor.seconds(300) == pytest.approx(base_s + 300 * token_s)
 
 
-def test_no_floor_without_a_plain_step():
+def test_no_floor_without_a_plain_step_and_bounds_of_forward_and_lm_head():
     with pytest.raises(MeasurementError, match="no context has both"):
         forward_times(swept({Task(kind="verify", size=1, context=128): 0.02}), ROOFLINE)
-
-
-def test_the_lm_head_is_bound_by_weights_and_then_by_products():
+    times = {
+        Task(kind="verify", size=1, context=128): 0.110,
+        Task(kind="plain", size=1, context=128): 0.190,
+    }
+    with pytest.raises(MeasurementError, match=r"server is .* times as fast as the device"):
+        forward_times(swept(times), ROOFLINE)
     weights, logits = 2 * HIDDEN * VOCAB, 2 * VOCAB
     assert lm_head_s(ROOFLINE, 1) == pytest.approx((weights + logits) / 1e10)
     assert lm_head_s(ROOFLINE, 1000) == pytest.approx(2 * 1000 * HIDDEN * VOCAB / 1e12)
@@ -73,41 +76,20 @@ def test_requests_become_forwards():
     assert result.error_bar(0.03) == pytest.approx(math.hypot(0.03, result.lm_head_share))
 
 
-def test_a_forward_faster_than_the_device_is_refused():
-    times = {
-        Task(kind="verify", size=1, context=128): 0.110,
-        Task(kind="plain", size=1, context=128): 0.190,
-    }
-    with pytest.raises(MeasurementError, match=r"server is .* times as fast as the device"):
-        forward_times(swept(times), ROOFLINE)
-
-
-def test_the_step_of_one_stream():
+def test_the_step_of_streams_and_those_that_show_none():
     assert step_seconds([[5.0, 5.1, 5.2, 5.4]], 4) == pytest.approx(0.4 / 3)
-
-
-def test_only_the_time_counts_in_which_all_streams_run():
     # The first stream starts alone with steps of 0.1; together they take 0.3.
     first = [0.0, 0.1, 0.2, 0.5, 0.8]
     second = [0.2, 0.5, 0.8, 0.9, 1.0]
     assert requests.ran_together([first, second])
     assert step_seconds([first, second], 5) == pytest.approx(0.3)
-
-
-def test_a_piece_of_two_tokens_counts_as_two():
     # Nine tokens in eight pieces, a token each 0.1 s.
     assert step_seconds([[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8]], 9) == pytest.approx(0.1)
-
-
-def test_tokens_in_bunches_are_noticed():
-    even = [0.0, 0.1, 0.21, 0.3, 0.41]
-    assert not requests.bunched([even, even])
-    assert requests.bunched([even, [0.3, 0.3, 0.3, 0.3, 0.4]])
-
-
-def test_streams_that_show_no_step():
     with pytest.raises(MeasurementError, match="several tokens at once"):
         step_seconds([[0.0, 0.1, 0.2]], 9)
     with pytest.raises(MeasurementError, match="2 requests at once did not run together"):
         step_seconds([[0.0, 0.1], [0.2, 0.3]], 2)
     assert not requests.ran_together([[0.0, 0.1], [0.2, 0.3]])
+    even = [0.0, 0.1, 0.21, 0.3, 0.41]
+    assert not requests.bunched([even, even])
+    assert requests.bunched([even, [0.3, 0.3, 0.3, 0.3, 0.4]])

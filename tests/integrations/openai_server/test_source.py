@@ -49,15 +49,8 @@ def relative_s(rows: int, context: int, batch: int = 1) -> float:
 class LawfulServer:
     """Keeps the last sequences, computes the rest, and takes the law's time plus a floor.
 
-    A transport of httpx: it answers with the bytes of a server in pieces of any length, and time
-    passes on a clock of each thread.
-
-    step_s   seconds of a step of one row without a context
-    peaks    of its device, for the LM head that requests compute in one row
-    name     of its model
-    kept     sequences in its prefix cache
-    at_once  requests that run together; the others wait
-    tells    whether it counts cached tokens
+    A transport of httpx, whose answers come in pieces of any length; time passes on a clock of each
+    thread. It keeps `kept` sequences, runs `at_once` requests together, and `tells` cached tokens.
     """
 
     def __init__(
@@ -159,7 +152,6 @@ def _home(monkeypatch, tmp_path):
 def calibrated(
     monkeypatch, folder: Path, server: LawfulServer, **settings
 ) -> tuple[Profile, list[str]]:
-    """The profile of a lawful server, and what was said."""
     said: list[str] = []
     # Nothing is measured here, so another test that measures is no reason to refuse.
     monkeypatch.setattr("profiler.measure.lock.lock_directory", lambda: folder)
@@ -192,7 +184,7 @@ def check_law(
     return set(shapes)
 
 
-def test_the_profile_follows_the_law(lawful):
+def test_the_profile_follows_the_law_and_says_where_it_is_from(lawful):
     profile, said, server = lawful
     shapes = check_law(profile)
     assert {rows for rows, _, _ in shapes} >= {1, 2, 16}
@@ -200,21 +192,27 @@ def test_the_profile_follows_the_law(lawful):
     assert {batch for rows, _, batch in shapes if rows == 1} == {1, 2, 4, 8}
     assert any(line.startswith("taken out of each request: 6.0") for line in said)
     assert server.requests < 3000
+    runtime, provenance = profile.runtime, profile.provenance
+    assert (runtime.kind, runtime.attention, runtime.engine) == ("url", "vllm-0.32.0", None)
+    assert provenance.kind == "measured"
+    assert provenance.source == f"HTTP, {URL}, vllm-0.32.0"
+    assert provenance.error_bar >= profile.held_out.error.mape
+    for part in ("taken out of each request", "LM head of all rows", "extrapolated"):
+        assert part in provenance.note
+        assert any(part in line for line in said)
+    assert profile.stages.plain.seconds(128, 4) == pytest.approx(
+        server.forward_s(1, 128, 4), rel=2e-3
+    )
 
 
-SET_UPS = {
-    "behind 127.0.0.1": ({}, FAST, MODEL),
-    "on this CPU, in bfloat16": ({"device": "cpu", "dtype": "bfloat16"}, FAST, MODEL),
-    "on a named GPU": ({"device": "h100-sxm"}, H100, MODEL),
-    "with weights in 8 bits": ({"device": "h100-sxm"}, H100, "Qwen/Qwen3-0.6B-FP8"),
-}
-
-
-@pytest.mark.parametrize("set_up", SET_UPS)
-@pytest.mark.parametrize("step_s", [0.001, 0.003, 0.006, 0.020])
 @pytest.mark.slow
-def test_no_time_is_changed(monkeypatch, tmp_path, set_up, step_s):
-    settings, peaks, name = SET_UPS[set_up]
+@pytest.mark.parametrize(("settings", "peaks", "name", "step_s"), [
+    ({}, FAST, MODEL, 0.001), ({}, FAST, MODEL, 0.020),
+    ({"device": "cpu", "dtype": "bfloat16"}, FAST, MODEL, 0.003),
+    ({"device": "h100-sxm"}, H100, MODEL, 0.001),
+    ({"device": "h100-sxm"}, H100, "Qwen/Qwen3-0.6B-FP8", 0.006),
+])  # fmt: skip
+def test_no_time_is_changed(monkeypatch, tmp_path, settings, peaks, name, step_s):
     server = LawfulServer(step_s, peaks, name)
     profile, _ = calibrated(
         monkeypatch, tmp_path, server, contexts=(128, 1024), batches=(1, 2), **settings
@@ -235,36 +233,17 @@ def test_a_server_that_keeps_one_sequence(monkeypatch, tmp_path):
     assert {batch for _, _, batch in check_law(profile)} == {1}
 
 
-def test_the_profile_says_where_it_is_from(lawful):
-    profile, said, server = lawful
-    runtime, provenance = profile.runtime, profile.provenance
-    assert (runtime.kind, runtime.attention, runtime.engine) == ("url", "vllm-0.32.0", None)
-    assert provenance.kind == "measured"
-    assert provenance.source == f"HTTP, {URL}, vllm-0.32.0"
-    assert provenance.error_bar >= profile.held_out.error.mape
-    for part in ("taken out of each request", "LM head of all rows", "extrapolated"):
-        assert part in provenance.note
-        assert any(part in line for line in said)
-    assert profile.stages.plain.seconds(128, 4) == pytest.approx(
-        server.forward_s(1, 128, 4), rel=2e-3
-    )
-
-
 FP8 = "Qwen/Qwen3-8B-FP8"
 
 
-@pytest.mark.parametrize(
-    ("target", "entries"),
-    [
-        (FP8, [{"id": FP8}]),
-        (FP8, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
-        (None, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
-        (None, [{"id": FP8}, {"id": "adapter", "root": "/lora", "parent": FP8}]),
-        (FP8, [{"id": "chat", "root": FP8}, {"id": "Qwen/Qwen3-4B"}]),
-    ],
-)
+@pytest.mark.parametrize(("target", "entries"), [
+    (FP8, [{"id": FP8}]),
+    (FP8, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
+    (None, [{"id": "chat", "root": FP8}, {"id": "prod", "root": FP8}]),
+    (None, [{"id": FP8}, {"id": "adapter", "root": "/lora", "parent": FP8}]),
+    (FP8, [{"id": "chat", "root": FP8}, {"id": "Qwen/Qwen3-4B"}]),
+])  # fmt: skip
 def test_weights_are_those_of_the_targets_name_or_root(monkeypatch, target, entries):
-    """Whatever this CPU computes in."""
     server = LawfulServer(tells=True)
     server.entries = entries
     monkeypatch.setattr(module, "ServerClient", server.client)
@@ -274,15 +253,12 @@ def test_weights_are_those_of_the_targets_name_or_root(monkeypatch, target, entr
     assert server.asked == entries[0]["id"]
 
 
-def test_the_most_requests_that_run_at_once():
+def test_the_most_requests_that_run_at_once_and_streams_that_ran_apart():
     def most(at_once):
         client = LawfulServer(at_once=at_once).client(Address.parse(URL))
         return ServedWorkload(client, vocab=49152, seed=0).find_most_together((1, 2, 4, 8))
 
     assert [most(at_once) for at_once in (8, 3, 1)] == [8, 2, 1]
-
-
-def test_streams_that_ran_apart_are_rejected():
     server = LawfulServer()
     workload = ServedWorkload(server.client(Address.parse(URL)), vocab=49152, seed=0)
     guard = ArrivalGuard(workload)
@@ -317,7 +293,7 @@ def test_the_plan_has_held_out_points_of_its_own():
 
 def test_the_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ServerClient", LawfulServer(peaks=H100).client)
-    arguments = ["--device", "h100-sxm", "--contexts", "128,256", "--batch", "1,2", "--json"]
+    arguments = ["--device", "h100-sxm", "--contexts", "128,256", "--batch", "1", "--json"]
     path = str(tmp_path / "served.yaml")
     code, out, err = run("calibrate", "url", URL, *arguments, "--output", path)
     assert code == 0 and "(vllm-0.32.0)" in err, err
@@ -329,34 +305,24 @@ def test_the_command(run, tmp_path, monkeypatch):
     assert export[0] == 0 and "vllm serve" in export[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "Missing argument 'http://HOST:PORT'"),
-        ([URL, "--runtime", "eager"], "No such option"),
-        ([URL, "--contexts", "128"], "two contexts or more"),
-        (["no address"], "is no address of a server"),
-        (["http://elsewhere:8000"], "is not this machine.*--device h100-sxm"),
-        ([URL, "--device", "x100"], "no known device is called 'x100'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "Missing argument 'http://HOST:PORT'"), ([URL, "--runtime", "eager"], "No such option"),
+    ([URL, "--contexts", "128"], "two contexts or more"),
+    (["no address"], "is no address of a server"),
+    (["http://elsewhere:8000"], "is not this machine.*--device h100-sxm"),
+    ([URL, "--device", "x100"], "no known device is called 'x100'"),
+])  # fmt: skip
 def test_one_line_for_each_mistake(run, arguments, message):
     code, _, err = run("calibrate", "url", *arguments)
     assert code == 2
     assert re.search(message, err.strip().splitlines()[-1]), err
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (
-            (200, {}, b'{"data":[{"id":"mine-7b"}]}'),
-            "its model 'mine-7b', which is no known.*--targ",
-        ),
-        ((200, {}, b'{"object":"list"}'), "does not speak the OpenAI API"),
-        ((401, {}, b""), "wants an API key.*ROOFTREE_API_KEY"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "message"), [
+    ((200, {}, b'{"data":[{"id":"mine-7b"}]}'), "its model 'mine-7b', which is no known.*--targ"),
+    ((200, {}, b'{"object":"list"}'), "does not speak the OpenAI API"),
+    ((401, {}, b""), "wants an API key.*ROOFTREE_API_KEY"),
+])  # fmt: skip
 def test_models_are_named_and_the_key_comes_from_the_environment(run, monkeypatch, answer, message):
     monkeypatch.setenv("ROOFTREE_API_KEY", "secret")
     keys = []

@@ -80,25 +80,28 @@ def summary(outcomes):
     return [(o.fingerprint.name, end, o.attempts) for o, end in zip(outcomes, ends, strict=True)]
 
 
-def test_each_kind_is_measured_once():
+def test_each_kind_is_measured_once_also_where_one_fails():
     twin = device("a", H100, index=1)
     cluster = FakeCluster([device("a", H100), twin, device("b", L40S), device("c", H100)])
     assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "profile of a", 1), OF_B]
     assert cluster.started == ["a", "b"]
     assert cluster.most_running == 2
+    devices = [device("a", H100), device("c", H100), device("b", L40S)]
+    cluster = FakeCluster(devices, ends={"a": ["bad"]})
+    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "too noisy", 1), OF_B]
+    assert cluster.started == ["a", "b"]
+    with pytest.raises(DeviceError, match="no node of the cluster listed its devices"):
+        calibrate_fleet(FakeCluster([]))
 
 
-def test_a_lost_nodes_kind_goes_to_another_node():
+def test_a_lost_nodes_kind_goes_to_another_node_also_where_it_is_still_listed():
     cluster = FakeCluster([device("a", H100), device("b", H100)], ends={"a": ["gone"]})
     said: list[str] = []
     outcomes = calibrate_fleet(cluster, fleet.FleetListener(say=said.append))
     assert summary(outcomes) == [("NVIDIA H100", "profile of b", 2)]
     assert outcomes[0].device.node == "b"
     assert any("lost host-a (power cut); trying again" in line for line in said)
-
-
-def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement():
-    """The cluster notices the loss late: node a stays in the list, its measurements are lost."""
+    # The cluster notices the loss late: node a stays in the list, its measurements are lost
     arrive = {5: device("new", H100)}
     cluster = FakeCluster([device("a", H100)], ends={"a": ["lost"] * 9}, arrive=arrive)
     outcomes = calibrate_fleet(cluster, clock=lambda: float(cluster.polls))
@@ -106,33 +109,16 @@ def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement(
     assert cluster.started == ["a", "new"]
 
 
-def test_attempts_have_an_end():
-    cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["lost"] * 9})
-    rules = FleetRules(attempts=2)
-    outcomes = calibrate_fleet(cluster, rules=rules, clock=lambda: 10.0 * cluster.polls)
-    problem = "lost its node 2 times, last host-a: power cut"
-    assert summary(outcomes) == [("NVIDIA H100", problem, 2), OF_B]
-
-
-def test_waiting_for_a_replacement_ends_and_loses_no_other_kind():
-    cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["gone"]})
-    rules = FleetRules(patience_s=30.0)
-    outcomes = calibrate_fleet(cluster, rules=rules, clock=lambda: 10.0 * cluster.polls)
-    problem = "lost its node, and no other of its kind came within 30 s"
-    assert summary(outcomes) == [("NVIDIA H100", problem, 1), OF_B]
-    assert cluster.polls < 10
-
-
-def test_a_failed_measurement_ends_its_own_kind_only():
-    devices = [device("a", H100), device("c", H100), device("b", L40S)]
-    cluster = FakeCluster(devices, ends={"a": ["bad"]})
-    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "too noisy", 1), OF_B]
-    assert cluster.started == ["a", "b"]
-
-
-def test_a_cluster_without_devices():
-    with pytest.raises(DeviceError, match="no node of the cluster listed its devices"):
-        calibrate_fleet(FakeCluster([]))
+def test_attempts_and_waiting_for_a_replacement_end_and_lose_no_other_kind():
+    never = "lost its node, and no other of its kind came within 30 s"
+    for end, rules, problem, attempts in (
+        ("lost", FleetRules(attempts=2), "lost its node 2 times, last host-a: power cut", 2),
+        ("gone", FleetRules(patience_s=30.0), never, 1),
+    ):
+        cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": [end] * 9})
+        outcomes = calibrate_fleet(cluster, rules=rules, clock=lambda: 10.0 * cluster.polls)  # noqa: B023
+        assert summary(outcomes) == [("NVIDIA H100", problem, attempts), OF_B]
+        assert cluster.polls < 10
 
 
 @pytest.mark.parametrize(("changed", "same"), [

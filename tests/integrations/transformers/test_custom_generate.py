@@ -101,7 +101,7 @@ def test_samples_have_the_distribution_of_generate(drafter):
     """The first two new tokens of many rows, top-k 50 by default left in: one chi-square."""
     model = random_model("llama-gqa", scale=16.0, dtype=torch.float32)
     options = {"do_sample": True, "max_new_tokens": 3, "temperature": 0.7, "top_p": 0.8}
-    rows, prompts = 1200, padded([PROMPT])
+    rows, prompts = 800, padded([PROMPT])
     torch.manual_seed(0)
     theirs = model.generate(**prompts, **options, num_return_sequences=rows)
     generate = tree(model, drafter=drafter, policy="fixed:6")
@@ -118,14 +118,13 @@ def test_samples_have_the_distribution_of_generate(drafter):
     assert set(ours[:, -3].tolist()) <= set(theirs[:, -3].tolist())
 
 
-class TestSampling:
-    def test_from_processors(self):
-        warpers = [transformers.TopKLogitsWarper(7), transformers.TopPLogitsWarper(0.9)]
-        warpers.insert(0, transformers.TemperatureLogitsWarper(0.5))
-        given = Sampling(temperature=0.5, top_k=7, top_p=0.9)
-        assert sampling_of(LogitsProcessorList(warpers), True) == given
-        assert sampling_of(LogitsProcessorList(), True) == Sampling(temperature=1.0)
-        assert sampling_of(LogitsProcessorList(warpers), False) == Sampling()
+def test_from_processors():
+    warpers = [transformers.TopKLogitsWarper(7), transformers.TopPLogitsWarper(0.9)]
+    warpers.insert(0, transformers.TemperatureLogitsWarper(0.5))
+    given = Sampling(temperature=0.5, top_k=7, top_p=0.9)
+    assert sampling_of(LogitsProcessorList(warpers), True) == given
+    assert sampling_of(LogitsProcessorList(), True) == Sampling(temperature=1.0)
+    assert sampling_of(LogitsProcessorList(warpers), False) == Sampling()
 
 
 class Shift(transformers.LogitsProcessor):
@@ -133,35 +132,30 @@ class Shift(transformers.LogitsProcessor):
         return scores.roll(1, -1)
 
 
-class TestProcessors:
-    """Processors see the text and the path to a row, as in plain decoding."""
-
-    @pytest.mark.parametrize("policy", ["fixed:9", "chain", "plain"])
-    @pytest.mark.parametrize("options", [
-        {"repetition_penalty": 1.4},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[49, 43], [96]]},
-        {"suppress_tokens": [43, 96], "begin_suppress_tokens": [87]},
-        {"min_new_tokens": 12, "eos_token_id": list(range(40))},
-        {"forced_eos_token_id": 7},
-        {"exponential_decay_length_penalty": (4, 1.3), "eos_token_id": 7},
-        {"sequence_bias": [[[17, 3], 5.0], [[9], -3.0]]},
-    ])  # fmt: skip
-    def test_greedy_output_is_that_of_generate(self, options, policy):
-        # In float32, to which transformers brings the logits for its processors.
-        model = random_model("llama-gqa", dtype=torch.float32)
-        inputs = padded([PROMPT, [1, 2, 3]])
-        options = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": PAD} | options
-        plain = model.generate(**inputs, max_new_tokens=24, do_sample=False, pad_token_id=PAD)
-        theirs = model.generate(**inputs, **options)
-        ours = model.generate(**inputs, **options, custom_generate=tree(model, policy=policy))
-        assert torch.equal(theirs, ours)
-        assert not torch.equal(theirs, plain), "the option changes nothing here"
+@pytest.mark.parametrize("policy", ["fixed:9", "plain"])
+@pytest.mark.parametrize("options", [
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[49, 43], [96]]},
+    {"suppress_tokens": [43, 96], "begin_suppress_tokens": [87]},
+    {"min_new_tokens": 12, "eos_token_id": list(range(40))},
+    {"forced_eos_token_id": 7},
+    {"exponential_decay_length_penalty": (4, 1.3), "eos_token_id": 7},
+    {"sequence_bias": [[[17, 3], 5.0], [[9], -3.0]]},
+])  # fmt: skip
+def test_greedy_output_is_that_of_generate(options, policy):
+    # In float32, to which transformers brings the logits for its processors.
+    model = random_model("llama-gqa", dtype=torch.float32)
+    inputs = padded([PROMPT, [1, 2, 3]])
+    options = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": PAD} | options
+    plain = model.generate(**inputs, max_new_tokens=24, do_sample=False, pad_token_id=PAD)
+    theirs = model.generate(**inputs, **options)
+    ours = model.generate(**inputs, **options, custom_generate=tree(model, policy=policy))
+    assert torch.equal(theirs, ours)
+    assert not torch.equal(theirs, plain), "the option changes nothing here"
 
 
 class Listener:
-    """A streamer that keeps what it is told."""
-
     def __init__(self):
         self.tokens, self.calls, self.ended = [], 0, 0
 
@@ -174,7 +168,7 @@ class Listener:
 
 
 class TestStreaming:
-    def test_a_streamer_gets_the_tokens_of_each_round_and_the_end(self, model):
+    def test_a_streamer_gets_the_tokens_of_each_round_of_one_text(self, model):
         listener = Listener()
         output = model.generate(
             **padded([PROMPT]), max_new_tokens=20, do_sample=False, streamer=listener,
@@ -183,8 +177,6 @@ class TestStreaming:
         assert listener.tokens == output[0].tolist()  # the prompt first, from transformers
         assert 3 < listener.calls < 22
         assert listener.ended == 1
-
-    def test_several_prompts_have_no_streamer(self, model):
         with pytest.raises(InputError, match="a streamer takes one text"):
             model.generate(
                 **padded(RAGGED), max_new_tokens=5, pad_token_id=PAD, streamer=Listener(),
@@ -231,26 +223,22 @@ class TestRefusals:
         theirs, ours = model.generate(**plain), model.generate(**plain, custom_generate=generate)
         assert torch.equal(theirs, ours)
 
-    def test_criteria_that_may_look_at_the_whole_batch(self, model):
-        criteria = StoppingCriteriaList([SumOfThree()])
-        with pytest.raises(InputError, match="SumOfThree may look at the whole batch"):
-            both(model, RAGGED, stopping_criteria=criteria, eos_token_id=3, pad_token_id=PAD)
-
     @pytest.mark.parametrize("mask", [[[1, 1, 0]], [[1, 0, 1]]])
     def test_padding_elsewhere(self, model, mask):
         with pytest.raises(InputError, match="more than padding on the left"):
             options = {"max_new_tokens": 5, "custom_generate": tree(model)}
             model.generate(torch.tensor([[4, 5, 6]]), attention_mask=torch.tensor(mask), **options)
 
-    def test_a_filled_cache(self, model):
+    def test_a_filled_cache_another_model_and_criteria_over_the_whole_batch(self, model):
         cache = model(torch.tensor([PROMPT[:4]]), use_cache=True).past_key_values
         with pytest.raises(InputError, match="cannot go on from a filled one"):
             model.generate(
                 torch.tensor([PROMPT]), past_key_values=cache, max_new_tokens=5,
                 custom_generate=tree(model),
             )  # fmt: skip
-
-    def test_another_model(self, model):
         other, generate = random_model("qwen3"), tree(model)
         with pytest.raises(InputError, match="a decoder of another model"):
             other.generate(torch.tensor([PROMPT]), max_new_tokens=5, custom_generate=generate)
+        criteria = StoppingCriteriaList([SumOfThree()])
+        with pytest.raises(InputError, match="SumOfThree may look at the whole batch"):
+            both(model, RAGGED, stopping_criteria=criteria, eos_token_id=3, pad_token_id=PAD)

@@ -189,12 +189,8 @@ def test_planning_reads_a_result(tmp_path) -> None:
         response("fixed:2+d", "p", 9, 1.0, rounds=rounds((2,) * 4, (0, 1, 2, 1))),
         response("fixed:4+d", "p", 9, 1.0, rounds=rounds((4, 4, 0), (3, 2, 0), (3, 3, 0))),
     ]
-    arms = [
-        arm("plain"),
-        arm("chain+d", drafter="d"),
-        arm("fixed:2+d", policy="fixed:2", drafter="d", nodes=2),
-        arm("fixed:4+d", policy="fixed:4", drafter="d", nodes=4),
-    ]
+    arms = [arm("plain"), arm("chain+d", drafter="d")]
+    arms += [arm(f"fixed:{n}+d", policy=f"fixed:{n}", drafter="d", nodes=n) for n in (2, 4)]
     found = result(arms, [prompt("p")], responses)
     path = tmp_path / "out.json"
     write_result(found, path, **derived(found))

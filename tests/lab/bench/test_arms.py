@@ -23,18 +23,17 @@ from lab.bench.arms.tree_decoder import TreeArm
 from lab.bench.environment import bandwidth_limit
 from lab.bench.record import Arm
 from tests.decoder.models import greedy
-from tests.tiny_folder import isolate, write_all
+from tests.tiny_folder import isolate
 
 IDS = [5, 7, 5, 7, 5, 7, 9]
 NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tiny_target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
-        place = tmp_path_factory.mktemp("runners")
-        isolate(patch, place)
-        yield write_all(place / "tiny")
+        isolate(patch, tmp_path_factory.mktemp("runners"))
+        yield tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +133,8 @@ class TestBuilder:
         assert all(modes[mode] == mode for mode in ("static", "ema", "ema+calib"))
 
     @pytest.mark.parametrize("same_text", [True, False])
-    def test_arms_that_round_differently_write_one_text(
-        self, folder: Path, expected, monkeypatch: pytest.MonkeyPatch, same_text: bool
-    ) -> None:
-        """Forwards of several rows prefer another token; the time that they take is theirs."""
+    def test_arms_that_round_differently(self, folder, expected, monkeypatch, same_text) -> None:
+        """Forwards of several rows prefer another token; asked for, all write one text."""
         verify = Target.verify
 
         @torch.inference_mode()

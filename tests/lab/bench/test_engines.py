@@ -119,9 +119,7 @@ def test_an_interpreter_without_the_engine(stub: str) -> None:
     ("openvino", None, "Qwen/Qwen3-8B", "--weight-format fp16 --model Qwen/Qwen3-8B FOLDER"),
     ("openvino", ".", "Qwen/Qwen3-8B", ". is not a folder with openvino_model.xml"),
 ])  # fmt: skip
-def test_a_missing_model_is_named_with_the_command(
-    engine, model, target, message, tmp_path, monkeypatch
-) -> None:
+def test_a_missing_model_is_named(engine, model, target, message, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.bin").write_bytes(b"\x00" * 9)
     options = [] if model is None else [(engine, "model", model)]

@@ -62,13 +62,10 @@ def test_more_wording(tmp_path) -> None:
     """Turns of a chat; starter code; paragraphs of WikiText up to blank lines and headings."""
     two = {"turns": ["First?", "Second?"]}
     assert turns("bastion", "mt-bench", tmp_path, [two]) == [("First?", "Second?")]
-    (code,) = turns(
-        "ddtree", "livecodebench", tmp_path, [{"question_content": "Q", "starter_code": "S"}]
-    )
-    assert (
-        "### Question:\nQ\n\n### Format: Use the following code structure:\n```python\nS\n```"
-        in code[0]
-    )
+    starter = {"question_content": "Q", "starter_code": "S"}
+    ((code,),) = turns("ddtree", "livecodebench", tmp_path, [starter])
+    layout = "### Question:\nQ\n\n### Format: Use the following code structure:\n```python\nS\n```"
+    assert layout in code
     lines = [" = Head = ", " " + "a" * 150, " " + "b" * 700, "", " short", "", " " + "c" * 250]
     found = turns("dynatree", "wikitext2", tmp_path, [{"text": line} for line in lines])
     assert [len(text) for (text,) in found] == [800, 257]
@@ -166,13 +163,10 @@ def test_dynatree_s_figures_by_hand() -> None:
             arm("transformers:plain", kind="peer", policy="plain")]  # fmt: skip
     spent_s = {"plain": 4.0, "beam:1x8+d": 1.0, "transformers:plain": 9.0}
     found = {"beam:1x8+d": rounds([8, 8], [5, 3])}
-    responses = [
-        response(name, "a", 10, decode_s, rounds=found.get(name))
-        for name, decode_s in spent_s.items()
-    ]
-    use = ProtocolUse(
-        name="dynatree:1", row="EleutherAI/pythia-2.8b", arms={"Linear Spec": ("beam:1x8+d",)}
-    )
+    pairs = spent_s.items()
+    responses = [response(name, "a", 10, spent, rounds=found.get(name)) for name, spent in pairs]
+    methods = {"Linear Spec": ("beam:1x8+d",)}
+    use = ProtocolUse(name="dynatree:1", row="EleutherAI/pythia-2.8b", arms=methods)
     table = paper_table(result(arms, [prompt("a", "wikitext2")], responses, protocol=use))
     assert table is not None
     linear = dict(zip(table.columns, table.rows[1], strict=True))

@@ -18,15 +18,7 @@ from lab.drafters.domino.drafter import DominoDrafter
 from lab.drafters.dspark import drafter as dspark
 from lab.drafters.dspark.model import DSparkConfig
 from tests.decoder import draft_models as made
-from tests.decoder.draft_models import (
-    DFLASH,
-    PROMPT,
-    VOCAB,
-    conditional_folder,
-    draft_target,
-    rounds,
-    write_checkpoint,
-)
+from tests.decoder.draft_models import PROMPT, VOCAB, conditional_folder, draft_target, rounds
 from tests.decoder.drafters.test_dflash import reference_states
 from tests.decoder.models import paths_of, request
 from tests.tiny_folder import change_config
@@ -96,7 +88,7 @@ def dspark_folder(folder, spell=deepspec, drafted=VOCAB, more=None, block=5, **i
     if spell is modelopt:
         named = {name: name.replace("markov_head.", "") for name in stored}
         stored = {named[name].replace("_head.proj", "_proj"): t for name, t in stored.items()}
-    return write_checkpoint(folder, spell(config), stored | (more or {})), config, tensors
+    return made.write_checkpoint(folder, spell(config), stored | (more or {})), config, tensors
 
 
 class Equations:
@@ -198,10 +190,10 @@ def test_of_rank_0_it_is_shifted_dflash(tmp_path):
     target = draft_target()
     folder, config, tensors = dspark_folder(tmp_path / "draft")
     plain = {name: t for name, t in tensors.items() if "_head." not in name}
-    inner = DFLASH["dflash_config"] | {"shift_label": True}
-    write_checkpoint(tmp_path / "plain", DFLASH | {"dflash_config": inner}, plain)
+    inner = made.DFLASH["dflash_config"] | {"shift_label": True}
+    made.write_checkpoint(tmp_path / "plain", made.DFLASH | {"dflash_config": inner}, plain)
     none = {"markov_rank": 0, "enable_confidence_head": False}
-    write_checkpoint(folder, deepspec(config) | none, plain)
+    made.write_checkpoint(folder, deepspec(config) | none, plain)
     drafts = []
     for drafter in (DFlashDrafter(target, tmp_path / "plain"), load_drafter(str(folder), target)):
         *_, (session, context) = rounds(target, drafter, PROMPT, [2])

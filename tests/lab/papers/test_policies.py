@@ -2,7 +2,6 @@
 
 import pytest
 
-from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.engine import TreeDecoder
 from decoder.policies.bastion import parse_policy
 from tests.decoder.models import OracleDrafter, StairCost, greedy, random_model, target_of
@@ -27,14 +26,3 @@ def test_greedy_output_is_that_of_plain_decoding(name, rank):
     # DynaTree's fixed tree is lost with its first token, which is always the most probable.
     lost = name.startswith("static-tree") and rank == 1
     assert (result.stats.accepted_tokens == 0) == lost
-
-
-@pytest.mark.parametrize(("most", "rounds"), [(None, 3), (4, 6)])
-def test_a_drafting_model_drafts_as_deep_as_the_policy_unless_bounded(most, rounds):
-    """A twin of the target, all accepted: 10 tokens a round after the first token, or 5."""
-    model = random_model("qwen3")
-    drafter = CausalLMDrafter(target_of(random_model("qwen3")), max_depth=most)
-    decoder = TreeDecoder(target_of(model), policy="static-tree:8x1", drafter=drafter)
-    result = decoder.generate(PROMPT, max_new_tokens=31)
-    assert result.token_ids == greedy(model, PROMPT, 31)
-    assert result.stats.rounds == rounds

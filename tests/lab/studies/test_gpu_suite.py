@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_a_layer_is_the_same_by_our_runtime_and_by_the_library(monkeypatch):
     layer = Qwen3DecoderLayer(Qwen3Config(num_hidden_layers=1, **config), 0)
     torch._dynamo.reset()
     with torch.no_grad(), gpu_kernels.every_shape_compiled():
-        for shapes in range(1, 12):  # more than torch compiles for by itself
+        for shapes in range(1, 10):  # more than torch compiles for by itself
             [(case,)] = gpu_kernels.layer_cases(layer, noise, 2 * shapes, TINY)
             [truth], [ours] = case.reference(), case.kernel()
             [theirs] = case.library["flex_attention"]()
@@ -163,7 +164,8 @@ def test_the_kernels_of_a_layer_in_the_interpreter(tmp_path: Path) -> None:
     archive, work = tmp_path / "suite.tar.gz", tmp_path / "work"
     command = [sys.executable, "-m", "lab.studies.gpu_suite", "--archive", str(archive)]
     command += ["--tiny", str(tmp_path / "tiny"), "--work", str(work), "--parts", "kernels"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    eagerly = os.environ | {"TORCH_COMPILE_DISABLE": "1"}  # a compiler takes half a minute
+    done = subprocess.run(command, env=eagerly, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((work / "kernels" / "result.json").read_text())["result"]["kernels"]
     assert [row["kernel"] for row in rows] == [
@@ -179,63 +181,51 @@ def test_without_a_gpu_it_says_that_it_needs_one(tmp_path, monkeypatch):
         gpu_suite.main()
 
 
-class TestResuming:
-    @pytest.fixture
-    def run(self, scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        """Runs the suite with parts that write a file; `broken` ones fail after writing some."""
-        done: list[str] = []
-        broken: set[str] = set()
+def test_only_what_is_missing_is_run_again(scale: Scale, tmp_path: Path, monkeypatch) -> None:
+    """Of parts that write a file; a broken one fails after writing some."""
+    broken, done = {"forwards.tiny.eager"}, []
 
-        def limited(group: list[Part], options: argparse.Namespace, limit_s: float) -> str:
-            for part in group:
-                done.append(part.name)
-                folder = options.work / part.name
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / "log.txt").write_text("so far")
-                if part.name in broken:
-                    return "stopped after 120 s"
-                (folder / "result.json").write_text('{"result": {"kernels": []}}')
-            return ""
+    def limited(group: list[Part], options: argparse.Namespace, limit_s: float) -> str:
+        for part in group:
+            done.append(part.name)
+            folder = options.work / part.name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "log.txt").write_text("so far")
+            if part.name in broken:
+                return "stopped after 120 s"
+            (folder / "result.json").write_text('{"result": {"kernels": []}}')
+        return ""
 
-        monkeypatch.setattr(gpu_suite, "run_limited", limited)
+    def start() -> list[str]:
+        done.clear()
+        gpu_suite.main()
+        return list(done)
 
-        def start(machine: str, *arguments: str) -> list[str]:
-            done.clear()
-            archive = str(tmp_path / "suite.tar.gz")
-            command = ["gpu_suite", "--archive", archive, "--resume", archive]
-            command += ["--work", str(tmp_path / machine), "--tiny", scale.targets[0]]
-            monkeypatch.setattr(sys, "argv", [*command, *arguments])
-            gpu_suite.main()
-            return list(done)
-
-        start.broken, start.done = broken, done
-        return start
-
-    def test_only_what_is_missing_is_run_again(self, run, tmp_path: Path) -> None:
-        run.broken.add("forwards.tiny.eager")
-        with pytest.raises(SystemExit, match=r"not measured: forwards\.tiny\.eager, replay"):
-            run("one")
-        behind = len(TOGETHER) - 2  # parts of its process, which were not reached
-        assert len(run.done) == len(all_parts(TINY_OF_ONE)) - behind
-        with tarfile.open(tmp_path / "suite.tar.gz") as archive:
-            names = archive.getnames()
-        assert "forwards.tiny.eager/log.txt" in names  # what a failed part left helps to mend it
-        assert "forwards.tiny.eager/result.json" not in names
-        assert "forwards.tiny.eager/failed.json" in names
-        run.broken.clear()
-        again = [f"{kind}.tiny.eager" for kind in TOGETHER[2:]]
-        assert run("one") == [*again, "forwards.tiny.eager"]
-        assert run("one") == []
+    monkeypatch.setattr(gpu_suite, "run_limited", limited)
+    archive = str(tmp_path / "suite.tar.gz")
+    words = ["--archive", archive, "--resume", archive, "--work", str(tmp_path / "one")]
+    monkeypatch.setattr(sys, "argv", ["gpu_suite", *words, "--tiny", scale.targets[0]])
+    with pytest.raises(SystemExit, match=r"not measured: forwards\.tiny\.eager, replay"):
+        start()
+    behind = len(TOGETHER) - 2  # parts of its process, which were not reached
+    assert len(done) == len(all_parts(TINY_OF_ONE)) - behind
+    with tarfile.open(archive) as packed:
+        names = packed.getnames()
+    assert "forwards.tiny.eager/log.txt" in names  # what a failed part left helps to mend it
+    assert "forwards.tiny.eager/result.json" not in names
+    assert "forwards.tiny.eager/failed.json" in names
+    broken.clear()
+    again = [f"{kind}.tiny.eager" for kind in TOGETHER[2:]]
+    assert start() == [*again, "forwards.tiny.eager"]
+    assert start() == []
 
 
 def test_a_part_that_takes_too_long_leaves_no_process(tmp_path: Path, monkeypatch) -> None:
     """What it started, too, would hold the device's memory."""
-    child = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
-    monkeypatch.setattr(gpu_suite, "child_command", lambda group, options: [
-        sys.executable, "-c", f"{child}; time.sleep(600)",
-    ])  # fmt: skip
+    command = ["sh", "-c", "sleep 600 & echo $!; sleep 600"]
+    monkeypatch.setattr(gpu_suite, "child_command", lambda group, options: command)
     options = argparse.Namespace(work=tmp_path, tiny=None)
-    assert gpu_suite.run_limited([Part("tests")], options, 5.0) == "stopped after 5 s"
+    assert gpu_suite.run_limited([Part("tests")], options, 2.0) == "stopped after 2 s"
     grandchild = int((tmp_path / "tests" / "log.txt").read_text())
     assert any(has_ended(grandchild) or time.sleep(0.1) for _ in range(600))
 

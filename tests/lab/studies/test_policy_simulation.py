@@ -45,9 +45,10 @@ def rates(process, policies, cost):
 
 class TestPublishedAcceptance:
     @pytest.mark.slow
-    @pytest.mark.parametrize("device", ["h100-sxm", "a100-sxm-80gb"])
-    @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: f"{curve[0]}-{curve[1]}")
-    def test_no_fixed_size_is_faster_by_a_hundredth(self, device, curve):
+    @pytest.mark.parametrize(
+        ("curve", "device"), zip(CURVES, 2 * ["h100-sxm", "a100-sxm-80gb"], strict=True)
+    )
+    def test_no_fixed_size_is_faster_by_a_hundredth(self, curve, device):
         table, dataset, target, temperature = curve
         process = published(table, dataset, target=target, temperature=temperature)
         true, released, linear = costs(device)

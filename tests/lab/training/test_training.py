@@ -241,7 +241,8 @@ def test_options_of_the_template_reach_the_texts(folder, tmp_path):
 def test_a_drafter_for_a_target_of_two_layers_is_one_that_drafts(tmp_path):
     folder = write_tokenizer(write_weights(tmp_path / "two", num_hidden_layers=2))
     loaded = opened(folder)
-    recipe = replace(RECIPE, drafter=replace(WANTED, layers=3, target_layers=None))
+    drafter, run = replace(WANTED, layers=3, target_layers=None), replace(SETTINGS, steps=1)
+    recipe = replace(RECIPE, drafter=drafter, settings=run)
     trained = train_dflash(loaded, tmp_path / "run", recipe)
     loaded = opened(folder)
     decoder = TreeDecoder(make_target(loaded), drafter=str(trained.folder), policy="fixed:4")

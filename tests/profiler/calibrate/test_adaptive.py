@@ -7,11 +7,11 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks
 from costmodel.roofline import Roofline
 from profiler.calibrate import points
-from profiler.calibrate.points import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, SweepPlan
+from profiler.calibrate.points import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, DecoderPoints
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import PointSamples
 
-PLAN = SweepPlan(contexts=(64, 256, 1024, 4096), max_nodes=255)
+PLAN = DecoderPoints(contexts=(64, 256, 1024, 4096), max_nodes=255)
 ARCHITECTURE = ModelArchitecture(
     name="small", layers=12, hidden=768, heads=12, kv_heads=4, head_dim=64, ffn=3072,
     vocab=32000, tied=True,
@@ -63,17 +63,14 @@ def run(true_s) -> tuple[Measured, list[Task]]:
     return measured, grid.again(swept)
 
 
-def test_the_first_points_hold_the_plain_step_and_the_largest_tree():
+def test_it_begins_with_the_extremes_and_stops_where_held_out_points_are_predicted():
+    measured, again = run(smooth_s)
+    assert again == []
+    assert LEAST_POINTS <= len(measured.grid()) <= len(PLAN.grid()) / 2
     first = AdaptiveGrid(PLAN.grid(), ROOFLINE, PLAN.held_out).first()
     assert len(set(first)) == FIRST_POINTS
     assert {task.size for task in first} >= {1, max(PLAN.rows)}
     assert {task.context for task in first} >= {64, 4096}
-
-
-def test_it_stops_where_held_out_points_are_predicted():
-    measured, again = run(smooth_s)
-    assert again == []
-    assert LEAST_POINTS <= len(measured.grid()) <= len(PLAN.grid()) / 2
 
 
 @pytest.mark.slow
@@ -90,7 +87,7 @@ def steep_s(task: Task) -> float:
     return float(SLOW.seconds(task.size, task.context))
 
 
-def test_rows_that_no_tree_pays_for_are_first_points_alone():
+def test_rows_that_no_tree_pays_for_are_first_points_and_still_held_out(monkeypatch):
     first = AdaptiveGrid(PLAN.grid(), ROOFLINE, PLAN.held_out).first()
     measured, _ = run(steep_s)
     most = max(task.size for task in measured.tasks if task.kind == "held_out")
@@ -99,17 +96,13 @@ def test_rows_that_no_tree_pays_for_are_first_points_alone():
     beyond = {task for task in measured.tasks if task.size > most}
     assert beyond <= set(first)
     assert {task.size for task in measured.grid()} > {1, 2, 3}
-
-
-def test_held_out_points_are_drawn_where_no_tree_seems_to_pay(monkeypatch):
-    """As by times of a machine that something else disturbs."""
     monkeypatch.setattr(points, "most_rows_that_pay", lambda shapes, slack: 1)
     measured, _ = run(smooth_s)
     drawn = [task.size for task in measured.tasks if task.kind == "held_out"]
     assert 1 in drawn and 4 <= max(drawn) <= 8
 
 
-def test_points_are_timed_again_where_no_point_is_held_out():
+def test_points_are_timed_again_where_none_is_held_out_and_where_no_fit_explains_them():
     """None fits into memory, and one of the others is twenty times too slow."""
     slow = Task(kind="verify", size=2, context=64)
     grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(smooth_s)
@@ -117,9 +110,6 @@ def test_points_are_timed_again_where_no_point_is_held_out():
     assert grid.again(swept) == []
     swept.samples[slow] = PointSamples(seconds=(20 * smooth_s(slow),) * 3)
     assert grid.again(swept)[0] == slow
-
-
-def test_samples_that_no_fit_explains_are_taken_again():
     grid = AdaptiveGrid(PLAN.grid(), ROOFLINE, PLAN.held_out)
     measured = Measured(lambda task: 1e-3 / (task.size * task.context))
     swept = measured.add(grid.first())
@@ -130,7 +120,7 @@ def test_samples_that_no_fit_explains_are_taken_again():
 
 
 def test_every_row_count_matters_where_held_out_points_are_given():
-    plan = SweepPlan(contexts=(64, 1024), max_nodes=127)
+    plan = DecoderPoints(contexts=(64, 1024), max_nodes=127)
     grid, measured = AdaptiveGrid(plan.grid(), ROOFLINE), Measured(steep_s)
     swept = measured.add(grid.first() + plan.held_out(128))
     while further := grid.more(swept):

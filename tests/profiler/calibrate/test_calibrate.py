@@ -19,11 +19,10 @@ from decoder.profiling.measured_profile import profile_key
 from profiler.calibrate import decoder as source
 from profiler.calibrate import run as module
 from profiler.calibrate.files import check_writable, keep_samples
-from profiler.calibrate.points import SweepPlan
+from profiler.calibrate.points import DecoderPoints
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.measure.journal import Journal
-from profiler.measure.machine import Activity, BusyProcess
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
 pytestmark = pytest.mark.cpu_kind
@@ -56,9 +55,8 @@ class Calibrated:
         patch.setenv("ROOFTREE_HOME", str(self.home))
         patch.setattr("tempfile.tempdir", str(folder / "locks"))
         self.said: list[str] = []
-        self.progress: list = []
-        listener = CalibrationListener(say=self.said.append, progress=self.progress.append)
-        wanted = settings(folder)
+        listener = CalibrationListener(say=self.said.append)
+        wanted = settings(folder, time_budget_s=15.0)
         self.result = calibrate(wanted, listener)
         loaded = load_model(wanted.target, dtype=torch.float32, device=torch.device("cpu"))
         self.target = make_target(loaded)
@@ -72,7 +70,7 @@ def done(tmp_path_factory):
 
 @pytest.mark.slow
 class TestReal:
-    def test_three_files_and_no_more_and_the_decoder_finds_it(self, done):
+    def test_three_files_and_a_whole_profile_that_the_decoder_finds(self, done):
         path = done.result.path
         assert path.name == "tiny.float32.packed.tp1.yaml"
         made = [path.with_suffix(suffix) for suffix in (".yaml", ".png", ".samples.jsonl")]
@@ -80,8 +78,6 @@ class TestReal:
         assert done.result.picture == path.with_suffix(".png")
         found = ProfileStore().find(profile_key(done.target))
         assert (found.path, found.warnings) == (path, ())
-
-    def test_the_profile_is_measured_whole_and_reads_back(self, done):
         profile = Profile.from_yaml(done.result.path)
         assert profile.to_yaml() == done.result.profile.to_yaml()
         made = profile.provenance
@@ -90,7 +86,7 @@ class TestReal:
         assert made.samples >= 10 * made.points
         assert 0 < made.duration_s < 60  # fits between the samples count
         assert set(zip(profile.surface.rows, profile.surface.context, strict=True)) == {
-            (rows, context) for rows in SweepPlan(contexts=(1, 2), max_nodes=15).rows
+            (rows, context) for rows in DecoderPoints(contexts=(1, 2), max_nodes=15).rows
             for context in CONTEXTS
         }  # fmt: skip
         stages = profile.stages
@@ -102,10 +98,10 @@ class TestReal:
         plain_s = np.array(stages.plain.median_s)
         assert np.all(plain_s > np.max(stages.build.median_s))
 
-    def test_it_was_checked_on_points_held_out(self, done):
+    def test_it_was_checked_on_points_held_out_and_the_raw_samples_are_its_own(self, done):
         profile = done.result.profile
         shapes = profile.held_out.rows, profile.held_out.context
-        plan = SweepPlan(contexts=CONTEXTS, max_nodes=15)
+        plan = DecoderPoints(contexts=CONTEXTS, max_nodes=15)
         drawn = [{(t.size, t.context) for t in plan.held_out(most)} for most in range(2, 17)]
         assert set(zip(*shapes, strict=True)) in drawn
         predicted = profile.verify_calibration().predict_s(*shapes)
@@ -114,11 +110,8 @@ class TestReal:
         assert profile.held_out.error.median == pytest.approx(np.median(error), rel=0.01)
         assert profile.held_out.error.median < 0.5
         assert 0 <= profile.regret.mean <= profile.regret.worst <= 1
-
-    def test_the_raw_samples_are_those_of_the_profile(self, done):
         lines = done.result.path.with_suffix(".samples.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines[1:]]
-        profile = done.result.profile
         used = profile.provenance.samples + profile.provenance.discarded_samples
         assert used <= len(records)  # warm-up samples are in neither
         counts = Counter((r["size"], r["context"]) for r in records if r["kind"] == "verify")
@@ -139,8 +132,6 @@ class TestReal:
 
 
 class TestBeforeMeasuring:
-    """Errors that cost no time, because nothing has been measured yet."""
-
     @pytest.fixture(autouse=True)
     def nothing_is_measured(self, home, monkeypatch):
         def measured(*arguments, **options):
@@ -179,7 +170,6 @@ class TestBeforeMeasuring:
 
 
 def test_a_check_of_the_place_leaves_nothing_behind(tmp_path):
-    """And follows no planted link, whatever name a probe may have had."""
     check_writable(tmp_path / "new" / "profile.yaml")
     assert listing(tmp_path) == {}
     (tmp_path / "victim").write_text("precious")
@@ -229,8 +219,8 @@ class TestFailures:
         assert calibrate(settings(tmp_path)).resumed_samples > 50
 
     def test_a_busy_machine_is_named(self, home, tmp_path, monkeypatch):
-        busy = BusyProcess(pid=7, name="miner", core_share=0.8)
-        monkeypatch.setattr(module, "observe", lambda: Activity(processes=(busy,), steal_share=0.0))
+        busy = {"busy_processes": [{"pid": 7, "name": "miner", "core_share": 0.8}]}
+        monkeypatch.setattr("profiler.measure.machine.observe", lambda: busy)
         said: list[str] = []
         result = calibrate(settings(tmp_path), CalibrationListener(say=said.append))
         assert result.profile.provenance.busy_processes == ("miner",)

@@ -17,7 +17,6 @@ from profiler.calibrate.sections import (
     with_held_out,
 )
 from profiler.calibrate.sweep import SweepResult, Task
-from profiler.measure.machine import Activity, BusyProcess
 from profiler.measure.samples import PointSamples
 from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
@@ -32,7 +31,7 @@ def task(kind: str, size: int, context: int = 0, batch: int = 1) -> Task:
     return Task(kind=kind, size=size, context=context, batch=batch)
 
 
-def test_points_of_one_kind():
+def test_points_of_one_kind_and_stages_sorted_along_their_axes():
     points = points_of(
         swept(
             (task("verify", 4, 64), (1.0, 2.0, 4.0)), (task("held_out", 5, 70), (9.0,)),
@@ -47,9 +46,6 @@ def test_points_of_one_kind():
     assert points.mad_s[0] == 1.0
     assert np.isnan(points.mad_s[1])  # two samples have no spread
     assert points.n.tolist() == [3, 2]
-
-
-def test_stages_are_sorted_along_their_axes():
     stages = stages_section(
         swept(
             (task("build", 7), (3e-6, 5e-6, 4e-6)), (task("build", 1), (1e-6,)),
@@ -69,31 +65,26 @@ def test_stages_are_sorted_along_their_axes():
     assert stages.plain.median_s == (1.0, 2.0, 1.5)
 
 
-def test_drafts_lie_under_the_drafters_hash():
+def test_provenance_and_drafts_under_the_drafters_hash():
+    result = swept(
+        (task("verify", 1, 64), (1.0, 1.0)), (task("build", 1), (1.0,)), rejected=(5.0, 6.0)
+    )
+    busy = [
+        {"pid": pid, "name": name, "core_share": 0.9} for pid, name in ((1, "miner"), (2, None))
+    ]
+    state = {"gpu_temperature_c": 50, "gpu_ecc": True, "gpu_clock_reasons": ["power cap"]}
+    fields = provenance_fields(result, state | {"busy_processes": busy})
+    assert fields == {
+        "samples": 3, "discarded_samples": 4, "pace_spread": None, "duration_s": 12.35,
+        "sm_clock_hz": None, "memory_clock_hz": None, "temperature_c": 50, "power_w": None,
+        "clock_reasons": ["power cap"], "ecc": True, "busy_processes": ["miner"],
+    }  # fmt: skip
     sections = drafter_sections(
         swept((task("draft", 1, 256), (2e-5,)), (task("draft", 1, 64), (1e-5,))), NgramDrafter()
     )
     (section,) = sections.values()
     assert list(sections) == [NgramDrafter.architecture_hash]
     assert (section.name, section.context, section.median_s) == ("ngram", (64, 256), (1e-5, 2e-5))
-
-
-def test_provenance():
-    result = swept(
-        (task("verify", 1, 64), (1.0, 1.0)), (task("build", 1), (1.0,)), rejected=(5.0, 6.0)
-    )
-    busy = BusyProcess(pid=1, name="miner", core_share=0.9)
-    nameless = BusyProcess(pid=2, name=None, core_share=0.9)
-    fields = provenance_fields(
-        result,
-        {"gpu_temperature_c": 50, "gpu_ecc": True, "gpu_clock_reasons": ["power cap"]},
-        Activity(processes=(busy, nameless), steal_share=0.0),
-    )
-    assert fields == {
-        "samples": 3, "discarded_samples": 4, "pace_spread": None, "duration_s": 12.35,
-        "sm_clock_hz": None, "memory_clock_hz": None, "temperature_c": 50, "power_w": None,
-        "clock_reasons": ["power cap"], "ecc": True, "busy_processes": ["miner"],
-    }  # fmt: skip
 
 
 def held_out(seconds: list[list[float]], rows=(1, 4, 9, 16)) -> Points:
@@ -107,7 +98,7 @@ def held_out(seconds: list[list[float]], rows=(1, 4, 9, 16)) -> Points:
 
 
 class TestHeldOut:
-    def test_errors_by_hand(self):
+    def test_errors_by_hand_and_no_regret_without_a_choice(self):
         """The made profile says 5 ms for everything."""
         profile = with_held_out(make_profile(), held_out([[0.005, 0.004, 0.01, 0.005]]))
         assert profile.held_out.error.worst == pytest.approx(0.5)
@@ -118,6 +109,11 @@ class TestHeldOut:
         assert profile.held_out.predicted_s == pytest.approx((0.005,) * 4)
         noise = 1.4826 * 1.2533 * 1e-5 / 5 / np.array([0.005, 0.004, 0.01, 0.005])
         assert profile.held_out.repeat_noise == pytest.approx(np.median(noise))
+        made = make_profile()
+        assert with_held_out(made, points_of(swept(), "held_out")) is made
+        profile = with_held_out(made, held_out([[0.005, 0.02]], rows=(1, 16)))
+        assert profile.regret is None
+        assert profile.held_out.error.points == 2
 
     def test_regret_by_brute_force(self):
         seconds = [[0.005, 0.006, 0.009, 0.02], [0.004, 0.004, 0.004, 0.004]]
@@ -135,14 +131,6 @@ class TestHeldOut:
         assert low <= profile.regret.mean <= high
         assert profile.regret.contexts == (100, 200)
         assert profile.regret.curves == 18
-
-    def test_contexts_without_a_choice_make_no_regret(self):
-        """A budget that ended early leaves a point or two: that is no proof of anything."""
-        made = make_profile()
-        assert with_held_out(made, points_of(swept(), "held_out")) is made
-        profile = with_held_out(made, held_out([[0.005, 0.02]], rows=(1, 16)))
-        assert profile.regret is None
-        assert profile.held_out.error.points == 2
 
 
 def drafter(name: str, seconds: float, **origin: str) -> DrafterSection:
@@ -168,7 +156,6 @@ def test_drafters_measured_before_are_kept(tmp_path, monkeypatch):
 
 
 def test_they_keep_when_they_were_timed_and_those_of_a_start_go(tmp_path, monkeypatch):
-    """Through as many calibrations as come; what a start has timed, the next start times again."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     started = drafter("second", 2e-3, kind="quick", created_utc="2026-02-03T00:00:00Z")
     old = make_profile().with_drafter(FIRST, drafter("first", 1e-3))

@@ -8,9 +8,9 @@ from decoder.acceptance.rules import accept_together
 from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.model.target import Target
 from decoder.tree.draft_tree import best_first
-from profiler.calibrate import workload as module
+from profiler.calibrate import decoder as module
+from profiler.calibrate.decoder import ACCEPTED_DEPTH, Task, Workload
 from profiler.calibrate.sweep import OutOfMemory
-from profiler.calibrate.workload import ACCEPTED_DEPTH, Task, Workload
 from tests.decoder.models import random_model, target_of
 
 CAPACITY = 200
@@ -60,7 +60,6 @@ def test_trees_branch_and_deepen(work, seen):
 
 
 def test_every_call_starts_from_the_same_length(work, seen):
-    """Whatever the mixed order left in the cache."""
     tasks = {
         "verify": Task(kind="verify", size=5, context=50),
         "prefill": Task(kind="prefill", size=20),
@@ -73,16 +72,13 @@ def test_every_call_starts_from_the_same_length(work, seen):
     assert [call[:2] for call in seen] == [(name, tasks[name].context) for name in order]
 
 
-def test_prefill_appends_the_prompt_and_commit_moves_every_accepted_row(work, target, seen):
+def test_prefill_commit_and_draft_see_what_the_decoder_gives_them(work, target, seen, monkeypatch):
     work.call(Task(kind="prefill", size=37))()
     assert seen[0][:2] == ("prefill", 0) and seen[0][3].shape == (37,)
     assert target.cache.lengths == [37]
     work.call(Task(kind="commit", size=4, context=50))()
     assert seen[1:] == [("commit", 50, 1, [0, 2, 4, 6, 8])]
     assert target.cache.lengths == [50 + 5]
-
-
-def test_a_draft_sees_the_context(work, monkeypatch):
     asked = []
     monkeypatch.setattr(
         NgramSession, "draft", lambda self, context, request: asked.append((context, request))

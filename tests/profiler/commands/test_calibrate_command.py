@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import cli
-from profiler.commands.options import Duration, NamedValue
+from profiler.commands.options import NamedValue, duration
 from tests.conftest import CALIBRATED
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
@@ -22,8 +21,8 @@ ROOT = Path(__file__).parents[3]
 class Place:
     """A data directory with a tiny target, and calls of the command there."""
 
-    def __init__(self, folder: Path, home: Path, capture: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.home, self._capture = folder, home, capture
+    def __init__(self, folder: Path, home: Path, run) -> None:
+        self.folder, self.home, self._run = folder, home, run
         self.arguments = [
             "calibrate", "--target", str(write_config(folder / "tiny")), "--device", "cpu",
             "--dtype", "float32", "--contexts", "32,128", "--max-nodes", "15",
@@ -31,9 +30,8 @@ class Place:
 
     def run(self, *more: str) -> tuple[int, str, list[str]]:
         """In this process: exit code, stdout and the lines on stderr."""
-        exit_code = cli.run([*self.arguments, *more])
-        captured = self._capture.readouterr()
-        return exit_code, captured.out, captured.err.splitlines()
+        exit_code, out, err = self._run(*self.arguments, *more)
+        return exit_code, out, err.splitlines()
 
     def start(self, samples: int) -> subprocess.Popen[str]:
         """In a process of its own, returned once that many samples are in the journal."""
@@ -52,15 +50,13 @@ class Place:
         return process
 
     def samples(self) -> int:
-        """Whole samples in the journal."""
         journals = list(self.home.glob("journals/*.jsonl"))
         return max(journals[0].read_bytes().count(b"\n") - 1, 0) if journals else 0
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, capsys):
-    (tmp_path / "locks").mkdir()
-    return Place(tmp_path, isolate(monkeypatch, tmp_path), capsys)
+def place(tmp_path, monkeypatch, run):
+    return Place(tmp_path, isolate(monkeypatch, tmp_path), run)
 
 
 @pytest.mark.slow
@@ -150,7 +146,7 @@ def test_options_that_make_no_sense(refused, option, value, message):
     ("text", "seconds"), [("30s", 30.0), ("45", 45.0), ("2m", 120.0), ("0.5h", 1800.0)]
 )
 def test_durations(text, seconds):
-    assert Duration().convert(text, None, None) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize(("text", "value"), [
@@ -159,5 +155,4 @@ def test_durations(text, seconds):
     ("a=" + "1" * 5_000, "1" * 5_000),
 ], ids=range(8))  # fmt: skip
 def test_what_is_no_json_is_a_text(text, value):
-    """Also where Python's own reader has no end of levels, or takes what JSON has not."""
     assert NamedValue().convert(text, None, None) == ("a", value)

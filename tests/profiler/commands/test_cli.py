@@ -93,9 +93,7 @@ def test_exit_codes_are_those_of_the_page(run):
     assert run("profiles", "validate", "none.yaml")[0] == 3
 
 
-def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(
-    raising, run, refused, monkeypatch
-):
+def test_an_unexpected_error_and_an_interruption_are_one_line(raising, run, refused, monkeypatch):
     monkeypatch.delenv("ROOFTREE_DEBUG", raising=False)
     raising(KeyError("lost"))
     line = refused("fail", exit_code=70)
@@ -103,9 +101,6 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(
     monkeypatch.setenv("ROOFTREE_DEBUG", "1")
     code, _, err = run("fail")
     assert code == 70 and "Traceback (most recent call last)" in err
-
-
-def test_interruption_exits_130_with_one_line(raising, run):
     raising(KeyboardInterrupt())
     code, _, err = run("fail")
     assert (code, err.strip()) == (130, "rooftree: interrupted")

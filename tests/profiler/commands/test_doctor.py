@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,19 +15,15 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
 from profiler import checks
-from profiler.measure.machine import Activity
 from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
+from tests.tiny_folder import QUIET
 
 pytestmark = pytest.mark.cpu_kind
 
 HERE = DeviceFingerprint(
     kind="cpu", name="Test CPU", memory_bytes=1 << 34, threads=2, instruction_set="avx2"
 )
-
-
-def without_gpu(index: int) -> None:
-    raise DeviceError("there is no GPU")
 
 
 @pytest.fixture
@@ -36,9 +33,10 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "select_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(checks, "fingerprint", lambda device: HERE)
     monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
-    monkeypatch.setattr(checks.Gpu, "open", without_gpu)
-    monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
-    monkeypatch.setattr(checks, "warnings", lambda metadata, activity: ())
+    no_gpu = Mock(side_effect=DeviceError("there is no GPU"))
+    monkeypatch.setattr(checks.Gpu, "open", no_gpu)
+    monkeypatch.setattr("profiler.measure.machine.observe", lambda: QUIET)
+    monkeypatch.setattr(checks, "warnings", lambda metadata: ())
     return tmp_path
 
 
@@ -78,7 +76,7 @@ def test_a_profile_that_fits_is_found(home, kind, status):
     assert result["profile"].found.startswith(f"{kind}, {path}; usable: ")
 
 
-def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
+def test_a_useless_profile_and_a_gpu_that_torch_cannot_use_are_named(home, monkeypatch):
     nonsense = Grade(word="do not use", reasons=("a choice loses 9.9% at worst",))
     monkeypatch.setattr(checks, "grade", lambda profile: nonsense)
     ProfileStore().save(fitting("measured"))
@@ -86,9 +84,6 @@ def test_a_profile_that_nobody_should_use_is_not_ok(home, monkeypatch):
     assert check.status == "warn"
     assert check.found.endswith("; do not use: a choice loses 9.9% at worst")
     assert checks.next_step(list(found().values())).startswith("Run `rooftree calibrate --time-b")
-
-
-def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
     gpu = SimpleNamespace(read=lambda: {"gpu_name": "NVIDIA H200"})
     monkeypatch.setattr(checks.Gpu, "open", lambda index: gpu)
     device = found()["device"]

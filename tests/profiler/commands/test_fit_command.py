@@ -9,6 +9,7 @@ import pytest
 
 from costmodel.imports import read_csv
 from costmodel.profile.profile import Profile
+from tests.costmodel.conftest import grid
 from tests.integrations.written_times import forward_s, write_points
 
 KNOWN = ["--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"]
@@ -21,17 +22,13 @@ def write(path, rows, columns=COLUMNS):
     return str(path)
 
 
-def invented_rows(noise=0.003):
-    random = np.random.default_rng(0)
-    for rows in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 256):
-        for context in (64, 512, 2048, 8192):
-            micros = 22_000 * (1 + rows / 300) * (1.2 if rows > 128 else 1) + 0.9 * context
-            yield rows, context, micros * np.exp(noise * random.standard_normal())
-
-
 @pytest.mark.slow
 def test_errors_of_every_calibration_are_reported(tmp_path, run):
-    table = write(tmp_path / "points.csv", list(invented_rows()))
+    random = np.random.default_rng(0)
+    rows, context = grid([1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 256], [64, 512, 2048, 8192])
+    micros = 22_000 * (1 + rows / 300) * np.where(rows > 128, 1.2, 1.0) + 0.9 * context
+    micros *= np.exp(0.003 * random.standard_normal(len(rows)))
+    table = write(tmp_path / "points.csv", list(zip(rows, context, micros, strict=True)))
     report = json.loads(run("fit", table, *KNOWN, "--json")[1])
     assert report["points"] == 48 and report["fitted"] == 48
     assert set(report["calibrations"]) == {"linear", "physical", "stairs"}
@@ -44,16 +41,15 @@ def test_errors_of_every_calibration_are_reported(tmp_path, run):
     assert best["mape"] < report["calibrations"]["linear"]["held_out"]["mape"]
 
 
-@pytest.mark.parametrize(("column", "unit"), [
-    ("seconds", 1.0), ("forward_us", 1e-6), ("latency_ms", 1e-3), ("Microseconds", 1e-6),
-])  # fmt: skip
-def test_units_follow_from_the_column(tmp_path, column, unit):
-    rows = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, ""), (8, 128, 9.5)]
-    path = write(tmp_path / "t.csv", rows, ("new_tokens", "context_tokens", column))
-    points = read_csv(path).points
-    assert points.seconds == pytest.approx(np.array([5.0, 6.0, 7.0, 9.5]) * unit)
-    # The whole forward is preferred, and repeats are averaged.
-    rows = [(1, 64, 1, 5), (1, 64, 1, 7), (2, 64, 1, 8), (4, 64, 1, 9), (8, 64, 1, 10)]
+def test_the_whole_forward_is_preferred_and_repeats_are_averaged(tmp_path):
+    rows = [
+        (1, 64, 1, 5),
+        (1, 64, 1, 7),
+        (2, 64, 1, 8),
+        (4, 64, 1, 9),
+        (8, 64, 1, ""),
+        (8, 128, 1, 10),
+    ]
     columns = ("new_tokens", "context_tokens", "attention_us", "forward_us")
     points = read_csv(write(tmp_path / "t.csv", rows, columns)).points
     assert points.seconds.tolist() == pytest.approx([6e-6, 8e-6, 9e-6, 10e-6])
@@ -100,7 +96,7 @@ def test_from_a_file_to_an_engine(tmp_path, run, refused):
     assert config["num_speculative_tokens_per_batch_size"][-1][1] == 256
 
 
-def test_a_plan_and_a_profile_give_the_same_settings(run):
+def test_a_plan_and_a_profile_give_the_same_settings_and_none_without_acceptance(run):
     wanted = ["--acceptance", "0.7", "--drafter", "ngram"]
     lengths = ["--prompt-tokens", "1000", "--output-tokens", "500"]
     alone = run("export", "h100-sxm/qwen3-8b", "--engine", "tensorrt-llm", *wanted)
@@ -108,9 +104,6 @@ def test_a_plan_and_a_profile_give_the_same_settings(run):
     planned = run(*plan, *lengths, *wanted, "--export", "tensorrt-llm")
     assert alone[0] == planned[0] == 0
     assert alone[1].splitlines()[1:] == planned[1].splitlines()[1:]
-
-
-def test_without_acceptance_nothing_is_drafted(run):
     export = ["export", "h100-sxm/qwen3-8b", "--engine"]
     code, out, err = run(*export, "vllm")
     assert code == 0 and "no acceptance data" in out and "no acceptance data" in err

@@ -20,7 +20,7 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
 
 
-def test_the_table_names_sizes_intervals_and_provenance(run):
+def test_the_table_names_sizes_and_provenance_and_a_gpu_is_one_row(run, monkeypatch):
     code, out, err = run(*GSM8K, "--price", "l40s=1,h100-sxm=2.5", "--details")
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
@@ -31,13 +31,11 @@ def test_the_table_names_sizes_intervals_and_provenance(run):
     assert "; too close to call: " in close
     assert "bastion table 1, qwen3-8b" in err
     assert "(assumptions)" in err and "5 layers of the target's width" in err
-
-
-def test_a_gpu_is_one_row_and_the_memory_of_the_drafter_is_named(run, monkeypatch):
-    """DFlash by hand: 5 layers of 193 M weights, a projection of 84 M, 4 kB a layer and token."""
+    # DFlash by hand: 5 layers of 193 M weights, a projection of 84 M, 4 kB a layer and token
     monkeypatch.setenv("COLUMNS", "80")
     asked = [word.replace("l40s", "rtx-pro-6000-workstation") for word in GSM8K]
     out, err = run(*asked, "--price", "h100-sxm=2.5")[1:]
+    assert [line for line in (out + err).splitlines() if len(line) > 80] == []
     for gpu, price in (("h100-sxm", "2.50"), ("rtx-pro-6000-workstation", "-")):
         [row] = [line.split() for line in out.splitlines() if line.startswith(gpu)]
         assert row[1:3] == ["1", "1"] and row[-1] == price and len(row) == 11
@@ -72,7 +70,6 @@ def test_all_gpus_are_planned_and_those_without_a_price_are_no_rivals(run, monke
 
 
 def test_the_picture_has_a_curve_a_gpu_with_the_costs_of_the_plan(run, tmp_path, monkeypatch):
-    """A curve is price over throughput, worked out here; a star is the plan's cost."""
     figures = []
     monkeypatch.setattr(
         "profiler.report.drawing.save_figure", lambda figure, path: figures.append(figure) or path
@@ -90,16 +87,22 @@ def test_the_picture_has_a_curve_a_gpu_with_the_costs_of_the_plan(run, tmp_path,
         assert next(curves).get_xydata()[0] == pytest.approx(star)
 
 
-def test_goals_out_of_reach_show_the_nearest_and_fail(run):
+def test_goals_out_of_reach_fail_and_an_export_keeps_to_drafter_engine_and_policy(run):
     code, out, err = run(*ASKED, "--slo", "tpot=1ms")
     assert code == 2
     assert "nearest: tpot" in out and "no option holds the goals" in err
     assert run(*ASKED, "--slo", "tpot=1ms", "--export", "vllm")[0] == 2
+    ngram = [*ASKED, "--acceptance", "0.7", "--drafter", "ngram", "--export", "vllm"]
+    _, out, _ = run(*ngram)
+    assert '"method": "ngram"' in out and "DFlash" not in out and "per 1M tokens" not in out
+    code, _, err = run(*GSM8K, "--export", "vllm", "--engine", "sglang")
+    assert code == 2 and "the plan is for sglang" in err
+    _, out, _ = run(*GSM8K, "--export", "transformers", "--policy", "fixed:32")
+    assert 'policy="fixed:32"' in out
 
 
 @pytest.mark.slow
 def test_a_percentile_that_is_missed_asks_for_more_gpus(run):
-    """A percentile as a goal is simulated unasked; one out of reach says what is reached."""
     asked = ["l40s" if word == "h100-sxm,l40s" else word for word in ASKED[:-1]]
     asked += ["20/s", "--price", "l40s=1"]
     code, out, _ = run(*asked, "--slo", "tpot=30ms,ttft.p95=220ms")
@@ -127,19 +130,10 @@ def test_a_trace_gives_lengths_rate_and_arrivals(run, refused, tmp_path):
     assert "the trace has lengths of its own, but" in refused(*ASKED, "--trace", trace)
 
 
-def test_a_gpu_and_its_price_may_have_different_names_of_one_device(run):
-    asked = [word.replace("h100-sxm,l40s", "h100") for word in ASKED]
-    code, out, _ = run(*asked, "--price", "NVIDIA H100 80GB HBM3=2.5")
-    assert code == 0 and re.search(r"h100 .* 2\.50 ", out)
-    code, _, err = run(*asked, "--price", "h100-sxm=2.5,h100=2")
-    assert code == 2 and "the price of h100 is given twice" in err
-
-
 RANGES = r"trees to (\d+), chains"
 
 
 def test_the_plan_begins_with_the_best_and_whether_it_pays(run):
-    """The shapes of the sentence are those of the JSON record, and its crossings the table's."""
     asked = [*GSM8K, "--engine", "rooftree", "--details"]
     best, first, *rest = run(*asked)[1].splitlines()
     assert (
@@ -165,26 +159,13 @@ def test_other_engines_are_planned_without_trees_and_told_of_them(run):
     assert code == 2 and "vllm verifies chains only" in err
 
 
-def test_an_export_keeps_to_drafter_engine_and_policy(run):
-    ngram = [*ASKED, "--acceptance", "0.7", "--drafter", "ngram", "--export", "vllm"]
-    _, out, _ = run(*ngram)
-    assert '"method": "ngram"' in out and "DFlash" not in out and "per 1M tokens" not in out
-    code, _, err = run(*GSM8K, "--export", "vllm", "--engine", "sglang")
-    assert code == 2 and "the plan is for sglang" in err
-    _, out, _ = run(*GSM8K, "--export", "transformers", "--policy", "fixed:32")
-    assert 'policy="fixed:32"' in out
-
-
 STORED = Path(__file__).parents[3] / "lab" / "studies" / "results" / "bench.json"
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    (["--slo", "speed=1"], "no goal is called"), (["--policy", "magic"], "no policy is called"),
-    (["--acceptance", "nonsense"], "no acceptance data is called"),
-    (["--acceptance", str(STORED)], "SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B"),
-    (["--simulate", "10"], "too few"), (["--tp", "3"], "not planned"),
-    (["--trace", "missing.csv"], "there is no such file"),
-])  # fmt: skip
-def test_bad_input_is_one_line(more, message, refused):
-    assert message in refused(*ASKED, *more)
+def test_bad_input_is_one_line(refused):
+    for more, message in (
+        (["--acceptance", str(STORED)], "SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B"),
+        (["--tp", "3"], "not planned"), (["--trace", "missing.csv"], "there is no such file"),
+    ):  # fmt: skip
+        assert message in refused(*ASKED, *more)
     assert "--output-tokens, --rate missing" in refused(*ASKED[:-4])

@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from decoder import nvml
 from decoder.device import default_dtype, fingerprint, parse_dtype
 from decoder.nvml import Gpu, driver_facts
 from profiler.measure.instruments import CudaTimer, GpuGuard, Guard, gpu_guard
-from profiler.measure.machine import Metadata, run_collectors, warnings
+from profiler.measure.machine import run_collectors, warnings
 
 UUIDS = ("GPU-1111-aaaa", "GPU-2222-bbbb", "MIG-3333-cccc")
 
@@ -75,17 +76,22 @@ class TestMig:
         monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [f"MIG-{uuid}", f"GPU-{uuid}"])
         assert nvml.find_handle(library, 0) == handle
 
-    def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self):
+    def test_a_slice_has_its_own_profiles_and_the_heat_of_its_gpu(self, monkeypatch):
         gpu = Gpu(FakeNvml(0x40, sliced=True), 2)
         fields = gpu.read()
         assert fields["gpu_uuid"] == "MIG-3333-cccc"
         assert fields["gpu_mig"] is True
         assert (fields["gpu_sm_clock_hz"], fields["gpu_power_limit_w"]) == (1.98e9, 700.0)
         assert GpuGuard(gpu).disturbance() == "hardware thermal slowdown"
-        assert any("MIG slices" in line for line in warnings(Metadata(fields=fields, absent={})))
+        assert any("MIG slices" in line for line in warnings(fields))
         hidden = Gpu(FakeNvml(0, True, board_given=False), 2)  # in a container
         assert hidden.read()["gpu_mig"] is True and "gpu_sm_clock_hz" not in hidden.read()
         assert GpuGuard(hidden).disturbance() == ""
+        fake_cuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+        monkeypatch.setattr("decoder.device.driver_facts", lambda index: {})
+        assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
+        fake_cuda(monkeypatch, (9, 0))
+        assert fingerprint(torch.device("cuda")).mig is None
 
     @pytest.mark.parametrize(("board_given", "limit_w"), [(True, 700.0), (False, None)])
     def test_the_power_limit_of_the_soft_key(self, monkeypatch, board_given, limit_w):
@@ -95,13 +101,6 @@ class TestMig:
         )
         assert driver_facts(0) == {"driver": "570.86", "power_limit_w": limit_w}
         driver_facts.cache_clear()
-
-    def test_a_slice_has_profiles_of_its_own(self, monkeypatch):
-        fake_cuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-        monkeypatch.setattr("decoder.device.driver_facts", lambda index: {})
-        assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
-        fake_cuda(monkeypatch, (9, 0))
-        assert fingerprint(torch.device("cuda")).mig is None
 
 
 @pytest.mark.parametrize("failing", ["missing package", "missing driver"])
@@ -120,13 +119,26 @@ def test_without_nvml_the_reason_is_one_error(monkeypatch, failing):
     assert expected in raised.value.hint
 
 
-def test_reading_leaves_out_what_the_gpu_cannot_tell():
+def test_reading_leaves_out_what_the_gpu_cannot_tell_and_names_other_processes():
     fields = Gpu(FakeNvml(reasons=0x04), 0).read()
     assert fields == {
         "gpu_name": "NVIDIA H200", "gpu_uuid": "GPU-1111-aaaa", "gpu_sm_clock_hz": 1.98e9,
         "gpu_memory_clock_hz": 3.201e9, "gpu_temperature_c": 79, "gpu_power_limit_w": 700.0,
         "driver": "570.86", "gpu_ecc": True, "gpu_clock_reasons": ["power cap"],
     }  # fmt: skip
+    fake = FakeNvml()
+    fake.processes = [
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=1),
+        SimpleNamespace(pid=os.getppid(), usedGpuMemory=7 << 30),
+        SimpleNamespace(pid=1 << 30, usedGpuMemory=None),
+    ]
+    fields = Gpu(fake, 0).read()
+    others = fields["gpu_other_processes"]
+    assert [process["pid"] for process in others] == [os.getppid(), 1 << 30]
+    assert others[0]["name"] and others[1]["name"] is None
+    (warning,) = warnings(fields)
+    assert f"{others[0]['name']}, process {os.getppid()}" in warning
+    assert f"process {1 << 30} outside this container" in warning
 
 
 @pytest.mark.gpu
@@ -137,7 +149,6 @@ def test_nvml_and_torch_mean_the_same_gpu():
 
 
 def test_heat_and_clocks_below_the_floor_are_rejected_and_summed_up():
-    """But not the power cap."""
     fake = FakeNvml()
     guard = GpuGuard(Gpu(fake, 0))
     assert guard.summary() == {}
@@ -155,41 +166,18 @@ def test_heat_and_clocks_below_the_floor_are_rejected_and_summed_up():
     assert {"power cap", "software thermal slowdown"} <= set(summary["gpu_clock_reasons"])
 
 
-def test_other_processes_are_named():
-    fake = FakeNvml()
-    fake.processes = [
-        SimpleNamespace(pid=os.getpid(), usedGpuMemory=1),
-        SimpleNamespace(pid=os.getppid(), usedGpuMemory=7 << 30),
-        SimpleNamespace(pid=1 << 30, usedGpuMemory=None),
-    ]
-    fields = Gpu(fake, 0).read()
-    others = fields["gpu_other_processes"]
-    assert [process["pid"] for process in others] == [os.getppid(), 1 << 30]
-    assert others[0]["name"] and others[1]["name"] is None
-    (warning,) = warnings(Metadata(fields=fields, absent={}))
-    assert f"{others[0]['name']}, process {os.getppid()}" in warning
-    assert f"process {1 << 30} outside this container" in warning
-
-
-class TestWithoutNvml:
-    @pytest.fixture(autouse=True)
-    def no_driver(self, monkeypatch):
-        driver_facts.cache_clear()
-
-        def missing(cuda_index):
-            raise DeviceError("NVML: Driver Not Loaded", hint="Is the NVIDIA driver installed?")
-
-        monkeypatch.setattr("decoder.nvml.open_handle", missing)
-
-    def test_samples_pass_unwatched_and_that_is_told(self):
-        guard = gpu_guard(0)
-        assert type(guard) is Guard
-        assert guard.disturbance() == "" and guard.summary() == {}
-        metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
-        (warning,) = warnings(metadata)
-        assert "cannot be watched" in warning and "Driver Not Loaded" in warning
-        assert driver_facts(0) == {"driver": None, "power_limit_w": None}
-        driver_facts.cache_clear()
+def test_without_nvml_samples_pass_unwatched_and_that_is_told(monkeypatch):
+    driver_facts.cache_clear()
+    missing = DeviceError("NVML: Driver Not Loaded", hint="Is the NVIDIA driver installed?")
+    monkeypatch.setattr("decoder.nvml.open_handle", Mock(side_effect=missing))
+    guard = gpu_guard(0)
+    assert type(guard) is Guard
+    assert guard.disturbance() == "" and guard.summary() == {}
+    metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
+    (warning,) = warnings(metadata)
+    assert "cannot be watched" in warning and "Driver Not Loaded" in warning
+    assert driver_facts(0) == {"driver": None, "power_limit_w": None}
+    driver_facts.cache_clear()
 
 
 def fake_cuda(
@@ -204,7 +192,7 @@ def fake_cuda(
         patch.setattr(torch.cuda, call, lambda *_, answer=answer: answer)
 
 
-def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
+def test_the_fingerprint_has_driver_and_power_limit_and_an_old_gpu_no_bfloat16(monkeypatch):
     asked = []
 
     def facts(cuda_index):
@@ -217,9 +205,6 @@ def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
         device = fingerprint(torch.device(name))
         assert (device.driver, device.power_limit_w) == ("570.86", 700.0)
     assert asked == [1, 0]
-
-
-def test_a_gpu_too_old_for_bfloat16(monkeypatch):
     fake_cuda(monkeypatch, (7, 0))
     assert default_dtype(torch.device("cuda")) == torch.float16
     with pytest.raises(DeviceError, match="Tesla V100 is too old") as raised:

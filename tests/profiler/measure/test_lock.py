@@ -16,7 +16,6 @@ from profiler.measure.lock import device_lock
 
 @pytest.fixture(autouse=True)
 def temporary_files(monkeypatch, tmp_path):
-    """A folder of temporary files of one's own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 

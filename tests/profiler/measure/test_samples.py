@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections import Counter
 from itertools import cycle, repeat
 from types import SimpleNamespace
 
@@ -12,15 +11,8 @@ import pytest
 from costmodel.errors import MeasurementError
 from costmodel.statistics import relative_error
 from profiler.measure.instruments import CudaTimer, Guard, Instruments, WallTimer, take_sample
-from profiler.measure.samples import (
-    NoiseRule,
-    PointAccumulator,
-    in_turn,
-    interleave,
-    paces,
-    warmup_length,
-)
-from tests.fake_timing import CountRule, FakeTimer
+from profiler.measure.samples import NoiseRule, PointAccumulator, in_turn, paces, warmup_length
+from tests.fake_timing import FakeTimer
 
 QUIET = Guard()
 
@@ -38,22 +30,16 @@ def measure(function, timer, rule, guard=QUIET):
     return point.samples
 
 
-def test_a_quiet_point_stops_at_the_fewest_samples_after_its_warmup():
+def test_a_point_stops_when_quiet_when_settled_or_at_its_limits():
     samples = measured([5.0, 2.0, *repeat(1.0, 20)], NoiseRule())
     assert samples.warmup == (5.0, 2.0)
     assert samples.seconds == (1.0,) * 5
     assert (samples.typical_s, samples.mad_s) == (1.0, 0.0)
-
-
-def test_noise_that_has_settled_stops():
     generator = np.random.default_rng(5)
     noisy_s = generator.normal(1.0, 0.05, size=1000).tolist()
     samples = measured(noisy_s, NoiseRule(target=0.001, max_samples=1000))
     assert 16 <= samples.n < 1000
     assert relative_error(samples.seconds) > 0.001
-
-
-def test_limits_of_samples_and_of_time():
     rule = NoiseRule(target=0.01, max_samples=12, settle_samples=100)
     samples = measured([1.0, 1.4, 0.7] * 4, rule)
     assert samples.n == 12
@@ -67,27 +53,12 @@ def guard(disturbances):
     return SimpleNamespace(start=lambda: None, disturbance=iter(disturbances).__next__)
 
 
-def test_disturbed_samples_are_set_aside_and_counted():
+def test_disturbed_samples_are_set_aside_and_the_collector_held_off():
     samples = measured([1.0, 9.0] * 10, NoiseRule(), guard(cycle(["", "hot"])))
     assert samples.seconds == (1.0,) * 5
     assert samples.rejected == (9.0,) * 4
     with pytest.raises(MeasurementError, match="none of 7 samples could be used"):
         measured(repeat(1.0), NoiseRule(max_samples=7), guard(repeat("hot")))
-
-
-def test_interleaving_mixes_the_points_and_ends():
-    points = [PointAccumulator(CountRule(samples=count)) for count in (2, 5, 3)]
-    order = []
-    random = np.random.default_rng(0)
-    for index in interleave(lambda: [i for i, one in enumerate(points) if not one.done], random):
-        order.append(int(index))
-        points[index].add(1.0)
-    assert Counter(order) == {0: 2, 1: 5, 2: 3}
-    assert sorted(order[:3]) == [0, 1, 2]
-    assert sorted(order[3:6]) == [0, 1, 2]
-
-
-def test_wall_timer_times_and_holds_the_collector_off():
     collecting = []
 
     def work():
@@ -100,6 +71,11 @@ def test_wall_timer_times_and_holds_the_collector_off():
     assert 0.02 <= seconds <= timer.now_s() - before_s
     assert collecting == [False]
     assert gc.isenabled()
+
+
+def test_taking_turns_changes_the_first():
+    keys = [key for key, _ in in_turn({key: iter(range(3)) for key in "abc"})]
+    assert "".join(keys) == "bca" + "cab" + "abc"
 
 
 @pytest.mark.gpu
@@ -115,11 +91,6 @@ def test_cuda_timer_agrees_with_the_wall_clock():
     rule = NoiseRule(target=0.02)
     by_events, by_clock = measure(work, CudaTimer(), rule), measure(work, WallTimer(), rule)
     assert by_events.typical_s == pytest.approx(by_clock.typical_s, rel=0.1)
-
-
-def test_a_step_of_each_at_a_time_and_the_first_one_changes():
-    keys = [key for key, _ in in_turn({key: iter(range(3)) for key in "abc"})]
-    assert "".join(keys) == "bca" + "cab" + "abc"
 
 
 @pytest.mark.parametrize(("samples", "length"), [
@@ -154,13 +125,20 @@ def away(found: np.ndarray, true_s: np.ndarray) -> np.ndarray:
     return np.abs(ratio - np.median(ratio))
 
 
-def test_a_steady_machine_is_left_alone_to_the_last_digit():
+def test_a_steady_machine_is_left_alone_and_noise_without_spells_hardly_raised():
     """One wild sample has no say in any pace."""
     order = mixed_order(np.random.default_rng(0))
     seconds = (0.01 + 0.003 * np.arange(POINTS))[order]
     for factor in (1.0, 7.0):
         seconds[123] *= factor
         assert np.array_equal(paces(seconds, order), np.ones(len(order)))
+    random = np.random.default_rng(1)
+    order = mixed_order(random)
+    true_s = np.exp(random.uniform(-4.0, -2.0, POINTS))
+    seconds = true_s[order] * np.exp(random.normal(0.0, 0.02, len(order)))
+    corrected = seconds / paces(seconds, order)
+    before, after = (away(medians(given, order), true_s) for given in (seconds, corrected))
+    assert after.mean() < 1.3 * before.mean()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -176,16 +154,6 @@ def test_slow_spells_are_taken_out(seed):
     before, after = (away(medians(given, order), true_s) for given in (seconds, corrected))
     assert before.mean() > 0.03 and before.max() > 0.1
     assert after.max() < 0.05 and after.mean() < before.mean() / 3
-
-
-def test_noise_without_spells_is_hardly_raised():
-    random = np.random.default_rng(1)
-    order = mixed_order(random)
-    true_s = np.exp(random.uniform(-4.0, -2.0, POINTS))
-    seconds = true_s[order] * np.exp(random.normal(0.0, 0.02, len(order)))
-    corrected = seconds / paces(seconds, order)
-    before, after = (away(medians(given, order), true_s) for given in (seconds, corrected))
-    assert after.mean() < 1.3 * before.mean()
 
 
 @pytest.mark.parametrize("points", [[], [0], [0, 1], [0, 0, 1, 1, 2]])

@@ -9,7 +9,7 @@ from costmodel.calibration.points import ErrorSummary
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import HeldOutSection, RegretSection
-from profiler.report.console import print_json, table_lines
+from profiler.report.console import print_json, print_table
 from profiler.report.drawing import check_picture, panels, save_figure
 from profiler.report.profiles import next_command, plot_profile, print_markdown, verdict
 from tests.profiler.made_profile import TARGET, make_profile
@@ -24,7 +24,7 @@ def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
 
 
 class TestVerdict:
-    def test_it_says_what_a_choice_costs(self):
+    def test_it_says_what_a_choice_costs_and_what_to_do(self):
         before, trust = verdict(checked()).split(" Choosing")
         assert before == (
             "At context 256 this device is bound by memory at all 16 rows (physical roofline). At "
@@ -37,8 +37,6 @@ class TestVerdict:
             "off by 1.5% in the median and 5.0% at worst; the measurements themselves are "
             "uncertain by 0.4%. Grade: usable: measured at 4 points, 12 will do."
         )
-
-    def test_a_large_regret_says_what_to_do(self):
         text = verdict(checked(worst=0.09))
         assert "at most 9.0%, over" in text
         assert text.endswith("Grade: do not use: a choice loses 9.0% at worst, more than 8.0%.")
@@ -77,8 +75,8 @@ def test_numbers_that_json_lacks_are_null_and_control_characters_are_spelt_out(c
     print_json({"a": float("nan"), "b": (1.0, float("inf")), "c": {"d": [float("-inf")]}})
     shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert shown == {"a": None, "b": [1.0, None], "c": {"d": [None]}, "schema_version": 1}
-    lines = table_lines(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")], 80)
-    assert lines[2] == r"\x1b[2Jx\ny  \u202etxt"
+    print_table(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")])
+    assert capsys.readouterr().out.splitlines()[2] == r"\x1b[2Jx\ny  \u202etxt"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class GraphCache(DraftCache):
     def make_room(self, rows: int) -> None:
         return
 
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self._parts[layer].append((key.float(), value.float()))
 
     def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,15 +11,8 @@ from costmodel.profile.profile import Profile
 from decoder.model.runtime.capture import BUCKETS
 from decoder.policies.bastion import parse_policy
 from decoder.tree.draft_tree import Lattice, best_first
-from lab.papers.bastion.policy import (
-    RELEASED_CONTEXTS,
-    RELEASED_ROWS,
-    PaperBastion,
-    PrintedBastion,
-    TwoBranchCalibration,
-    fit_released,
-    released_calibration,
-)
+from lab.papers.bastion import policy as paper
+from lab.papers.bastion.policy import PaperBastion, PrintedBastion, fit_released
 from lab.studies.controller_simulated import DRAFT_SHARE, TARGET, CostAt, Place, draw_rounds
 from tests.costmodel.calibration.test_physical import truth
 from tests.costmodel.conftest import A6000, grid
@@ -27,7 +20,7 @@ from tests.decoder.policies.test_policies import CONTEXT, FREE, Stairs, costs, l
 
 
 @pytest.mark.parametrize(("name", "kind", "fit"), [
-    ("bastion:paper", PaperBastion, released_calibration),
+    ("bastion:paper", PaperBastion, paper.released_calibration),
     ("bastion:printed", PrintedBastion, Profile.linear_calibration),
 ])  # fmt: skip
 def test_each_name_asks_for_its_own_calibration(name, kind, fit):
@@ -59,13 +52,12 @@ def released(candidates, cost, most_rows, floor=32):
     return min(size, returned), close
 
 
-class TestTheReleasedRule:
-    @given(costs, st.floats(0.01, 0.99), st.integers(1, 200))
-    def test_trees_are_those_of_the_public_loop(self, cost, first, most):
-        candidates = lattice(first, depth=8, width=12)
-        rows, close = released(candidates, cost, most + 1)
-        assume(not close)
-        assert PaperBastion(cost, most).choose(candidates, CONTEXT, FREE).rows == rows
+@given(costs, st.floats(0.01, 0.99), st.integers(1, 200))
+def test_trees_are_those_of_the_public_loop(cost, first, most):
+    candidates = lattice(first, depth=8, width=12)
+    rows, close = released(candidates, cost, most + 1)
+    assume(not close)
+    assert PaperBastion(cost, most).choose(candidates, CONTEXT, FREE).rows == rows
 
 
 class TestThePrintedRule:
@@ -112,7 +104,7 @@ def test_the_released_rule_is_priced_without_padding(device, rows, padded_rows):
 
 
 def test_the_released_fit_finds_two_branches_and_weighs_few_rows_most():
-    known = TwoBranchCalibration(
+    known = paper.TwoBranchCalibration(
         memory_slope=1.2, memory_floor_s=0.002, compute_slope=1.7, compute_floor_s=0.004
     ).over(A6000)
     fitted = fit_released(known, A6000)
@@ -122,7 +114,7 @@ def test_the_released_fit_finds_two_branches_and_weighs_few_rows_most():
     assert found == pytest.approx((1.2, 0.002, 1.7, 0.004), rel=0.02)
 
     curved = truth()  # which no two lines follow
-    rows, context = grid(RELEASED_ROWS, RELEASED_CONTEXTS)
+    rows, context = grid(paper.RELEASED_ROWS, paper.RELEASED_CONTEXTS)
     seconds, fitted = curved.predict_s(rows, context), fit_released(curved, A6000)
     weights = (1 + 30 * (rows - 16) / 496) ** -2.0
 

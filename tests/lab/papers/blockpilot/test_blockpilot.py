@@ -68,104 +68,89 @@ def decoder_with(drafter, target, policy="chain"):
     return TreeDecoder(target, drafter=drafter, policy=policy, profile=profile)
 
 
-class TestBlocksOfAnotherSize:
-    @torch.inference_mode()
-    @pytest.mark.parametrize("changed", [{}, made.WINDOWED], ids=["full", "windowed"])
-    @pytest.mark.parametrize("size", [2, 4, 5, 7, 10])
-    def test_against_the_reference(self, tmp_path, size, changed):
-        """The straight-line reference, told that the checkpoint's block has this size."""
-        target = draft_target()
-        folder, config, tensors = dflash_folder(tmp_path / "draft", **changed)
-        drafter = DFlashDrafter(target, folder, size)
-        assert drafter.max_depth == size - 1
-        for session, context in made.rounds(target, drafter, PROMPT, [1, 0, 3]):
-            expected = reference(config | {"block_size": size}, tensors, target, context)
-            lattice = session.draft(context, request(size - 1, VOCAB, whole=True))
-            assert lattice.whole.shape == (size - 1, VOCAB)
-            torch.testing.assert_close(lattice.whole, expected, atol=1e-5, rtol=0)
+@torch.inference_mode()
+@pytest.mark.parametrize("changed", [{}, made.WINDOWED], ids=["full", "windowed"])
+@pytest.mark.parametrize("size", [2, 4, 5, 7, 10])
+def test_blocks_of_another_size_are_the_references(tmp_path, size, changed):
+    """The straight-line reference, told that the checkpoint's block has this size."""
+    target = draft_target()
+    folder, config, tensors = dflash_folder(tmp_path / "draft", **changed)
+    drafter = DFlashDrafter(target, folder, size)
+    assert drafter.max_depth == size - 1
+    for session, context in made.rounds(target, drafter, PROMPT, [1, 0, 3]):
+        expected = reference(config | {"block_size": size}, tensors, target, context)
+        lattice = session.draft(context, request(size - 1, VOCAB, whole=True))
+        assert lattice.whole.shape == (size - 1, VOCAB)
+        torch.testing.assert_close(lattice.whole, expected, atol=1e-5, rtol=0)
 
 
-class TestPredictor:
-    @pytest.mark.parametrize(("layers", "kind"), [
-        (1, "logits"), (2, "logits"), (3, "logits"), (2, "softmax"), (2, "normalised"),
-    ])  # fmt: skip
-    def test_against_a_straight_line(self, tmp_path, layers, kind):
-        target = draft_target()
-        folder = dflash_folder(tmp_path / "draft")[0]
-        model = predictor_of(config_of(target, folder, layers=layers, input=kind))
-        weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-        logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 5
-        rows = logits.double().numpy()
-        if kind == "softmax":
-            rows = np.exp(rows) / np.exp(rows).sum()
-        if kind == "normalised":
-            rows = (rows - rows.mean()) / rows.std()
-        for i in range(layers):
-            before = rows
-            rows = np.maximum(weights[f"layers.{i}.weight"] @ rows + weights[f"layers.{i}.bias"], 0)
-            if i > 0:
-                rows = rows + before
-        scores = weights["scores.weight"] @ rows + weights["scores.bias"]
-        np.testing.assert_allclose(model(logits).numpy(), scores, rtol=1e-5, atol=1e-5)
-        assert model.block_size(logits) == CANDIDATES[int(scores.argmax())]
+@pytest.mark.parametrize(("layers", "kind"), [
+    (1, "logits"), (2, "logits"), (3, "logits"), (2, "softmax"), (2, "normalised"),
+])  # fmt: skip
+def test_the_predictor_is_a_straight_line_of_layers(tmp_path, layers, kind):
+    target = draft_target()
+    folder = dflash_folder(tmp_path / "draft")[0]
+    model = predictor_of(config_of(target, folder, layers=layers, input=kind))
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 5
+    rows = logits.double().numpy()
+    if kind == "softmax":
+        rows = np.exp(rows) / np.exp(rows).sum()
+    if kind == "normalised":
+        rows = (rows - rows.mean()) / rows.std()
+    for i in range(layers):
+        before = rows
+        rows = np.maximum(weights[f"layers.{i}.weight"] @ rows + weights[f"layers.{i}.bias"], 0)
+        if i > 0:
+            rows = rows + before
+    scores = weights["scores.weight"] @ rows + weights["scores.bias"]
+    np.testing.assert_allclose(model(logits).numpy(), scores, rtol=1e-5, atol=1e-5)
+    assert model.block_size(logits) == CANDIDATES[int(scores.argmax())]
 
 
 @pytest.mark.slow
-class TestChoiceAfterThePrompt:
-    def prompts(self):
-        random = np.random.default_rng(1)
-        return [random.integers(0, VOCAB, length).tolist() for length in (1, 4, 9, 6, 12, 3, 7)]
-
-    @pytest.mark.parametrize(
-        "changed", [{}, {"input": "hidden", "width": 3 * made.HIDDEN, "hidden": 32}]
-    )
-    def test_the_size_is_the_predictors_and_the_drafts_have_its_depth(self, tmp_path, changed):
-        target = draft_target(dtype=torch.float64)
-        drafter = load_drafter(str(pilot_folder(tmp_path, target, **changed)), target)
-        given, decoder = sessions_of(drafter), decoder_with(drafter, target)
-        sizes = set()
-        for prompt in self.prompts():
-            result = decoder.generate(prompt, max_new_tokens=20)
-            assert result.token_ids == greedy(target.model, prompt, 20)
-            logits = plain_logits(target.model, prompt)[-1]
-            scores = drafter.predictor(hidden_row(target, prompt) if changed else logits)
-            size = CANDIDATES[int(scores.argmax())]
-            assert given[-1].block_size == size
-            # A chain is as deep as the block, but for the end of the text.
-            assert max(result.stats.tree_nodes) == size - 1
-            assert result.stats.tree_nodes[0] == size - 1
-            sizes.add(size)
-        assert len(sizes) > 2  # else the test would not see whether the prompt matters
-
-    def test_each_text_of_a_batch_has_its_own(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        drafter = load_drafter(str(pilot_folder(tmp_path, target)), target)
-        given, decoder = sessions_of(drafter), decoder_with(drafter, target)
-        results = decoder.generate_batch(self.prompts(), max_new_tokens=20)
-        for prompt, result, session in zip(self.prompts(), results, given, strict=True):
-            scores = drafter.predictor(plain_logits(target.model, prompt)[-1])
-            assert session.block_size == CANDIDATES[int(scores.argmax())]
-            assert result.token_ids == greedy(target.model, prompt, 20)
+@pytest.mark.parametrize(
+    "changed", [{}, {"input": "hidden", "width": 3 * made.HIDDEN, "hidden": 32}]
+)
+def test_the_size_is_the_predictors_and_the_drafts_have_its_depth(tmp_path, changed):
+    random = np.random.default_rng(1)
+    prompts = [random.integers(0, VOCAB, length).tolist() for length in (1, 4, 9, 6, 12, 3, 7)]
+    target = draft_target(dtype=torch.float64)
+    drafter = load_drafter(str(pilot_folder(tmp_path, target, **changed)), target)
+    given, decoder = sessions_of(drafter), decoder_with(drafter, target)
+    texts, sizes = [], []
+    for prompt in prompts:
+        result = decoder.generate(prompt, max_new_tokens=20)
+        texts.append(greedy(target.model, prompt, 20))
+        assert result.token_ids == texts[-1]
+        logits = plain_logits(target.model, prompt)[-1]
+        scores = drafter.predictor(hidden_row(target, prompt) if changed else logits)
+        sizes.append(CANDIDATES[int(scores.argmax())])
+        # A chain is as deep as the block, but for the end of the text.
+        assert max(result.stats.tree_nodes) == result.stats.tree_nodes[0] == sizes[-1] - 1
+    assert len(set(sizes)) > 2  # else the test would not see whether the prompt matters
+    together = decoder.generate_batch(prompts, max_new_tokens=20)
+    assert [result.token_ids for result in together] == texts
+    assert [session.block_size for session in given] == 2 * sizes
 
 
-class TestFiles:
-    @pytest.mark.parametrize(("fields", "problem"), [
-        ({"candidates": [4, 3]}, "'candidates' must be a list of block sizes, ascending"),
-        ({"candidates": [1, 2]}, "block sizes of 2 to 10"),
-        ({"candidates": [3, 4, 5]}, "of a wrong shape"),
-        ({"drafter": "."}, "which is no DFlash drafter"),
-        ({"drafter": "/nowhere/at/all"}, "there is no folder"),
-        ({"input": "tokens"}, "'input' must be one of logits, softmax, normalised, hidden"),
-        ({"block_size": 6}, "its block size is 6 and the drafter's 5"),
-        ({"drafter_hash": "0" * 12}, "its hash is 000000000000"),
-        ({"num_layers": 3}, "missing"),
-    ])  # fmt: skip
-    def test_damaged_configs(self, tmp_path, fields, problem):
-        target = draft_target()
-        folder = pilot_folder(tmp_path, target)
-        change_config(folder, **fields)
-        with pytest.raises(InputError, match=problem):
-            load_drafter(str(folder), target)
+@pytest.mark.parametrize(("fields", "problem"), [
+    ({"candidates": [4, 3]}, "'candidates' must be a list of block sizes, ascending"),
+    ({"candidates": [1, 2]}, "block sizes of 2 to 10"),
+    ({"candidates": [3, 4, 5]}, "of a wrong shape"),
+    ({"drafter": "."}, "which is no DFlash drafter"),
+    ({"drafter": "/nowhere/at/all"}, "there is no folder"),
+    ({"input": "tokens"}, "'input' must be one of logits, softmax, normalised, hidden"),
+    ({"block_size": 6}, "its block size is 6 and the drafter's 5"),
+    ({"drafter_hash": "0" * 12}, "its hash is 000000000000"),
+    ({"num_layers": 3}, "missing"),
+])  # fmt: skip
+def test_damaged_configs(tmp_path, fields, problem):
+    target = draft_target()
+    folder = pilot_folder(tmp_path, target)
+    change_config(folder, **fields)
+    with pytest.raises(InputError, match=problem):
+        load_drafter(str(folder), target)
 
 
 PROMPTS = [[5, 17, 3, 88, 41], [9], [2, 2, 60, 7, 1, 30], [44, 8]]
@@ -278,18 +263,13 @@ def sample_of(rounds, logits=None):
     return BlockSizeSample(input=logits, decoded=12, rounds=torch.tensor(rounds))
 
 
-class TestLabels:
-    def test_the_longest_and_of_equals_the_smallest_block(self):
-        samples = [sample_of(r) for r in ([6, 4, 5], [6, 4, 4], [3, 3, 3], [6, 5, 4], [0, 0, 0])]
-        assert best_candidates(samples).tolist() == [1, 1, 0, 2, -1]
-
-    def test_what_a_cycle_costs(self):
-        """Cycles of 1, 2 and 4 s: a block that is twice as dear must accept twice as much."""
-        samples = [sample_of(rounds) for rounds in ([6, 4, 3], [12, 3, 2], [12, 6, 2])]
-        assert best_candidates(samples).tolist() == [2, 2, 2]
-        # 2, 1.5, 1; 1, 2, 1.5; 1, 1, 1.5 tokens a second
-        costs = torch.tensor([1.0, 2.0, 4.0])
-        assert best_candidates(samples, costs).tolist() == [0, 1, 2]
+def test_the_best_block_is_the_longest_and_of_equals_the_smallest():
+    samples = [sample_of(r) for r in ([6, 4, 5], [6, 4, 4], [3, 3, 3], [6, 5, 4], [0, 0, 0])]
+    assert best_candidates(samples).tolist() == [1, 1, 0, 2, -1]
+    samples = [sample_of(rounds) for rounds in ([6, 4, 3], [12, 3, 2], [12, 6, 2])]
+    assert best_candidates(samples).tolist() == [2, 2, 2]
+    # 2, 1.5, 1; 1, 2, 1.5; 1, 1, 1.5 tokens a second, where cycles take 1, 2 and 4 s
+    assert best_candidates(samples, torch.tensor([1.0, 2.0, 4.0])).tolist() == [0, 1, 2]
 
 
 def made_up(count, seed=0):
@@ -315,17 +295,16 @@ def train(samples, **changed):
     return train_predictor(samples, best_candidates(samples), CONFIG, settings)
 
 
-class TestTraining:
-    def test_it_learns_a_rule(self):
-        result = train(made_up(200))
-        unseen = made_up(100, seed=1)
-        found = recipe.measure(result.predictor, unseen, best_candidates(unseen))
-        assert found.right > 0.9 and found.samples == 100
-        assert found.hindsight == 4.0
-        assert found.chosen == pytest.approx(2.0 + 2.0 * found.right)
-        assert max(found.fixed) < 3.0
-        assert (result.trained.samples, result.held_out.samples) == (150, 50)
-        assert result.predictor.config.candidates == NEAR
+def test_it_learns_a_rule():
+    result = train(made_up(200))
+    unseen = made_up(100, seed=1)
+    found = recipe.measure(result.predictor, unseen, best_candidates(unseen))
+    assert found.right > 0.9 and found.samples == 100
+    assert found.hindsight == 4.0
+    assert found.chosen == pytest.approx(2.0 + 2.0 * found.right)
+    assert max(found.fixed) < 3.0
+    assert (result.trained.samples, result.held_out.samples) == (150, 50)
+    assert result.predictor.config.candidates == NEAR
 
 
 def test_a_prompt_is_swept_once_and_a_drafter_nearby_is_named_from_there(tmp_path):

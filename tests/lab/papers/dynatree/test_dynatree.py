@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from costmodel.errors import InputError
 from decoder.policies.base import Limits
 from decoder.policies.bastion import parse_policy
-from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree, Lattice
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice
 from decoder.tree.growth import SINGLE_PATH, TopPaths, grow
 from lab.papers.dynatree.baselines import Beam, FixedTree, source_of
 from lab.papers.dynatree.policy import ConfidentGrowth, DynaTree, HistorySettings
@@ -40,23 +40,16 @@ def algorithm_1(children, rule):
     return nodes
 
 
-def confident_tree(rng, depth, width):
-    """A full candidate tree whose nodes are sure or unsure at random, and its children."""
-    tokens, parents, probabilities, table = [], [], [], {}
-    level = [(0, ())]
-    for _ in range(depth):
-        following = []
-        for row, path in level:
-            shares = -np.sort(-rng.dirichlet(np.full(width + 1, rng.choice([0.1, 0.6, 5.0]))))
-            table[path] = [(int(token), float(p)) for token, p in enumerate(shares[:width])]
-            for token, p in table[path]:
-                tokens.append(token)
-                parents.append(row)
-                probabilities.append(p)
-                following.append((len(tokens), (*path, token)))
-        level = following
-    tree = CandidateTree(np.array(tokens), np.array(parents), np.array(probabilities))
-    return tree, lambda path: table.get(path, [])
+def children_of(candidates):
+    """path -> [(token, probability)], the most probable first: the source, spelt out."""
+    if isinstance(candidates, Lattice):
+        both = candidates.tokens.tolist(), candidates.probabilities.tolist()
+        rows = [list(zip(*row, strict=True)) for row in zip(*both, strict=True)]
+        return lambda path: rows[len(path)] if len(path) < len(rows) else []
+    table = {path: [] for path in [(), *as_paths(candidates)]}
+    for path, probability in as_paths(candidates).items():
+        table[path[:-1]].append((path[-1], probability))
+    return lambda path: sorted(table[path], key=lambda child: -child[1])
 
 
 rules = st.builds(
@@ -72,24 +65,23 @@ rules = st.builds(
 @given(st.integers(0, 10_000), rules)
 @settings(max_examples=150)
 def test_the_tree_is_that_of_algorithm_1(seed, rule):
-    candidates, children = confident_tree(np.random.default_rng(seed), 5, 4)
+    candidates = random_candidates(np.random.default_rng(seed), 300)
     found = grow(source_of(candidates), rule, 64)
-    assert list(as_paths(found)) == algorithm_1(children, rule)
+    assert list(as_paths(found)) == algorithm_1(children_of(candidates), rule)
     again = grow(source_of(found), rule, 64)
     np.testing.assert_array_equal(again.tokens, found.tokens)
     np.testing.assert_array_equal(again.parents, found.parents)
 
 
 def test_the_policy_verifies_the_grown_tree_with_its_path_scores():
-    candidates, children = confident_tree(np.random.default_rng(1), 5, 4)
-    policy = DynaTree(max_nodes=256)
+    candidates = random_candidates(np.random.default_rng(1), 300)
+    policy, children = DynaTree(max_nodes=256), children_of(candidates)
     tree = policy.choose(candidates, 10, FREE)
     expected = algorithm_1(children, policy.growth)
     paths = paths_of(tree)[1:]
     assert sorted(paths) == sorted(expected)
-    for path, score in zip(paths, tree.scores, strict=True):
-        factors = [dict(children(path[:depth]))[path[depth]] for depth in range(len(path))]
-        assert score == pytest.approx(np.prod(factors), rel=1e-12)
+    for path, given_score in zip(paths, tree.scores, strict=True):
+        assert given_score == pytest.approx(score(path, children), rel=1e-12)
     assert policy.choose(candidates, 10, Limits(nodes=3, depth=64)).nodes == 3
     flat = policy.choose(candidates, 10, Limits(nodes=300, depth=1)).depths.tolist()
     assert flat == [1 for path in expected if len(path) == 1]
@@ -174,18 +166,6 @@ def random_lattice(rng, depth, width):
     return Lattice(tokens, weights[:, :width])
 
 
-def children_of(candidates):
-    """path -> [(token, probability)], the most probable first: the source, spelt out."""
-    if isinstance(candidates, Lattice):
-        both = candidates.tokens.tolist(), candidates.probabilities.tolist()
-        rows = [list(zip(*row, strict=True)) for row in zip(*both, strict=True)]
-        return lambda path: rows[len(path)] if len(path) < len(rows) else []
-    table = {path: [] for path in [(), *as_paths(candidates)]}
-    for path, probability in as_paths(candidates).items():
-        table[path[:-1]].append((path[-1], probability))
-    return lambda path: sorted(table[path], key=lambda child: -child[1])
-
-
 def score(path, children):
     product = 1.0
     for depth in range(len(path)):
@@ -193,21 +173,13 @@ def score(path, children):
     return product
 
 
-def beam_by_hand(children, width, depth):
-    level, kept = [()], []
+def by_hand(children, width, frontier, depth, *, all_kept):
+    """The best children of the best paths, level by level."""
+    level, kept = [()], set()
     for _ in range(depth):
         below = [(*path, token) for path in level for token, _ in children(path)[:width]]
-        level = sorted(below, key=lambda path: -score(path, children))[:width]
-        kept += level
-    return set(kept)
-
-
-def top_paths_by_hand(children, rule, depth):
-    frontier, kept = [()], set()
-    for _ in range(depth):
-        below = [(*path, token) for path in frontier for token, _ in children(path)[: rule.width]]
-        kept |= set(below)
-        frontier = sorted(below, key=lambda path: -score(path, children))[: rule.frontier]
+        level = sorted(below, key=lambda path: -score(path, children))[:frontier]
+        kept |= set(below if all_kept else level)
     return kept
 
 
@@ -235,24 +207,20 @@ sources = st.builds(random_source, *NUMBERS, st.integers(1, 4), st.integers(1, 4
 few = st.integers(1, 5)
 
 
-@given(sources, few, few)
-@settings(max_examples=200)
-def test_beam(candidates, width, depth):
-    rule = Beam(width=width, max_depth=depth)
-    children = children_of(candidates)
-    found = as_paths(grow(source_of(candidates), rule, DEEP))
-    assert set(found) == beam_by_hand(children, width, depth)
-    assert len(found) <= rule.max_nodes
-    for path, probability in found.items():
-        assert probability == dict(children(path[:-1]))[path[-1]]
-
-
 @given(sources, few, few, few)
 @settings(max_examples=200)
-def test_top_paths(candidates, width, frontier, depth):
-    rule = TopPaths(width=width, frontier=frontier, max_depth=depth)
-    found = as_paths(grow(source_of(candidates), rule, DEEP))
-    assert set(found) == top_paths_by_hand(children_of(candidates), rule, depth)
+def test_beams_and_top_paths(candidates, width, frontier, depth):
+    children = children_of(candidates)
+    rules = (Beam(width=width, max_depth=depth), width, width), (
+        TopPaths(width=width, frontier=frontier, max_depth=depth), width, frontier
+    ), (replace(SINGLE_PATH, max_depth=depth), 1, 1)  # fmt: skip
+    for rule, *sizes in rules:
+        found = as_paths(grow(source_of(candidates), rule, DEEP))
+        wanted = by_hand(children, *sizes, depth, all_kept=not isinstance(rule, Beam))
+        assert set(found) == wanted
+        assert not isinstance(rule, Beam) or len(found) <= rule.max_nodes
+        for path, probability in found.items():
+            assert probability == dict(children(path[:-1]))[path[-1]]
 
 
 @given(sources, few, few, st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.3]))
@@ -261,16 +229,6 @@ def test_the_fixed_tree_in_breadth_first_order(candidates, width, levels, most, 
     rule = FixedTree(width=width, levels=levels, max_nodes=most, least_score=least_score)
     found = as_paths(grow(source_of(candidates), rule, DEEP))
     assert list(found) == fixed_tree_by_hand(children_of(candidates), rule)
-
-
-@given(sources, few)
-@settings(max_examples=100)
-def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
-    children, path = children_of(candidates), ()
-    while len(path) < depth and children(path):
-        path = (*path, children(path)[0][0])
-    found = as_paths(grow(source_of(candidates), replace(SINGLE_PATH, max_depth=depth), DEEP))
-    assert list(found) == [path[: i + 1] for i in range(len(path))]
 
 
 @pytest.mark.parametrize(("text", "nodes"), [

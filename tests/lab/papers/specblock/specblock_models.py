@@ -69,9 +69,8 @@ class Reference:
 
     def __init__(self, config, tensors, target, context):
         self.config = config
-        self.parts = {
-            name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()
-        }
+        numbers = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        self.parts = {name: tensor.double() for name, tensor in numbers.items()}
         self.tokens = [int(d) + i for i, d in enumerate(tensors["d2t"])]
         self.table = target.embed(torch.arange(target.architecture.vocab)).double()
         states = plain_states(target, context[:-1])
@@ -101,9 +100,8 @@ class Reference:
         place = torch.tensor([position])
         number = len(self.hidden)
         state = self.fused(condition, token, k)
-        self.keys.append([])
-        self.values.append([])
-        self.inner.append([])
+        for rows in (self.keys, self.values, self.inner):
+            rows.append([])
         for i in range(config["num_hidden_layers"]):
             own = {name.partition(f"layers.{i}.")[2]: tensor for name, tensor in part.items()}
             layer = {name: tensor for name, tensor in own.items() if name}
@@ -112,9 +110,8 @@ class Reference:
                 other = self.inner[number if before is None else before][i]
                 state = part[f"shift_proj.{i - 1}.weight"] @ torch.cat((state, other))
             normed = rms(state, layer["input_layernorm.weight"], eps)
-            query, key, value = (
-                (layer[f"self_attn.{name}_proj.weight"] @ normed).view(-1, width) for name in "qkv"
-            )
+            products = [layer[f"self_attn.{name}_proj.weight"] @ normed for name in "qkv"]
+            query, key, value = (product.view(-1, width) for product in products)
             self.keys[number].append(made.turned(key[None], place, speeds)[0])
             self.values[number].append(value)
             query = made.turned(query[None], place, speeds)[0]
@@ -130,13 +127,9 @@ class Reference:
         """Equation (2)."""
         eps = self.config["rms_norm_eps"]
         part = {n.removeprefix("input_layer."): tensor for n, tensor in self.parts.items()}
-        fused = torch.cat(
-            (
-                rms(condition, part["condition_norm.weight"], eps),
-                rms(self.table[token], part["token_norm.weight"], eps),
-                rms(part["position_queries.weight"][k], part["query_norm.weight"], eps),
-            )
-        )
+        rows = {"condition": condition, "token": self.table[token]}
+        rows["query"] = part["position_queries.weight"][k]
+        fused = torch.cat([rms(row, part[f"{n}_norm.weight"], eps) for n, row in rows.items()])
         if k and not self.config.get("prefix_broadcast", True):
             fused[: 2 * HIDDEN] = 0.0
         return part["fuse.weight"] @ fused
@@ -144,10 +137,8 @@ class Reference:
     def attended(self, query, i, seen):
         """What a row's heads draw from the rows it sees, in layer i."""
         group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
-        keys, values = (
-            torch.stack([rows[j][i] for j in seen]).repeat_interleave(group, dim=1)
-            for rows in (self.keys, self.values)
-        )
+        both = [torch.stack([rows[j][i] for j in seen]) for rows in (self.keys, self.values)]
+        keys, values = (rows.repeat_interleave(group, dim=1) for rows in both)
         weights = (torch.einsum("hd,khd->hk", query, keys) / query.shape[1] ** 0.5).softmax(-1)
         return torch.einsum("hk,khd->hd", weights, values).flatten()
 

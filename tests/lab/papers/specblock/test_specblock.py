@@ -14,29 +14,15 @@ from costmodel.errors import InputError
 from decoder.drafters import caches
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from decoder.tree.draft_tree import DraftTree
 from lab.papers.specblock import drafter as specblock
+from lab.papers.specblock import tree as trees
 from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
-from lab.papers.specblock.tree import (
-    CONCENTRATED,
-    FALLBACK,
-    PUBLISHED,
-    REPOSITORY,
-    BlockGrowth,
-    BlockTree,
-)
+from lab.papers.specblock.tree import REPOSITORY, BlockGrowth, BlockTree
 from tests.decoder.draft_models import EAGLE3, VOCAB, draft_target, rounds
-from tests.decoder.models import as_paths, greedy, request
+from tests.decoder.models import as_paths, greedy, request, shaped
 from tests.lab.papers.specblock import specblock_models as made
-from tests.lab.papers.specblock.specblock_models import (
-    LENGTH,
-    QWEN,
-    SPECBLOCK,
-    Reference,
-    reference_tree,
-    specblock_folder,
-)
+from tests.lab.papers.specblock.specblock_models import LENGTH, Reference, specblock_folder
 
 PROMPT = [5, 17, 3, 88, 41]
 ACCEPTED = [3, 0, 0, 1]  # 0: a plain round, or one where nothing was accepted
@@ -113,9 +99,8 @@ class TestAgainstTheReference:
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
         expected = made.reference_tree(reference, BlockGrowth())
         for _ in range(2):
-            assert as_paths(session.draft(context, request(99, 64))) == pytest.approx(
-                expected, abs=1e-6
-            )
+            found = as_paths(session.draft(context, request(99, 64)))
+            assert found == pytest.approx(expected, abs=1e-6)
 
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Children come from the block's next position, and behind its end from a new block."""
@@ -123,9 +108,7 @@ class TestAgainstTheReference:
         _, session, context, reference = drafting(tmp_path, **short)
         #         1  2  3  4  5  6  7  8
         parents = [0, 0, 1, 1, 2, 3, 5, 6]
-        depths = np.array([1, 1, 2, 2, 2, 3, 3, 4])
-        shape = DraftTree(np.zeros(8, np.int64), np.array(parents), depths, np.ones(8))
-        tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
+        tree = session.draw(context, shaped(parents), 0.8, torch.Generator().manual_seed(3))
         np.testing.assert_array_equal(tree.parents, parents)
         rows, above = reference.first_block()
         tokens = {row: int(tree.tokens[row - 1]) for row in (3, 5)}
@@ -181,16 +164,13 @@ class Tables:
 
     def __init__(self, seed, length, width):
         self.seed, self.length, self.width = seed, length, width
+        self.places = range(length)
 
     def drawn(self, path):
         random = np.random.default_rng([self.seed, *path])
         tokens = np.stack([random.permutation(self.width + 5)[: self.width] for _ in self.places])
         q = -np.sort(-random.dirichlet(np.ones(self.width), self.length), axis=1)
         return tokens, q, random.integers(0, 4, self.length)
-
-    @property
-    def places(self):
-        return range(self.length)
 
     def first_block(self):
         return [((), place) for place in self.places], ()
@@ -207,33 +187,32 @@ class Tables:
         return list(zip(tokens[row[1]][:count].tolist(), q[row[1]][:count].tolist(), strict=True))
 
 
-class TestTrees:
-    @settings(max_examples=40)
-    @given(
-        seed=st.integers(0, 10**6),
-        length=st.integers(1, 4),
-        depth=st.integers(1, 12),
-        width=st.integers(1, 12),
-        growth=st.builds(
-            BlockGrowth,
-            branching=st.sampled_from([CONCENTRATED, FALLBACK, (3, 3, 3, 3), (0, 1, 2, 3)]),
-            adaptive=st.booleans(), blocks=st.integers(1, 3), beam=st.integers(1, 5),
-            nodes=st.integers(1, 60),
-        ),
-    )  # fmt: skip
-    def test_random_tables(self, seed, length, depth, width, growth):
-        tables = Tables(seed, length, growth.widest)
-        tree, paths = BlockTree(growth, depth, width), [()]
-        for _ in range(growth.blocks):
-            drawn = [tables.drawn(path) for path in paths]
-            tree.attach(*(np.stack(part) for part in zip(*drawn, strict=True)))
-            s = tree.starts
-            starts = zip(s.blocks, s.positions.tolist(), s.tokens.tolist(), strict=True)
-            paths = [(*paths[block], position, token) for block, position, token in starts]
-            if not paths:
-                break
-        expected = reference_tree(tables, growth, depth, width)
-        assert as_paths(tree.candidates()) == pytest.approx(expected)
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    length=st.integers(1, 4),
+    depth=st.integers(1, 12),
+    width=st.integers(1, 12),
+    growth=st.builds(
+        BlockGrowth,
+        branching=st.sampled_from([trees.CONCENTRATED, trees.FALLBACK, (3, 3, 3, 3), (0, 1, 2, 3)]),
+        adaptive=st.booleans(), blocks=st.integers(1, 3), beam=st.integers(1, 5),
+        nodes=st.integers(1, 60),
+    ),
+)  # fmt: skip
+def test_trees_of_random_tables(seed, length, depth, width, growth):
+    tables = Tables(seed, length, growth.widest)
+    tree, paths = BlockTree(growth, depth, width), [()]
+    for _ in range(growth.blocks):
+        drawn = [tables.drawn(path) for path in paths]
+        tree.attach(*(np.stack(part) for part in zip(*drawn, strict=True)))
+        s = tree.starts
+        starts = zip(s.blocks, s.positions.tolist(), s.tokens.tolist(), strict=True)
+        paths = [(*paths[block], position, token) for block, position, token in starts]
+        if not paths:
+            break
+    expected = made.reference_tree(tables, growth, depth, width)
+    assert as_paths(tree.candidates()) == pytest.approx(expected)
 
 
 class TestCheckpoints:
@@ -249,7 +228,7 @@ class TestCheckpoints:
 
     def test_both_released_kinds_are_told_from_eagle3(self, tmp_path):
         """Their configs have all fields of an EAGLE-3 drafter's."""
-        for like in (SPECBLOCK, QWEN):
+        for like in (made.SPECBLOCK, made.QWEN):
             folder = specblock_folder(tmp_path / "draft", like=like)[0]
             drafter = load_drafter(str(folder), draft_target("llama"))
             assert isinstance(drafter, SpecBlockDrafter) and drafter.name == "specblock"
@@ -257,7 +236,7 @@ class TestCheckpoints:
         assert not SpecBlockDrafter.recognises(EAGLE3)
         named = specblock_folder(tmp_path / "named", tree="repository", branching=[1, 2, 3, 4])[0]
         growths = [drafter.growth, SpecBlockDrafter(draft_target(), named).growth]
-        assert growths == [PUBLISHED, replace(REPOSITORY, branching=(1, 2, 3, 4))]
+        assert growths == [trees.PUBLISHED, replace(REPOSITORY, branching=(1, 2, 3, 4))]
         (folder / "config.json").write_text(json.dumps({"architectures": ["SpecBlockDraftModel"]}))
         with pytest.raises(InputError, match="is of SpecBlockDraftModel, not of"):
             load_drafter(str(folder), draft_target())

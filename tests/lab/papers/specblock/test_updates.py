@@ -13,19 +13,9 @@ from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import Lattice
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.updates import adaptation
-from lab.papers.specblock.updates.adaptation import (
-    AdaptiveDrafter,
-    TargetResponse,
-    Trainer,
-    UpdateSettings,
-)
-from lab.papers.specblock.updates.bandit import (
-    AlwaysUpdate,
-    Bandit,
-    BanditSettings,
-    Decision,
-    Query,
-)
+from lab.papers.specblock.updates import bandit as bandits
+from lab.papers.specblock.updates.adaptation import TargetResponse, Trainer, UpdateSettings
+from lab.papers.specblock.updates.bandit import BanditSettings, Decision
 from lab.papers.specblock.updates.specblock import SpecBlockKind, split_updater, updatable
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, plain_states, rms
 from tests.decoder.models import greedy, plain_logits, random_model, target_of
@@ -89,73 +79,66 @@ def target():
 
 def adaptive(updater, drafter=None, **settings):
     drafter = drafter or BigramDrafter()
-    return AdaptiveDrafter(
-        drafter, drafter.model, BigramKind(), updater, UpdateSettings(**settings)
-    )
+    own = UpdateSettings(**settings)
+    return adaptation.AdaptiveDrafter(drafter, drafter.model, BigramKind(), updater, own)
 
 
 class Script:
-    """An updater that says what it was told to, and keeps what it heard."""
+    """An updater that says what it was told to."""
 
     def __init__(self, *decisions):
-        self._decisions = list(decisions)
-        self.queries, self.charged = [], []
+        self._decisions = iter(decisions)
 
     def after(self, query):
-        self.queries.append(query)
-        return self._decisions.pop(0)
+        return next(self._decisions)
 
-    def charge(self, seconds):
-        self.charged.append(seconds)
+    def charge(self, seconds): ...
 
 
-class TestRecording:
-    @pytest.mark.parametrize("policy", ["chain", "fixed:5", "fixed:24", "plain"])
-    def test_a_whole_text(self, policy):
-        """Rejections from the drafter's own marginals and plain logits, round by round."""
-        own, drafter, seen = target(), BigramDrafter(), []
-        start = drafter.start
+@pytest.mark.parametrize("policy", ["chain", "fixed:5", "fixed:24", "plain"])
+def test_a_whole_text_is_recorded(policy):
+    """Rejections from the drafter's own marginals and plain logits, round by round."""
+    own, drafter, seen = target(), BigramDrafter(), []
+    start = drafter.start
 
-        def recording(prompt, features, logits):
-            seen.append(
-                adaptation.RecordingSession(start(prompt, features, logits), prompt, features)
-            )
-            return seen[-1]
+    def recording(prompt, features, logits):
+        seen.append(adaptation.RecordingSession(start(prompt, features, logits), prompt, features))
+        return seen[-1]
 
-        drafter.start = recording
-        decoder = TreeDecoder(own, drafter=drafter, policy=policy)
-        result = decoder.generate(PROMPT, max_new_tokens=25)
-        response = seen[0].response(result.token_ids)
-        text = [*PROMPT, *greedy(own.model, PROMPT, 40)]
-        plain, length = plain_logits(own.model, text), len(PROMPT) + 25
-        roots, rejected, r = [], [], []
-        root = len(PROMPT)  # the first new token
-        for accepted in result.stats.accepted_depths:
-            place = root + accepted + 1
-            left = length - 1 - root  # a round drafts what is wanted beyond its own token
-            depth = min(DEPTH, left - 1)
-            if policy != "plain" and accepted < depth and place < length:
-                q = drafter.model(torch.tensor(text[root])).exp()[accepted]
-                kept = q.topk(min(decoder.policy.max_nodes, VOCAB)).indices.tolist()
-                roots.append(root)
-                rejected.append(place)
-                r.append(float(q[text[place]]) if text[place] in kept else 0.0)
-            root = place
-        assert response.tokens.tolist() == text[:length]
-        assert response.roots.tolist() == roots and response.rejected.tolist() == rejected
-        np.testing.assert_allclose(response.probabilities, r, atol=1e-6)
-        assert response.signal == pytest.approx(sum(1 - p for p in r), abs=1e-5)
-        assert (len(rejected) > 5) == (policy != "plain")
-        for logits, place in zip(response.logits, rejected, strict=True):
-            torch.testing.assert_close(logits, plain[place - 1], atol=1e-5, rtol=0)
-        features = plain_states(own, text[: length - 1])[1]
-        torch.testing.assert_close(response.features, features, atol=1e-5, rtol=0)
+    drafter.start = recording
+    decoder = TreeDecoder(own, drafter=drafter, policy=policy)
+    result = decoder.generate(PROMPT, max_new_tokens=25)
+    response = seen[0].response(result.token_ids)
+    text = [*PROMPT, *greedy(own.model, PROMPT, 40)]
+    plain, length = plain_logits(own.model, text), len(PROMPT) + 25
+    roots, rejected, r = [], [], []
+    root = len(PROMPT)  # the first new token
+    for accepted in result.stats.accepted_depths:
+        place = root + accepted + 1
+        left = length - 1 - root  # a round drafts what is wanted beyond its own token
+        depth = min(DEPTH, left - 1)
+        if policy != "plain" and accepted < depth and place < length:
+            q = drafter.model(torch.tensor(text[root])).exp()[accepted]
+            kept = q.topk(min(decoder.policy.max_nodes, VOCAB)).indices.tolist()
+            roots.append(root)
+            rejected.append(place)
+            r.append(float(q[text[place]]) if text[place] in kept else 0.0)
+        root = place
+    assert response.tokens.tolist() == text[:length]
+    assert response.roots.tolist() == roots and response.rejected.tolist() == rejected
+    np.testing.assert_allclose(response.probabilities, r, atol=1e-6)
+    assert response.signal == pytest.approx(sum(1 - p for p in r), abs=1e-5)
+    assert (len(rejected) > 5) == (policy != "plain")
+    for logits, place in zip(response.logits, rejected, strict=True):
+        torch.testing.assert_close(logits, plain[place - 1], atol=1e-5, rtol=0)
+    features = plain_states(own, text[: length - 1])[1]
+    torch.testing.assert_close(response.features, features, atol=1e-5, rtol=0)
 
 
 def response_of(seed=0, count=4):
     generator = torch.Generator().manual_seed(seed)
     roots = torch.arange(count) * 4
-    return adaptation.TargetResponse(
+    return TargetResponse(
         tokens=torch.randint(0, VOCAB, (4 * count + DEPTH,), generator=generator), features=None,
         roots=roots, rejected=roots + 1 + torch.arange(count) % DEPTH,
         logits=torch.randn(count, VOCAB, generator=generator) * 4,
@@ -215,7 +198,7 @@ class TestServing:
     def test_the_text_stays_plain_decodings_while_weights_change(self):
         inner = BigramDrafter()
         before = weights_of(inner)
-        drafter = adaptive(AlwaysUpdate(2), inner, learning_rate=0.1)
+        drafter = adaptive(bandits.AlwaysUpdate(2), inner, learning_rate=0.1)
         assert len(list(self.serve(drafter, 6))) == 6
         assert [action for action, _ in drafter.updates] == ["full"] * 3
         assert not same(before, weights_of(inner))
@@ -247,43 +230,40 @@ TEXT = [5, 17, 3, 88, 41, 2, 2, 60, 7, 19, 44, 8, 30, 71, 12, 3, 9, 50]
 
 def response_to(target, places):
     """A response to `TEXT` with these (root, rejected) positions."""
-    generator = torch.Generator().manual_seed(3)
     states = plain_states(target, TEXT[:-1])
+    logits = torch.randn(len(places), VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    roots, rejected = torch.tensor(places).T
     return TargetResponse(
-        tokens=torch.tensor(TEXT),
+        tokens=torch.tensor(TEXT), roots=roots, rejected=rejected, logits=logits,
         features=torch.cat([states[i] for i in FEATURES], dim=-1).clone(),
-        roots=torch.tensor([root for root, _ in places]),
-        rejected=torch.tensor([rejected for _, rejected in places]),
-        logits=torch.randn(len(places), VOCAB, generator=generator) * 3,
         probabilities=np.zeros(len(places)),
-    )
+    )  # fmt: skip
 
 
-class TestRedraft:
-    def test_against_the_reference_in_both_blocks(self, tmp_path):
-        """Depth 1, 3 and 4 of a first block; 5 and 7 of one that starts at its end."""
-        target = draft_target()
-        folder, config, tensors = specblock_folder(tmp_path / "draft")
-        drafter = SpecBlockDrafter(target, folder)
-        kind = SpecBlockKind(drafter)
-        places = [(5, 6), (7, 10), (9, 13), (8, 13), (10, 17)]
-        response = response_to(target, places)
-        found = kind.redraft(drafter.model, response)
-        rank_losses = []
-        for row, (root, rejected) in enumerate(places):
-            reference = Reference(config, tensors, target, np.array(TEXT[: root + 1]))
-            rows, path = reference.first_block()
-            if rejected - root > 4:
-                rows = [*rows, *reference.next_block(rows, path, 3, TEXT[root + 4])[0]]
-            rows = rows[: rejected - root]
-            logs, logits = found.logs[row].double(), reference.read(rows[-1])[0]
-            torch.testing.assert_close(logs, logits.log_softmax(0), atol=2e-4, rtol=0)
-            for token, number in zip(TEXT[root + 1 :], rows, strict=False):
-                rank_losses.append(bucket_loss(reference, number, token))
-        assert len(rank_losses) == 1 + 3 + 4 + 5 + 7
-        np.testing.assert_allclose(found.extra.item(), 5 * np.mean(rank_losses), rtol=1e-3)
-        wanted = response.logits[:, reference.tokens].double().softmax(-1)
-        torch.testing.assert_close(kind.wanted(response).double(), wanted, atol=1e-6, rtol=0)
+def test_redrafts_are_the_references_in_both_blocks(tmp_path):
+    """Depth 1, 3 and 4 of a first block; 5 and 7 of one that starts at its end."""
+    target = draft_target()
+    folder, config, tensors = specblock_folder(tmp_path / "draft")
+    drafter = SpecBlockDrafter(target, folder)
+    kind = SpecBlockKind(drafter)
+    places = [(5, 6), (7, 10), (9, 13), (8, 13), (10, 17)]
+    response = response_to(target, places)
+    found = kind.redraft(drafter.model, response)
+    rank_losses = []
+    for row, (root, rejected) in enumerate(places):
+        reference = Reference(config, tensors, target, np.array(TEXT[: root + 1]))
+        rows, path = reference.first_block()
+        if rejected - root > 4:
+            rows = [*rows, *reference.next_block(rows, path, 3, TEXT[root + 4])[0]]
+        rows = rows[: rejected - root]
+        logs, logits = found.logs[row].double(), reference.read(rows[-1])[0]
+        torch.testing.assert_close(logs, logits.log_softmax(0), atol=2e-4, rtol=0)
+        for token, number in zip(TEXT[root + 1 :], rows, strict=False):
+            rank_losses.append(bucket_loss(reference, number, token))
+    assert len(rank_losses) == 1 + 3 + 4 + 5 + 7
+    np.testing.assert_allclose(found.extra.item(), 5 * np.mean(rank_losses), rtol=1e-3)
+    wanted = response.logits[:, reference.tokens].double().softmax(-1)
+    torch.testing.assert_close(kind.wanted(response).double(), wanted, atol=1e-6, rtol=0)
 
 
 def bucket_loss(reference, row, token):
@@ -312,7 +292,7 @@ class TestNames:
 
 
 def query(signal=6.0, tokens=20, verifications=10, seconds=1.0):
-    return Query(signal=signal, tokens=tokens, verifications=verifications, seconds=seconds)
+    return bandits.Query(signal=signal, tokens=tokens, verifications=verifications, seconds=seconds)
 
 
 def revised(v, trigger, measured, cost, baseline, settings):
@@ -391,7 +371,7 @@ def algorithm_1(queries, charges, settings, seed):
 
 def run(queries, charges, settings, seed):
     """The same of the bandit itself."""
-    bandit, told = Bandit(settings, np.random.default_rng(seed)), []
+    bandit, told = bandits.Bandit(settings, np.random.default_rng(seed)), []
     for q, charge in zip(queries, charges, strict=True):
         decision = bandit.after(q)
         if decision.train:
@@ -425,14 +405,13 @@ SETTINGS = {
 }
 
 
-class TestAgainstTheAlgorithm:
-    @pytest.mark.parametrize("name", SETTINGS)
-    @pytest.mark.parametrize("seed", range(12))
-    def test_random_streams(self, name, seed):
-        queries = stream(seed)
-        charges = np.random.default_rng(seed + 100).uniform(0.0, 3.0, len(queries)).tolist()
-        found = run(queries, charges, SETTINGS[name], seed)
-        expected = algorithm_1(queries, charges, SETTINGS[name], seed)
-        for i, (own, other) in enumerate(zip(found, expected, strict=True)):
-            assert own[:4] == other[:4], i
-            assert own[4:] == pytest.approx(other[4:], abs=1e-12), i
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bandit_is_the_algorithm_on_random_streams(name, seed):
+    queries = stream(seed)
+    charges = np.random.default_rng(seed + 100).uniform(0.0, 3.0, len(queries)).tolist()
+    found = run(queries, charges, SETTINGS[name], seed)
+    expected = algorithm_1(queries, charges, SETTINGS[name], seed)
+    for i, (own, other) in enumerate(zip(found, expected, strict=True)):
+        assert own[:4] == other[:4], i
+        assert own[4:] == pytest.approx(other[4:], abs=1e-12), i

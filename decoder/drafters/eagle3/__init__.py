@@ -1,5 +1,0 @@
-"""The EAGLE-3 drafter.
-
-`model` reads and runs the published checkpoint format, `drafter` drafts with it. Imports the
-shared parts of drafters and the target.
-"""
