@@ -98,7 +98,7 @@ def encode_texts(
                 set=text.set,
                 category=text.category,
                 tokens=len(ids),
-                hash=hash_tokens(ids),
+                hash=hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16],
             )
             encoded.append(Encoded(prompt=prompt, ids=tuple(ids)))
     return encoded
@@ -111,11 +111,6 @@ def training_prompts(files: Sequence[Path]) -> list[str]:
     if turns is not None:
         raise InputError(f"the training prompt '{turns}' has turns", hint="Give its text alone.")
     return [str(text.prompt) for text in texts]
-
-
-def hash_tokens(ids: Sequence[int]) -> str:
-    """Hash of a token sequence: 16 hexadecimal digits."""
-    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
 def _parse(file: Path, raw: bytes) -> list[PromptText]:

@@ -16,6 +16,7 @@ from lab.bench.record import PromptFile, ProtocolUse
 from lab.papers.protocols import Method, Protocol, SetSample, find_set, take_sample
 
 PART = re.compile(r"(\w+)=(.+)")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 FLASH = "flash_attention_2"
 
 
@@ -176,7 +177,11 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         dtype=changes.dtype or protocol.dtype,
         samples=samples,
         missing=missing,
-        fetched=[name for name in dict.fromkeys(used) if is_absent(name)],
+        fetched=[
+            name
+            for name in dict.fromkeys(used)
+            if HUB_ID.fullmatch(name) and weights_source(name, download=False) is None
+        ],
     )
     if not samples or not methods:
         raise InputError(
@@ -197,9 +202,3 @@ def _models(protocol: Protocol, target: str, drafters: Sequence[str]) -> dict[st
         named = match is not None and match[1] in parts
         models |= {match[1]: match[2]} if named else {first: name}
     return models
-
-
-def is_absent(name: str) -> bool:
-    """Whether a model has to be fetched from the hub."""
-    hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)
-    return hub_id is not None and weights_source(name, download=False) is None

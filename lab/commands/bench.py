@@ -146,7 +146,12 @@ def command(ctx: click.Context, as_json: bool, **values: Any) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    _check_policies(values["policies"])
+    from decoder.names import check_policy
+    from lab.bench.record import PEER, STUDIES
+
+    for policy in values["policies"]:
+        if policy not in STUDIES and not policy.startswith(PEER):
+            check_policy(policy.partition("@")[0])
     _report(_run(ctx, values), as_json=as_json)
     if values["output"] is not None:
         click.echo(f"result: {values['output']}", err=as_json)
@@ -160,15 +165,6 @@ def show(path: Path, as_json: bool) -> None:
     from lab.bench.record import read_result
 
     _report(read_result(path), as_json=as_json)
-
-
-def _check_policies(policies: tuple[str, ...]) -> None:
-    from decoder.names import check_policy
-    from lab.bench.record import PEER, STUDIES
-
-    for policy in policies:
-        if policy not in STUDIES and not policy.startswith(PEER):
-            check_policy(policy.partition("@")[0])
 
 
 def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:

@@ -83,7 +83,10 @@ def fresh_config(
     source = loaded.model.config.get_text_config(decoder=True)
     rope = source.rope_parameters or {}
     rope = rope.get("full_attention", rope)  # of kinds whose windowed layers have their own
-    ids = wanted.target_layers or spread_layers(sizes.layers)
+    # Five layers evenly from 1 to L - 2; of a target of few layers, what there are.
+    deepest = max(sizes.layers - 2, 0)
+    spread = np.linspace(min(1, deepest), deepest, 5).round().astype(int).tolist()
+    ids = wanted.target_layers or sorted(set(spread))
     return {
         "architectures": [wanted_kind.drafter.model_type.config_type.ARCHITECTURES[0]],
         "model_type": "qwen3",
@@ -105,12 +108,6 @@ def fresh_config(
         | wanted_kind.fields(wanted.rank, wanted.state, shifted),
         "dtype": "bfloat16",
     }
-
-
-def spread_layers(layers: int) -> tuple[int, ...]:
-    """Five layers evenly from 1 to L - 2, ascending; of a target of few layers, what there are."""
-    last = max(layers - 2, 0)
-    return tuple(sorted({int(i) for i in np.linspace(min(1, last), last, 5).round()}))
 
 
 def fresh_model(

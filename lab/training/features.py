@@ -60,8 +60,9 @@ class Examples(Sequence[Example]):
         text = self._texts[index]
         digest = hashlib.sha256(repr(text.tokens).encode()).hexdigest()[:16]
         place = self._folder / f"{digest}.safetensors"
-        tensors = _load_cached(place)
-        if tensors is None:
+        try:
+            tensors = load(read_bytes(place, InputError, most_bytes=MOST_BYTES))
+        except (InputError, SafetensorError):  # missing or damaged
             tensors = self._compute(text)
             write_atomic(place, save(tensors), InputError)
         device = self._loaded.model.device
@@ -76,14 +77,6 @@ class Examples(Sequence[Example]):
         done = model.model(ids, output_hidden_states=True, use_cache=False)
         features = torch.cat([done.hidden_states[i][0] for i in self._layers], dim=-1)
         return {"features": features.cpu(), "final": done.last_hidden_state[0].cpu()}
-
-
-def _load_cached(place: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a file; None if it is missing or damaged, and to be computed again."""
-    try:
-        return load(read_bytes(place, InputError, most_bytes=MOST_BYTES))
-    except (InputError, SafetensorError):
-        return None
 
 
 class FrozenHead:

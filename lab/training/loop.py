@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 import torch
@@ -186,9 +186,15 @@ def _resume(
     place = folder / CHECKPOINT
     if not place.exists():
         return []
-    state = _read_checkpoint(place)
-    stored, history = state["settings"], state["history"]
-    done = int(history[-1]["step"])
+    try:
+        state = torch.load(place, map_location="cpu", weights_only=True)
+        stored, history = dict(state["settings"]), state["history"]
+        done = int(history[-1]["step"])
+    except Exception as error:  # torch's reader fails in many ways
+        raise InputError(
+            f"{place} cannot be read ({type(error).__name__})",
+            hint="It is damaged; remove it to begin again.",
+        ) from error
     other = [name for name, value in asdict(settings).items() if stored.get(name) != value]
     if set(other) - LENGTH:
         raise InputError(
@@ -209,16 +215,3 @@ def _resume(
             hint="Choose another folder, or the same layers, block and feature layers.",
         ) from error
     return list(history)
-
-
-def _read_checkpoint(place: Path) -> dict[str, Any]:
-    """The state in a checkpoint. Raises InputError where it is damaged."""
-    try:
-        state: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
-        int(state["history"][-1]["step"]), dict(state["settings"])
-    except Exception as error:  # torch's reader fails in many ways
-        raise InputError(
-            f"{place} cannot be read ({type(error).__name__})",
-            hint="It is damaged; remove it to begin again.",
-        ) from error
-    return state

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.bench.analysis.ratios import Part, Ratio, compare_arms
+from lab.bench.analysis.ratios import Ratio, compare_arms
 from lab.bench.record import Arm, Model, Result
 
 
@@ -75,7 +75,32 @@ def block_sizes(result: Result) -> list[Family]:
 
 def update_figures(result: Result) -> list[UpdateFigures]:
     """The arms whose drafters were updated, in the order of the run."""
-    return [_update_figures(result, arm) for arm in result.arms if arm.updates]
+    figures = []
+    for arm in result.arms:
+        if not arm.updates:
+            continue
+        responses, fixed = result.of(arm.name), _fixed(result, arm)
+        made = [one.update for one in responses if one.update is not None]
+        update_s = sum(one.seconds for one in made)
+        over = {
+            part: None if fixed is None else compare_arms(result, arm.name, fixed, part)
+            for part in ("decode", "total")
+        }
+        figures.append(
+            UpdateFigures(
+                arm=arm.name,
+                updater=arm.updates,
+                texts=dict(Counter(one.action for one in made)),
+                updates=dict(Counter(one.action for one in made if one.trained)),
+                rollbacks=sum(one.rollback for one in made),
+                update_s=update_s,
+                update_share=update_s / sum(one.occupied_s for one in responses),
+                fixed=fixed,
+                over_fixed=over["decode"],
+                end_to_end_over_fixed=over["total"],
+            )
+        )
+    return figures
 
 
 def _families(
@@ -103,28 +128,6 @@ def _families(
             members.append(FamilyArm(arm=arm.name, drafter=one.name, over_base=over, **part))
         families.append(Family(policy=policy, base=base, members=tuple(members)))
     return families
-
-
-def _update_figures(result: Result, arm: Arm) -> UpdateFigures:
-    responses, fixed = result.of(arm.name), _fixed(result, arm)
-    made = [one.update for one in responses if one.update is not None]
-    update_s = sum(one.seconds for one in made)
-
-    def over_fixed(part: Part) -> Ratio | None:
-        return None if fixed is None else compare_arms(result, arm.name, fixed, part)
-
-    return UpdateFigures(
-        arm=arm.name,
-        updater=arm.updates,
-        texts=dict(Counter(one.action for one in made)),
-        updates=dict(Counter(one.action for one in made if one.trained)),
-        rollbacks=sum(one.rollback for one in made),
-        update_s=update_s,
-        update_share=update_s / sum(one.occupied_s for one in responses),
-        fixed=fixed,
-        over_fixed=over_fixed("decode"),
-        end_to_end_over_fixed=over_fixed("total"),
-    )
 
 
 def _fixed(result: Result, arm: Arm) -> str | None:

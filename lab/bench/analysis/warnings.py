@@ -15,32 +15,36 @@ NOISY = 0.05
 def result_warnings(result: Result) -> tuple[str, ...]:
     """Each warning says what to do about it. Those of the responses come last."""
     warnings = [
-        *_failed(result),
-        *_few_prompts(result),
-        *_noise(result),
-        *_profile(result),
-        *_differing(result),
-        *_updates(result),
-    ]
-    drift = (warning for response in result.responses for warning in response.warnings)
-    return tuple(warnings + list(dict.fromkeys(drift)))
-
-
-def _failed(result: Result) -> list[str]:
-    return [
         f"{one.name} failed "
         + ("at its start" if one.prompt is None else f"at prompt '{one.prompt}'")
         + f", after {one.answered} texts, which are left out: {one.reason}"
         for one in result.failed
     ]
-
-
-def _few_prompts(result: Result) -> list[str]:
-    prompts = len(result.prompts)
-    if prompts >= FEW_PROMPTS:
-        return []
-    noun = "prompt" if prompts == 1 else "prompts"
-    return [f"only {prompts} {noun}: intervals are wide or missing; give {FEW_PROMPTS} or more"]
+    if (prompts := len(result.prompts)) < FEW_PROMPTS:
+        noun = "prompt" if prompts == 1 else "prompts"
+        warnings.append(
+            f"only {prompts} {noun}: intervals are wide or missing; give {FEW_PROMPTS} or more"
+        )
+    warnings += _noise(result)
+    if result.profile is not None and result.profile.kind in BORROWED:
+        warnings.append(
+            f"the costs come from a {result.profile.kind} profile, not from this machine: "
+            "`rooftree calibrate` measures one"
+        )
+    counts = {arm.name: differing(result, arm.name) or 0 for arm in result.arms}
+    if wrong := ", ".join(f"{name} {count}" for name, count in counts.items() if count):
+        each = len(result.of(PLAIN))
+        hint = (
+            "near-ties round differently over one row and over several; --same-text compares our "
+            "arms on one text, and --dtype float32 decides nearly all ties alike"
+        )
+        if result.settings.dtype == "float32":
+            hint = "near-ties may still round differently in float32; more than a few would be a "
+            hint += "fault"
+        warnings.append(f"texts that differ from plain decoding's, of {each}: {wrong} ({hint})")
+    warnings += _updates(result)
+    drift = (warning for response in result.responses for warning in response.warnings)
+    return tuple(warnings + list(dict.fromkeys(drift)))
 
 
 def _noise(result: Result) -> list[str]:
@@ -86,15 +90,6 @@ def _repeat_spread(steps: list[tuple[Response, float]]) -> float | None:
     return median(spreads) if spreads else None
 
 
-def _profile(result: Result) -> list[str]:
-    if result.profile is None or result.profile.kind not in BORROWED:
-        return []
-    return [
-        f"the costs come from a {result.profile.kind} profile, not from this machine: "
-        "`rooftree calibrate` measures one"
-    ]
-
-
 def _updates(result: Result) -> list[str]:
     names = [arm.name for arm in result.arms if arm.updates]
     idle = [
@@ -114,18 +109,3 @@ def _updates(result: Result) -> list[str]:
             f"({', '.join(names)}): --repeat 1 meets new prompts only"
         )
     return warnings
-
-
-def _differing(result: Result) -> list[str]:
-    counts = {arm.name: differing(result, arm.name) or 0 for arm in result.arms}
-    wrong = [f"{name} {count}" for name, count in counts.items() if count]
-    if not wrong:
-        return []
-    each = len(result.of(PLAIN))
-    hint = (
-        "near-ties round differently over one row and over several; --same-text compares our "
-        "arms on one text, and --dtype float32 decides nearly all ties alike"
-        if result.settings.dtype != "float32"
-        else "near-ties may still round differently in float32; more than a few would be a fault"
-    )
-    return [f"texts that differ from plain decoding's, of {each}: {', '.join(wrong)} ({hint})"]

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,7 +40,8 @@ def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
     names = [path.name for path in paths]
     if not all(names):
         raise InputError("the drafter's name is empty", hint="Give ngram or a folder.")
-    short = {path: path.name if names.count(path.name) == 1 else _longer(path) for path in paths}
+    count = {path: 1 if names.count(path.name) == 1 else 2 for path in paths}  # of its parts
+    short = {path: "/".join(path.parts[bool(path.anchor) :][-count[path] :]) for path in paths}
     labels: dict[str, str] = {}
     for drafter in drafters:
         pairs = map(_split, _parts(drafter))
@@ -67,10 +67,6 @@ def _split(name: str) -> tuple[str, str]:
     match = BLOCK.fullmatch(name) or ADAPT.fullmatch(name)
     base = name if match is None else match[1]
     return base, name[len(base) :]
-
-
-def _longer(path: Path) -> str:
-    return "/".join(path.parts[bool(path.anchor) :][-2:])
 
 
 def describe_drafters(loaded: Sequence[tuple[str, str, Drafter]]) -> tuple[Model, ...]:
@@ -196,7 +192,7 @@ def _policies(choice: ArmNames) -> list[tuple[str, str, str]]:
 
 
 def _policy_arm(policy: str, variant: str, drafter: str, study: str) -> Arm:
-    shape = parse_policy(policy, _no_cost, DEFAULT_MAX_NODES)
+    shape = parse_policy(policy, lambda fit=None: None, DEFAULT_MAX_NODES)  # built for its name
     fixed = policy.startswith(("fixed:", "beam:"))
     mark = f"[{variant}]" if variant else ""
     return Arm(
@@ -238,8 +234,3 @@ def _add(arms: dict[str, Arm], arm: Arm) -> None:
     """Add an arm, or only its studies to the arm of the same name."""
     first = arms.get(arm.name, arm)
     arms[arm.name] = replace(first, studies=tuple(dict.fromkeys((*first.studies, *arm.studies))))
-
-
-def _no_cost(fit: Any = None) -> Any:
-    """A cost for policies that are built only to check their names."""
-    return None

@@ -48,9 +48,6 @@ class TreeArm(ArmRunner):
             sampling=sampling,
             ends=end_tokens(self._decoder.target.model),
         )
-        drafter = self._decoder.drafter
-        if isinstance(drafter, AdaptiveDrafter):
-            return AdaptiveArmDecoding(self._decoder, request, drafter)
         return TreeArmDecoding(self._decoder, request)
 
 
@@ -117,21 +114,14 @@ class TreeArmDecoding(ArmDecoding):
             cost.observe(rows, one.context, one.stages.verify_s)
         return tuple(verify_s), tuple(cycle_s)
 
-
-class AdaptiveArmDecoding(TreeArmDecoding):
-    """A text from which the arm's drafter learns."""
-
-    def __init__(
-        self, decoder: TreeDecoder, request: TextRequest, drafter: AdaptiveDrafter
-    ) -> None:
-        super().__init__(decoder, request)
-        self._drafter = drafter
-
     def rehearse(self) -> None:
-        self._drafter.rehearse(self._generation())
+        if isinstance(self._decoder.drafter, AdaptiveDrafter):
+            self._decoder.drafter.rehearse(self._generation())
 
-    def update(self) -> Update:
-        decision = self._drafter.finish(self._generation())
+    def update(self) -> Update | None:
+        if not isinstance(self._decoder.drafter, AdaptiveDrafter):
+            return None
+        decision = self._decoder.drafter.finish(self._generation())
         return Update(
             seconds=0.0, action=decision.action, trained=decision.train, rollback=decision.rollback
         )

@@ -74,32 +74,26 @@ def engine_runners(
 
     ends  token ids that end a text
     """
+    dtype, runners = dtype_name(target.dtype), []
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rooftree-engines-")))
-        runners = [arm for engine in engines for arm in _runners(engine, target, work, ends, say)]
-        for runner in runners:
-            stack.callback(runner.close)
-        yield list(runners)
-
-
-def _runners(
-    engine: InstalledEngine, target: Target, work: Path, ends: Iterable[int], say: Say
-) -> list[EngineArm]:
-    requested, loaded, dtype = engine.requested, target.loaded, dtype_name(target.dtype)
-    if requested.model is None and requested.kind.model:
-        say(f"converting {loaded.name} for {requested.name}")
-    options = {
-        "model": engine_model(engine, loaded.source, dtype, work),
-        "dtype": dtype,
-        "threads": torch.get_num_threads(),
-        "ends": sorted(ends),
-        "drafter": str(DEMO_DRAFTER),
-        "arguments": dict(requested.arguments),
-    }
-    return [
-        EngineArm(arm, engine, options | {"mode": requested.mode(arm.policy)}, say)
-        for arm in engine_arms(requested)
-    ]
+        for engine in engines:
+            requested = engine.requested
+            if requested.model is None and requested.kind.model:
+                say(f"converting {target.loaded.name} for {requested.name}")
+            options = {
+                "model": engine_model(engine, target.loaded.source, dtype, work),
+                "dtype": dtype,
+                "threads": torch.get_num_threads(),
+                "ends": sorted(ends),
+                "drafter": str(DEMO_DRAFTER),
+                "arguments": dict(requested.arguments),
+            }
+            for arm in engine_arms(requested):
+                mode = {"mode": requested.mode(arm.policy)}
+                runners.append(EngineArm(arm, engine, options | mode, say))
+                stack.callback(runners[-1].close)
+        yield runners
 
 
 class EngineArm(ArmRunner):

@@ -20,10 +20,36 @@ _EXPORT_LIMIT_S = 3600.0
 
 def check_model(engine: InstalledEngine, target: str) -> None:
     """Raise InputError where the model in the engine's format is neither there nor can be made."""
-    if engine.requested.name == "openvino":
-        _check_openvino(engine, target)
-    elif engine.requested.name == "llama.cpp":
-        _check_gguf(engine.requested, target)
+    name, model, wanted = (getattr(engine.requested, one) for one in ("name", "model", "kind"))
+    path = None if model is None else Path(model).expanduser()
+    if name == "openvino":
+        export = f"Write it with `{_EXPORT} fp16 --model {target} FOLDER`"
+        if path is not None and not (path / "openvino_model.xml").is_file():
+            raise InputError(f"{model} is not {wanted.model}", hint=f"{export}.")
+        if path is None and not engine.exports:
+            raise InputError(
+                f"OpenVINO needs {wanted.model}, and {engine.python} has no optimum-intel"
+                " to write it",
+                hint=f"{export}, and give --engine-option openvino:model=FOLDER.",
+            )
+    elif name == "llama.cpp":
+        script, option = "convert_hf_to_gguf.py", "--engine-option llama.cpp:model=FILE."
+        if path is not None and not (path.is_file() and is_gguf(path)):
+            raise InputError(
+                f"{model} is not {wanted.model}",
+                hint=f"Write it with llama.cpp's {script} --outtype bf16.",
+            )
+        if path is None and target != DEMO_NAME:
+            raise InputError(
+                f"llama.cpp needs {wanted.model}, and only the demo model's can be made here",
+                hint=f"Write it with llama.cpp's `{script} {target} --outtype bf16`, and give"
+                f" {option}",
+            )
+        if path is None and find_spec("gguf") is None:
+            raise InputError(
+                "writing the demo model as a GGUF file needs the package gguf",
+                hint=f"pip install gguf, or give {option}",
+            )
 
 
 def engine_model(engine: InstalledEngine, source: str, dtype: str, work: Path) -> str:
@@ -57,44 +83,6 @@ def precision(requested: RequestedEngine, dtype: str) -> str:
 def _exported(dtype: str) -> str:
     """The dtype of weights that optimum-intel exports; it has no bfloat16."""
     return "float32" if dtype == "float32" else "float16"
-
-
-def _check_openvino(engine: InstalledEngine, target: str) -> None:
-    requested = engine.requested
-    if requested.model is not None:
-        if not (Path(requested.model).expanduser() / "openvino_model.xml").is_file():
-            raise InputError(
-                f"{requested.model} is not {requested.kind.model}",
-                hint=f"Write it with `{_EXPORT} fp16 --model {target} FOLDER`.",
-            )
-    elif not engine.exports:
-        raise InputError(
-            f"OpenVINO needs {requested.kind.model}, and {engine.python} has no optimum-intel"
-            " to write it",
-            hint=f"Write it with `{_EXPORT} fp16 --model {target} FOLDER`, and give"
-            " --engine-option openvino:model=FOLDER.",
-        )
-
-
-def _check_gguf(requested: RequestedEngine, target: str) -> None:
-    if requested.model is not None:
-        path = Path(requested.model).expanduser()
-        if not path.is_file() or not is_gguf(path):
-            raise InputError(
-                f"{requested.model} is not {requested.kind.model}",
-                hint="Write it with llama.cpp's convert_hf_to_gguf.py --outtype bf16.",
-            )
-    elif target != DEMO_NAME:
-        raise InputError(
-            f"llama.cpp needs {requested.kind.model}, and only the demo model's can be made here",
-            hint=f"Write it with llama.cpp's `convert_hf_to_gguf.py {target} --outtype bf16`, and"
-            " give --engine-option llama.cpp:model=FILE.",
-        )
-    elif find_spec("gguf") is None:
-        raise InputError(
-            "writing the demo model as a GGUF file needs the package gguf",
-            hint="pip install gguf, or give --engine-option llama.cpp:model=FILE.",
-        )
 
 
 def _export(python: str, source: str, dtype: str, work: Path) -> Path:

@@ -98,31 +98,28 @@ def requested_engines(
                 f"--engine-option {name}:{option} is of an engine that does not run",
                 hint=f"Add --engine {name}=PYTHON, or leave it out.",
             )
-    return tuple(
-        _requested(name, python, {key: value for engine, key, value in options if engine == name})
-        for name, python in pairs
-    )
-
-
-def _requested(name: str, python: str | None, options: dict[str, Any]) -> RequestedEngine:
-    kind = KINDS[name]
-    model, modes = options.pop("model", None), options.pop("modes", ",".join(kind.modes))
-    if model is not None and not kind.model:
-        raise InputError(f"{name} takes the target itself", hint=f"Leave out {name}:model.")
-    engine = RequestedEngine(
-        name=name,
-        python=python,
-        model=None if model is None else str(model),
-        modes=tuple(mode for mode in str(modes).split(",") if mode not in ("", "none")),
-        arguments=options,
-    )
-    for mode in engine.modes:
-        if engine.mode(mode) is None:
-            raise InputError(
-                f"'{mode}' is not a mode of {name}",
-                hint=f"Its modes are as {', '.join(kind.modes)} (docs/benchmark.md).",
-            )
-    return engine
+    requested = []
+    for name, python in pairs:
+        given = {key: value for engine, key, value in options if engine == name}
+        kind = KINDS[name]
+        model, modes = given.pop("model", None), given.pop("modes", ",".join(kind.modes))
+        if model is not None and not kind.model:
+            raise InputError(f"{name} takes the target itself", hint=f"Leave out {name}:model.")
+        engine = RequestedEngine(
+            name=name,
+            python=python,
+            model=None if model is None else str(model),
+            modes=tuple(mode for mode in str(modes).split(",") if mode not in ("", "none")),
+            arguments=given,
+        )
+        for mode in engine.modes:
+            if engine.mode(mode) is None:
+                raise InputError(
+                    f"'{mode}' is not a mode of {name}",
+                    hint=f"Its modes are as {', '.join(kind.modes)} (docs/benchmark.md).",
+                )
+        requested.append(engine)
+    return tuple(requested)
 
 
 def engine_arms(requested: RequestedEngine) -> tuple[Arm, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from lab.bench.analysis.papers import PaperFigures, call_s_per_token, mean_tpot_s, paper_figures
+from lab.bench.analysis.papers import call_s_per_token, mean_tpot_s, paper_figures
 from lab.bench.analysis.ratios import responses_of
 from lab.bench.record import PLAIN, ProtocolUse, Response, Result
 from lab.bench.report.tables import Row, Table, number_text
@@ -112,10 +112,14 @@ class _Filled:
         tokens, rounds = fmean(each.new_tokens for each in responses), fmean(counts or [0])
         tpot_s = mean_tpot_s(responses)
         figures = paper_figures(self._result, arm, one)
+        kind, _, length = self._result.arm(arm).policy.partition("x")
+        acceptance = figures.depth_share
+        if kind == "beam:1" and figures.tau is not None:  # DynaTree's chain of K, over K
+            acceptance = figures.tau / int(length)
         values = {
             "tau": figures.tau if self._protocol.tau == "pooled" else figures.tau_of_texts,
             "path length": figures.tau,
-            "acceptance %": _acceptance(figures, self._result.arm(arm).policy),
+            "acceptance %": acceptance,
             "draft share %": figures.draft_share,
             "tokens/s": figures.tokens_per_s,
             "first token ms": 1e3 * fmean(each.first_token_s for each in responses),
@@ -125,11 +129,3 @@ class _Filled:
         }
         value = values[name]
         return value if value is None or not name.endswith("%") else 100 * value
-
-
-def _acceptance(figures: PaperFigures, policy: str) -> float | None:
-    """DynaTree's: of a chain of K, which is a beam of one, over K."""
-    kind, _, length = policy.partition("x")
-    if kind == "beam:1" and figures.tau is not None:
-        return figures.tau / int(length)
-    return figures.depth_share

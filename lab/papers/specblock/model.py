@@ -117,7 +117,8 @@ class SpecBlockConfig:
 
     def features_of(self, layers: int) -> tuple[int, ...]:
         """Indices of the hidden states that it reads of a target with so many layers."""
-        return self.feature_layers or eagle_layers(layers)
+        usual = (2, layers // 2, layers - 3)  # low, mid and top, as EAGLE-3's
+        return self.feature_layers or tuple(min(max(i, 1), max(layers - 1, 0)) for i in usual)
 
     def costs(self) -> dict[str, object]:
         """The fields that the time of a forward depends on."""
@@ -133,11 +134,6 @@ class SpecBlockConfig:
 def is_specblock(published: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a SpecBlock drafter, of whatever form."""
     return any("SpecBlock" in str(name) for name in architectures(published))
-
-
-def eagle_layers(layers: int) -> tuple[int, ...]:
-    """Indices of the low, mid and top hidden states of a target, as in EAGLE-3."""
-    return tuple(min(max(i, 1), max(layers - 1, 0)) for i in (2, layers // 2, layers - 3))
 
 
 def summary(logits: torch.Tensor) -> torch.Tensor:

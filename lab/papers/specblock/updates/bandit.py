@@ -6,7 +6,6 @@ its decisions. README.md has the choices made where the paper leaves one open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -225,7 +224,9 @@ class Bandit:
             return True, False, False
         self._lengths.append(done.tokens / done.verifications)
         good = len(self._lengths) == 1 or self._lengths[-1] >= self._lengths[-2]
-        return True, good, declines(self._lengths, self.settings.declining_windows)
+        last = self._lengths[-self.settings.declining_windows :]
+        falls = all(after < before for before, after in pairwise(last))
+        return True, good, len(last) == self.settings.declining_windows and falls
 
 
 class AlwaysUpdate:
@@ -245,9 +246,3 @@ class AlwaysUpdate:
 
     def charge(self, seconds: float) -> None:
         """Do nothing: costs do not count here."""
-
-
-def declines(lengths: Sequence[float], windows: int) -> bool:
-    """Whether each of the last `windows` lengths is below the one before it."""
-    last = lengths[-windows:]
-    return len(last) == windows and all(after < before for before, after in pairwise(last))
