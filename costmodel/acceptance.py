@@ -111,16 +111,12 @@ def recorded(accepted: Sequence[int], drafted: Sequence[int], *, label: str) -> 
     """Acceptance by depth from the rounds of recorded chains.
 
     accepted, drafted  tokens of each round; rounds without a draft are ignored
-    Depths that no round reached get the rate of the depth before. A rate of 0 becomes half an
+    Depths that no round reached get the rate of the depth before, and a rate of 0 becomes half an
     observation. Raises InputError where nothing was drafted.
     """
     hit_depth, draft_depth = np.asarray(accepted), np.asarray(drafted)
-    if (
-        hit_depth.shape != draft_depth.shape
-        or hit_depth.ndim != 1
-        or np.any(hit_depth > draft_depth)
-        or np.any(hit_depth < 0)
-    ):
+    alike = hit_depth.ndim == 1 and hit_depth.shape == draft_depth.shape
+    if not alike or np.any((hit_depth > draft_depth) | (hit_depth < 0)):
         raise InputError("each round needs the tokens it accepted and the as many or more drafted")
     deepest = int(draft_depth.max(initial=0))
     if deepest > MOST_POSITIONS:
@@ -178,7 +174,6 @@ class PublishedRow:
 
     @property
     def label(self) -> str:
-        """The line in words."""
         return f"{self.table} table 1, {self.target}, {self.dataset}, T = {self.temperature}"
 
 

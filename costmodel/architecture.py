@@ -10,7 +10,7 @@ from typing import Any
 
 from costmodel.errors import InputError, shown
 from costmodel.fields import MOST, is_whole
-from costmodel.hf_config import architecture_fields
+from costmodel.hf_kinds import architecture_fields
 
 # Beyond every model; times of larger ones would leave the range of a float.
 _MOST_PARAMETERS = 10**15
@@ -29,16 +29,16 @@ class ModelArchitecture:
     """Sizes of a decoder-only transformer.
 
     `name` is a label outside the hash: a fine-tune or a local folder has the hash of its base.
-    Weights, tokenizer, rope parameters and norm epsilons do not change the cost and are left
-    out. Attention reads the last `sliding_window` tokens (None: all), except in `full_layers`
-    layers; `sinks`: each head has one more logit. `layer_norms` counts norms over the hidden
-    width. In a mixture of experts all layers but the first `dense_layers` are sparse, and each
-    token also passes an FFN of width `shared_ffn`; without dense layers `ffn` is unused and not
-    hashed. With latent attention (DeepSeek-V2, arXiv 2405.04434) a token's cache is one vector
-    of `latent_rank` + `rope_dim` values a layer, `value_dim` is the width of a head's value,
-    `head_dim` that of its query, and queries are made from `query_rank` values (0: from the
-    hidden state). In `index_layers` layers an indexer of `index_heads` (DeepSeek-V3.2) keeps a key
-    of `index_dim` values, by which each row chooses the `index_topk` tokens that it attends to.
+    Weights, tokenizer, rope parameters and norm epsilons do not change the cost and are left out.
+    Attention reads the last `sliding_window` tokens (None: all), except in `full_layers` layers;
+    `sinks`: each head has one more logit. `layer_norms` counts norms over the hidden width. In a
+    mixture of experts all layers but the first `dense_layers` are sparse, and each token also
+    passes an FFN of width `shared_ffn`. With latent attention (DeepSeek-V2, arXiv 2405.04434) a
+    token's cache is one vector of `latent_rank` + `rope_dim` values a layer, `value_dim` is the
+    width of a head's value, `head_dim` that of its query, and queries are made from `query_rank`
+    values (0: from the hidden state). In `index_layers` layers an indexer of `index_heads`
+    (DeepSeek-V3.2) keeps a key of `index_dim` values, by which each row chooses the `index_topk`
+    tokens that it attends to.
 
     Hybrids: `recurrent_layers` layers keep a state instead of keys, or beside them. Of the
     layers, `keyless_layers` have no attention and `ffnless_layers` no FFN. A state is `state_heads`
@@ -192,7 +192,6 @@ class ModelArchitecture:
 
     @property
     def full_cached_width(self) -> int:
-        """`cached_width` of a layer that reads the whole context."""
         if not (self.full_head_dim or self.full_kv_heads):
             return self.cached_width
         return 2 * (self.full_kv_heads or self.kv_heads) * self._full_head_dim
@@ -215,7 +214,6 @@ class ModelArchitecture:
 
     @property
     def index_values(self) -> int:
-        """Values of one token in the caches of all indexers."""
         return self.index_layers * self.index_dim
 
     @property
@@ -274,7 +272,7 @@ class ModelArchitecture:
 
     @property
     def ffn_matrices(self) -> int:
-        """Weight matrices of one FFN: gate, up and down, or up and down."""
+        """Of one FFN: gate, up and down, or up and down."""
         return 3 if self.gated_ffn else 2
 
     @property
@@ -283,7 +281,6 @@ class ModelArchitecture:
 
     @property
     def ffn_layers(self) -> int:
-        """Layers with an FFN, dense or of experts."""
         return self.layers - self.ffnless_layers
 
     @property
@@ -307,8 +304,7 @@ class ModelArchitecture:
     def hash(self) -> str:
         """12 hex digits over the fields that change the cost.
 
-        Optional fields at their default are left out, so that a new field does not change the
-        hash of existing profiles.
+        Those at their default are left out, so that a new field leaves existing hashes as they are.
         """
         fields = self.to_dict()
         del fields["name"]
@@ -431,6 +427,5 @@ class ModelArchitecture:
         """Read a Hugging Face config that says every field: of transformers, or a mapping.
 
         approximate  read a kind whose cost is not known by the usual names of its sizes
-        Raises InputError naming the field that is missing or the kind that is not supported.
         """
         return cls(**architecture_fields(config, name, approximate=approximate))

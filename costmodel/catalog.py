@@ -44,8 +44,8 @@ class Peaks:
 class DeviceSpec:
     """A device in devices.yaml; `source` says where its figures are from.
 
-    `name` is what the driver reports, `aliases` are its other names. `peak_flops_per_s` is the
-    dense rate of 16-bit products in `dtype`; other rates are None where it has or states none.
+    `name` is what the driver reports. `peak_flops_per_s` is the dense rate of 16-bit products in
+    `dtype`; other rates are None where it has or states none.
     """
 
     slug: str
@@ -73,8 +73,8 @@ class DeviceSpec:
 class DeviceFingerprint(Section):
     """A device as its runtime reports it, and as a profile stores it.
 
-    `mig` names a MIG slice; `threads` and `instruction_set` are those of a CPU. None: unknown
-    or not applicable.
+    `mig` names a MIG slice; `threads` and `instruction_set` are of a CPU. None: unknown, not
+    applicable.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -170,8 +170,7 @@ def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:
 def find_device(query: str) -> DeviceSpec:
     """The known device with this slug, name or alias; case, and `-` for a space, do not matter.
 
-    A part of a name finds nothing, since it may be the name of another device. Raises InputError
-    that lists the nearest names.
+    A part of a name may be another device's and finds nothing. Raises InputError with the nearest.
     """
     spec = _by_label().get(_label(query))
     if spec is not None:
@@ -203,7 +202,7 @@ def _label(name: str) -> str:
 class TargetEntry:
     """A target by name: its sizes and its Hugging Face config.
 
-    `hf_config` is a config of transformers, or of a known target a mapping of the fields that
+    `hf_config` is a config of transformers, or of a known target the fields that
     `AutoConfig.for_model(**hf_config)` takes. `weights` is the type that the published checkpoint
     stores, as operator tables call it, or its label.
     """
@@ -241,8 +240,8 @@ def resolve_target(name: str, *, hub: bool = False, approximate: bool = False) -
 
     hub          read the config of any other owner/model from the hub (`costmodel.hf_config`)
     approximate  take kinds whose parts are not all counted by the usual names of their sizes
-    A config is read by transformers' class of its kind; a known name needs no transformers.
-    Raises InputError where nothing has this name or the config cannot be read.
+    A known name needs no transformers. Raises InputError where nothing has this name or its config
+    cannot be read.
     """
     if name.endswith(".json") and Path(name).name != "config.json" and os.path.isfile(name):
         return _target_of(Path(name).stem, read_json(Path(name), finite=False))
@@ -291,7 +290,7 @@ def _target_of(
 def find_target(name: str) -> TargetEntry:
     """The known target called `name`: in full, or its last part, upper or lower case.
 
-    Raises InputError that lists the nearest names where none matches, or the several that do.
+    Raises InputError that lists the nearest names, or the several that match.
     """
     targets = load_targets()
     if name in targets:

@@ -49,7 +49,7 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 
 
 def _as_tuple(value: Any) -> Any:
-    """Lists and numpy arrays become tuples (NaN: None); a set or a text is left to fail."""
+    """Lists and numpy arrays become tuples (NaN: None)."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
         value = [None if isinstance(x, float) and np.isnan(x) else x for x in value]

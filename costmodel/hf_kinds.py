@@ -1,4 +1,4 @@
-"""Kinds of Hugging Face models: parts that no config says, and layers that are not all alike."""
+"""The sizes of a target in its Hugging Face config, with what no config says of its kind."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 
 from costmodel.errors import InputError, shown
 from costmodel.fields import MOST, is_whole
+from costmodel.hf_config import Fields, positions_of, text_fields
 from costmodel.io import read_yaml, shipped_directory
-
-Fields = Mapping[str, Any]
-
 
 _USUAL = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 _STATE = ("state_heads", "state_groups", "state_key_dim", "state_value_dim", "conv_width")
@@ -40,6 +38,62 @@ def kinds() -> Mapping[str, Mapping[str, Any]]:
         kind: {**_USUAL, **table.get(row.pop("like", None), {}), **row}
         for kind, row in table.items()
     }
+
+
+def architecture_fields(
+    config: Any, name: str | None, *, approximate: bool = False
+) -> dict[str, Any]:
+    """Keyword arguments for `ModelArchitecture`; of a multimodal model its text part's.
+
+    approximate  read any kind by the usual names of its sizes, without norms and biases
+    Raises InputError.
+    """
+    fields = text_fields(config)
+    label = str(fields.get("model_type"))
+    if fields.get("is_encoder_decoder"):
+        raise InputError(
+            "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
+        )
+    kind = kinds().get(label)
+    if kind is None and not approximate:
+        raise InputError(
+            f"the model kind {shown(label)} is not supported",
+            hint=f"Kinds whose cost is known: {', '.join(kinds())}",
+        )
+    fields = with_usual_names(fields, label)
+    layers, hidden = whole(fields, "num_hidden_layers"), whole(fields, "hidden_size")
+    heads = kv_heads = whole(fields, "num_attention_heads")
+    ffn = count(fields, "intermediate_size") or count(fields, "moe_intermediate_size")
+    if flag(fields, "multi_query"):
+        kv_heads = 1
+    elif not count(fields, "kv_lora_rank"):  # heads of latents are all alike
+        needed = kind is not None and label != "gpt_neox"
+        kv_heads = (whole if needed else count)(fields, "num_key_value_heads") or heads
+    result: dict[str, Any] = {
+        "name": name or str(fields.get("_name_or_path") or label),
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": count(fields, "head_dim") or hidden // heads,
+        "ffn": ffn or (whole(fields, "intermediate_size") if kind else 4 * hidden),
+        "vocab": whole(fields, "vocab_size"),
+        "tied": flag(fields, "tie_word_embeddings"),
+    }
+    # Norms and biases of another kind are not told apart.
+    result |= {"layer_norms": 0} if kind is None else parts_of_kind(fields, kind)
+    result |= windows(fields, layers, label, positions_of(fields))
+    if "recurrent" in result:
+        result |= recurrent_layers(fields, label, layers)
+    mixture = expert_sizes(fields, layers)
+    sizes = [mixture.get(name, 0) for name in ("expert_ffn", "active_experts", "experts")]
+    # Whether the usual names gave all of it.
+    if kind or (all(sizes) and sizes[1] <= sizes[2] and mixture["dense_layers"] < layers):
+        result |= mixture
+    result |= latent_sizes(fields)
+    if label in ("gemma3n_text", "gemma4_text"):
+        result |= gemma_extras(fields, label, result)
+    return result
 
 
 def parts_of_kind(fields: Fields, parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,15 +37,6 @@ _UNIT = re.compile(rf"(?:^|[_ (\[])({'|'.join(_UNITS)})[)\]]?$")
 _CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFormat:
-    """Weights as the file says: `dtype`, or the quantisation and the mean bytes of a weight."""
-
-    dtype: schema.Dtype = "bfloat16"
-    quantization: str | None = None
-    weight_bytes: float | None = None
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImportedTable:
     """Forward times of one tool and setting.
@@ -54,7 +45,7 @@ class ImportedTable:
     runtime     `external`: steps of an engine; `kernels`: host time is left out, or it is unknown
     lacks       what the times do not hold, for people
     left_out    records that are no forward of equal sequences, by reason
-    weights     None where the file does not say
+    dtype, quantization, weight_bytes  of weights, as a profile has them, bytes in the mean
     processor   the device as the file names it; `threads` of a CPU
     parameters  of the model; 0 where the file does not say
     gpu_layers  layers that ran on the GPU, the output's counted as one; None: all
@@ -67,7 +58,9 @@ class ImportedTable:
     runtime: schema.RuntimeKind
     lacks: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    weights: WeightFormat | None = None
+    dtype: schema.Dtype = "bfloat16"
+    quantization: str | None = None
+    weight_bytes: float | None = None
     processor: str | None = None
     threads: int | None = None
     parameters: int = 0
@@ -75,14 +68,12 @@ class ImportedTable:
     model: str | None = None
 
     def section(self, tensor_parallel: int) -> schema.RuntimeSection:
-        """The runtime as a profile has it."""
-        weights = self.weights or WeightFormat()
         return schema.RuntimeSection(
             kind=self.runtime,
-            dtype=weights.dtype,
-            quantization=weights.quantization,
-            weight_bytes=weights.weight_bytes,
-            head_bytes=weights.weight_bytes,  # a mean over all
+            dtype=self.dtype,
+            quantization=self.quantization,
+            weight_bytes=self.weight_bytes,
+            head_bytes=self.weight_bytes,  # a mean over all
             attention=self.tool,
             tensor_parallel=tensor_parallel,
         )
@@ -91,7 +82,7 @@ class ImportedTable:
 class ShapeTimes:
     """Times by shape (rows, context, batch) while a file is read; repeats of a shape are averaged.
 
-    `leave_out` counts records that give no point, by reason.
+    `left_out` counts records that give no point, by reason.
     """
 
     def __init__(self, path: Path, *, hint: str) -> None:
@@ -113,9 +104,6 @@ class ShapeTimes:
         spread_s = mad_s(samples_s)
         entry = (seconds, math.nan if spread_s is None else spread_s, max(len(samples_s), 1))
         self._times.setdefault(shape, []).append(entry)
-
-    def leave_out(self, reason: str) -> None:
-        self.left_out[reason] += 1
 
     def points(self) -> Points:
         """All points. Raises InputError where they are too few for a fit, or no measurement."""
@@ -176,22 +164,20 @@ class TableRecord:
         return value
 
     def positive(self, name: str) -> float:
-        """A finite number above 0."""
         return self._positive(name, self.get(name))
 
     def numbers(self, name: str) -> list[float]:
-        """A list of finite numbers above 0."""
         return [self._positive(name, value) for value in self._list(name)]
 
     def terms(self, name: str) -> list[float]:
-        """A list of numbers, which may be 0 or below."""
+        """Numbers, which may be 0 or below."""
         values = self._list(name)
         if not all(type(value) in (int, float) for value in values):
             raise self._error(f"{name} must be a list of numbers")
         return [float(value) for value in values]
 
     def wholes(self, name: str, least: int = 1) -> list[int]:
-        """A list of ascending whole numbers of `least` or more."""
+        """Ascending whole numbers of `least` or more."""
         values = self._list(name)
         for value in values:
             if not is_whole(value, least):
@@ -203,7 +189,6 @@ class TableRecord:
         return values
 
     def text(self, name: str) -> str:
-        """A text that is not empty."""
         value = self.get(name)
         if not isinstance(value, str) or not value.strip():
             raise self._error(f"{name} must be a text (is {shown(value)})")
@@ -226,9 +211,9 @@ class TableRecord:
 def read_csv(path: Path, context: int | None = None) -> ImportedTable:
     """The points of a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
 
-    Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
-    `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
-    name ends in a unit, such as `latency (ms)`. Raises InputError with the line and the problem.
+    Rows with an empty time are left out; repeats of a shape are averaged. The time is one of
+    _TIMES, else the only column whose name ends in a unit, such as `latency (ms)`. Raises
+    InputError.
     """
     names, lines = read_table(path, ("new_tokens", "context_tokens"), hint=_CSV_HINT)
     units = {name: _UNITS[match[1]] for name in names if (match := _UNIT.search(name))}
@@ -287,7 +272,6 @@ class TimedModel:
     tensor_parallel: int = 1
 
     def roofline(self, table: ImportedTable) -> Roofline:
-        """The paper's roofline, in the runtime of the times."""
         return table.section(self.tensor_parallel).roofline(self.architecture, self.peaks)
 
 
@@ -295,7 +279,6 @@ def read_times(name: str, path: Path, context: int | None = None) -> ImportedTab
     """The forward times in a file: a CSV, or the format of an entry point `times.NAME`.
 
     context  cached tokens of each request, where the file does not say it
-    Raises InputError.
     """
     reader = read_csv if name == "csv" else load_plugin(READERS, name, "times.", ("csv",))
     table: ImportedTable = reader(path, context)
@@ -305,9 +288,8 @@ def read_times(name: str, path: Path, context: int | None = None) -> ImportedTab
 def check_times(points: Points, roofline: Roofline, path: Path, *, on_cpu: bool = False) -> str:
     """A warning for times that are very long for the device; empty where they are not.
 
-    A median below half the physical roofline, or above 300 times it, comes more often from a wrong
-    unit, device or target than from a measurement; above 10 times it on a CPU, which waits for no
-    host. Raises InputError for impossible times.
+    A median far from the physical roofline comes more often from a wrong unit, device or target
+    than from a measurement; a CPU waits for no host. Raises InputError for impossible times.
     """
     bound = roofline.with_count("physical")
     ratio = float(

@@ -78,7 +78,7 @@ def expanded(name: str | Path, error: type[RooftreeError] = InputError) -> Path:
 
 
 def folder_of(name: str | Path) -> Path | None:
-    """The folder of this name, `~` expanded; None where there is none, however odd the name is."""
+    """The folder of this name, `~` expanded; None without one, however odd the name is."""
     try:
         path = Path(name).expanduser()
     except RuntimeError:  # nobody's home
@@ -112,10 +112,7 @@ def read_bytes(
 
 
 def text_of(raw: bytes, errors: str = "strict") -> str:
-    """The text of a file in UTF-8, or in UTF-16 with a byte order mark, as PowerShell writes it.
-
-    Raises UnicodeDecodeError.
-    """
+    """The text of a file in UTF-8, or in UTF-16 with a byte order mark, as PowerShell writes it."""
     wide = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
     return raw.decode("utf-16" if wide else "utf-8-sig", errors)
 
@@ -125,9 +122,8 @@ def read_table(
 ) -> tuple[list[str], Iterator[tuple[str, dict[str, str]]]]:
     """The columns of a CSV file, and of each line the place and the cells by column.
 
-    Names are in lower case, and cells without space around them. Commas, semicolons or tabs part
-    them. Raises InputError for a `needed` column that is missing, one that stands twice, and,
-    while lines are read, for a line with more cells than columns.
+    Names are in lower case. Commas, semicolons or tabs part the cells. Raises InputError for a
+    `needed` column that is missing, one that stands twice, and a line with more cells than columns.
     """
     try:
         text = io.StringIO(text_of(read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)), "")
@@ -175,8 +171,8 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError) -> Any:
     """The plain values of a YAML document; nothing in it is executed.
 
-    Raises `error`, which names `label` as the origin, for bytes that are not UTF-8, not YAML, or
-    hold aliases.
+    Raises `error`, naming `label` as the origin, for bytes that are no YAML in UTF-8 or hold
+    aliases.
     """
     try:
         text = text_of(raw)
@@ -204,10 +200,7 @@ def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError
 
 
 def read_json(path: Path, *, hint: str = "", finite: bool = True) -> Any:
-    """The JSON value in a file; `finite` refuses NaN and infinity, which JSON does not have.
-
-    Raises InputError naming the file where it cannot be read or is not JSON.
-    """
+    """The JSON value in a file; `finite` refuses NaN and infinity. Raises InputError."""
     raw = read_bytes(path, InputError, most_bytes=MAX_JSON_BYTES)
     try:
         return parse_json(raw, finite=finite)
@@ -218,7 +211,7 @@ def read_json(path: Path, *, hint: str = "", finite: bool = True) -> Any:
 
 
 def json_lines(path: Path, raw: bytes, *, hint: str = "") -> Iterator[tuple[int, Any]]:
-    """The number, from 1, and the JSON value of each line of `raw` that is not blank.
+    """The number, from 1, and the JSON value of each line that is not blank.
 
     Raises InputError naming the file and the line that is not JSON.
     """
@@ -286,7 +279,7 @@ def write_atomic(
 ) -> None:
     """Write text (as UTF-8) or bytes in one step: `path` holds the old content or the new.
 
-    Raises `error` on a full disk, a missing permission or any other failure to write.
+    Raises `error` on any failure to write.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     try:
@@ -302,8 +295,8 @@ def write_atomic(
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` for the body to fill; synced and renamed to `path` after it.
 
-    Where the body fails, the file is removed and `path` stays unchanged. The folder is made where
-    it is missing. Raises OSError, also for a pipe or device, which the rename would replace.
+    Where the body fails, `path` stays unchanged. A missing folder is made. Raises OSError, also for
+    a pipe or device, which the rename would replace.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -324,10 +317,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """Lock a folder of profiles while the body changes a file in it; make it where missing.
+    """Lock a folder of profiles, made where missing, while the body changes a file in it.
 
-    Raises ProfileError where the folder cannot be written to or another process holds the lock
-    for more than `wait_s`.
+    Raises ProfileError where it cannot be written to, or is locked for more than `wait_s`.
     """
     from filelock import FileLock, Timeout  # 25 ms, which no lookup needs
 
@@ -366,10 +358,7 @@ def write_error(path: Path, failure: OSError, error: type[RooftreeError]) -> Roo
 
 
 def check_output(path: Path, *, folder: bool = False) -> None:
-    """Raise InputError where a file could not be written to `path`, or with `folder` into it.
-
-    Nothing is made: where a folder is missing, the nearest one above it is tried.
-    """
+    """Raise InputError where a file could not be written to `path`, or with `folder` into it."""
     parent = path.absolute() if folder else path.absolute().parent
     if not folder and path.is_dir():
         raise InputError(f"{path} is a folder", hint="Give --output a file name.").of_output()

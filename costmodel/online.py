@@ -1,7 +1,4 @@
-"""The cost of a decoding cycle from a profile, and its correction while decoding.
-
-An affine correction follows the machine, and a test finds drift.
-"""
+"""The cost of a decoding cycle from a profile, and its correction while decoding."""
 
 from __future__ import annotations
 
@@ -64,9 +61,8 @@ class CycleCost:
 
     @classmethod
     def from_profile(cls, profile: Profile, drafter_hash: str | None = None) -> CycleCost:
-        """The costs in a profile.
+        """The costs in a profile; without `drafter_hash` drafts are free.
 
-        drafter_hash  the drafter; without one, drafts are free
         Raises ProfileError where the profile has no cost of that drafter.
         """
         drafter = None
@@ -104,17 +100,15 @@ class CycleCost:
         texts, rows = np.asarray(batch), np.asarray(nodes, dtype=np.float64) + 1.0
         if not self.buckets:
             return rows
-        total, last = np.round(rows * texts, 6), len(self.buckets) - 1
-        index = np.searchsorted(self.buckets, total)
-        edges = np.asarray(self.buckets, dtype=np.float64)[np.minimum(index, last)]
-        padded: Array = np.where(index <= last, edges, total) / texts
-        return padded
+        total = np.round(rows * texts, 6)
+        edges = np.append(np.asarray(self.buckets, dtype=np.float64), np.inf)
+        edge = edges[np.searchsorted(self.buckets, total)]
+        return np.asarray(np.where(np.isfinite(edge), edge, total) / texts)
 
     def sizes(self, most: int) -> Ints:
         """Tree sizes worth scoring, 0 .. `most` nodes, ascending.
 
-        Full buckets and `most` where forwards are padded, else the sizes of the preferred rows
-        where there are some, else all.
+        Full buckets and `most` where forwards are padded, else those of preferred rows, else all.
         """
         edges = self.buckets or self.preferred_rows
         if not edges:
@@ -139,7 +133,7 @@ class CycleCost:
     def overhead_s(self, nodes: ArrayLike, *, sampled: bool = False) -> Array:
         """Seconds of building, accepting and committing a tree of N nodes.
 
-        sampled  whether the target's tokens are drawn, at a temperature above 0
+        `sampled`: the target's tokens are drawn, at a temperature above 0.
         """
         counts = np.asarray(nodes, dtype=np.float64)
         total = np.zeros_like(counts)
@@ -156,8 +150,7 @@ class CycleCost:
     ) -> Array:
         """Seconds of a whole cycle with N nodes, in the shape of `nodes`."""
         overhead = self.overhead_s(nodes, sampled=sampled) + self.draft_s(context)
-        total: Array = self.verify_s(nodes, context, batch) + overhead
-        return total
+        return np.asarray(self.verify_s(nodes, context, batch) + overhead)
 
 
 _SLOPE_SPREAD = 0.25  # standard deviation of a borrowed profile's slope around 1
@@ -186,14 +179,13 @@ class CorrectionLine:
 
 
 class AffineCorrection:
-    """Floor and slope over a borrowed profile, from the last rounds.
+    """Floor and slope, never negative, over a borrowed profile, from the last rounds.
 
     A profile of another device, or of kernels alone, is wrong by a factor and by the host time
     of each forward. Host time adds to the kernels where they wait for it, and overlaps them
     where launches run ahead. Both forms are fitted, and the overlapped floor is used unless it
     fits worse: under it larger trees cost less, so that rounds with larger trees soon correct
-    a wrong choice. The slope has a prior around 1 and the floor has none: rounds of one size
-    determine the floor, rounds of several sizes the slope. Neither is ever negative.
+    a wrong choice. The slope has a prior around 1, so that rounds of one size determine the floor.
     """
 
     def __init__(self) -> None:
@@ -265,12 +257,12 @@ def _overlapped_floor(predicted: Array, measured: Array, slope: float) -> Correc
 
 
 class DriftMonitor:
-    """A two-sided cumulative-sum test on log(measured / expected).
+    """A two-sided cumulative-sum test on log(measured / expected), outliers clipped.
 
     Each side sums the excess over half of a 20 % change, never below 0. The alarm is raised
     when a sum passes a threshold that grows with the noise, estimated from differences of
-    neighbouring rounds. Outliers are clipped. For normal noise of standard deviation s the
-    chance of a false alarm is about exp(-2 x slack x threshold / s^2) a round: below 1e-7.
+    neighbouring rounds. For normal noise of standard deviation s the chance of a false alarm is
+    about exp(-2 x slack x threshold / s^2) a round: below 1e-7.
     """
 
     SLACK = math.log(1.2) / 2
@@ -342,12 +334,8 @@ class OnlineEstimator:
     correction adapts faster: `static` becomes `ema+calib`, alpha triples, and the affine line
     forgets all but the last rounds.
 
-    Costs are computed once for each short range of context, since a decoder needs the same ones in
-    many rounds. Computing them anew takes five times as long in a round as in a loop of its own,
-    since each forward evicts them from the CPU's caches.
-
-    sampled  whether the coming round draws the target's tokens, whose acceptance costs more;
-             the decode loop sets it
+    Costs are computed once for each short range of context: a decoder needs the same ones in many
+    rounds. The decode loop sets `sampled` where the coming round draws the target's tokens.
     """
 
     def __init__(self, cost: CycleCost, mode: Mode = "static", alpha: float = 0.1) -> None:
@@ -401,9 +389,8 @@ class OnlineEstimator:
         self._ratios.append(measured_s / predicted_s)
         if len(self._ratios) == _LAG:
             # The correction by the last rounds alone, robust to outliers.
-            recent = self._line()
-            if self.mode.startswith("ema"):
-                recent = CorrectionLine(slope=median(self._ratios))
+            ema = self.mode.startswith("ema")
+            recent = CorrectionLine(slope=median(self._ratios)) if ema else self._line()
             self._expected = [self._expected[-1], recent]
             self._ratios = []
 

@@ -24,7 +24,7 @@ def plugin_names(group: str, kind: str = "") -> list[str]:
 
 
 def load_plugins(group: str, kind: str = "") -> Iterator[tuple[str, Any]]:
-    """The names and objects of a group's entry points. Raises InputError, as `load_plugin`."""
+    """The names and objects of a group's entry points. Raises InputError."""
     for name in plugin_names(group, kind):
         yield name, load_plugin(group, name, kind)
 

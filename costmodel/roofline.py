@@ -34,10 +34,8 @@ class _Count:
 class FlopCount(_Count):
     """FLOPs by module, as the rows of the paper's table 3, and three that it does not have.
 
-    `router`: of mixtures of experts; `recurrent`: layers that keep a state, with their
-    projections; `other`: further matrices.
-
-    Each field is an array in the broadcast shape of rows, context and batch.
+    Fields are arrays in the broadcast shape of rows, context and batch. `recurrent`: layers that
+    keep a state, with their projections; `other`: further matrices.
     """
 
     q_projection: Array
@@ -55,11 +53,10 @@ class FlopCount(_Count):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ByteCount(_Count):
-    """Bytes moved by module, as the rows of the paper's table 4.
+    """Bytes moved by module, as the rows of the paper's table 4, in the shape of FlopCount's.
 
     `small_weights` (norms, biases, router) is 0 in the paper's count. `attention_weights` holds
-    those of recurrent layers; `state` is what these read and write. Each field is an array in
-    the broadcast shape of rows, context and batch.
+    recurrent layers' too; `state` is what these read and write.
     """
 
     embedding_and_lm_head_weights: Array
@@ -79,9 +76,8 @@ def paper_flops(
 ) -> FlopCount:
     """Equation (8) and table 3, times `batch`.
 
-    A mixture of experts counts the experts that are active for a row. The paper has gated
-    FFNs only; one without a gate counts two matrices instead of three. The router, which the
-    paper does not have, counts 0.
+    A mixture of experts counts the experts that are active for a row, without the router. The paper
+    has gated FFNs only; one without a gate counts two matrices instead of three.
     """
     s, c, b = _shapes(rows, context, batch)
     return _flops(architecture, s * b, keys=c + s, router=False)
@@ -124,8 +120,7 @@ def physical_flops(
 def _chunk_pairs(tokens: Array, chunk: int) -> Array:
     """Pairs of row and key in a text of `tokens`, whose rows see their own chunk only."""
     whole, rest = np.divmod(tokens, chunk)
-    pairs: Array = whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
-    return pairs
+    return np.asarray(whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2)
 
 
 def _over_layers(a: ModelArchitecture, full: Array, windowed: Array) -> Array:
@@ -270,8 +265,7 @@ def physical_bytes(
 def _mixer_bytes(a: ModelArchitecture, s: Array, weight: float) -> Array:
     """Bytes of the matrices of attention, recurrent layers and others."""
     attention = np.ones_like(s) * weight * a.attention_layers * a.attention_parameters
-    total: Array = attention + weight * a.mixer_parameters
-    return total
+    return np.asarray(attention + weight * a.mixer_parameters)
 
 
 def state_traffic(
@@ -280,8 +274,7 @@ def state_traffic(
     """Bytes of recurrent states: `moves` of each in a verification, two in a plain step."""
     several = s > 1
     states = a.state_bytes(size) * np.where(several, moves, 2)
-    total: Array = b * (states + 2 * s * a.stash_bytes(size) * several)
-    return total
+    return np.asarray(b * (states + 2 * s * a.stash_bytes(size) * several))
 
 
 def distinct_experts(architecture: ModelArchitecture, tokens: ArrayLike) -> Array:
@@ -290,8 +283,7 @@ def distinct_experts(architecture: ModelArchitecture, tokens: ArrayLike) -> Arra
     if not architecture.experts:
         return np.ones_like(count)
     share = architecture.active_experts / architecture.experts
-    used: Array = architecture.experts * (1.0 - (1.0 - share) ** count)
-    return used
+    return np.asarray(architecture.experts * (1.0 - (1.0 - share) ** count))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +317,7 @@ class Roofline:
         return np.maximum(compute_s, memory_s)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
-        """The same as `seconds`: the roofline serves as a calibration where there is none."""
+        """`seconds`: the roofline serves as a calibration where there is none."""
         return self.seconds(rows, context, batch)
 
     def branches_s(

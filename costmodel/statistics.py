@@ -37,8 +37,8 @@ def mad_s(seconds: Sequence[float]) -> float | None:
 def typical(values: Sequence[float]) -> float:
     """The mean of the middle three quarters of eight values or more; the median of fewer.
 
-    Other work slows a short call in few of its samples by much, and a long call in all of them
-    by little. Their means rise by the same share, their medians do not.
+    Other work slows a short call in few of its samples by much, and a long call in all by little.
+    Their means rise by the same share, their medians do not.
     """
     count = len(values)
     if count < LEAST_TO_TRIM:

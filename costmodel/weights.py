@@ -35,6 +35,7 @@ CACHE_BYTES: Mapping[Cache, float] = {"bfloat16": 2.0, "fp8": 1.0}
 # Of labels without a number of bits: one scale a row or tensor counts for nothing, bitsandbytes'
 # 4-bit weights have a 32-bit scale per 64, mxfp8 an 8-bit one per 32.
 _NAMED: Mapping[str, float] = {
+    **{str(name): held for name, held in WEIGHT_BYTES.items()},
     "int8": 1.0,
     "fbgemm_fp8": 1.0,
     "fp8-tensor": 1.0,
@@ -60,17 +61,13 @@ _TORCHAO = re.compile(r"torchao-\w*?(?:int|float)(\d)weight")
 
 def is_label(text: str) -> bool:
     """Whether a text is a type of weights in operator tables, or can be a checkpoint's label."""
-    return text in WEIGHT_BYTES or text in _NAMED or _LABEL.match(text) is not None
+    return text in _NAMED or _LABEL.match(text) is not None
 
 
 def label_bytes(label: str) -> float | None:
-    """Bytes of a weight in memory, scales of stated groups included; None where no label says.
-
-    Zero points count where the method has them (gptq, awq).
-    """
-    for named, held in (*WEIGHT_BYTES.items(), *_NAMED.items()):
-        if label == named:
-            return held
+    """Bytes of a weight in memory, with scales of stated groups; None where no label says."""
+    if label in _NAMED:
+        return _NAMED[label]
     if blocks := _BLOCKS.fullmatch(label):
         return 1 + 4 / (int(blocks[1]) * int(blocks[2]))
     if method := _METHOD.fullmatch(label):
@@ -143,8 +140,7 @@ def stored_weights(config: Any) -> str:
 
 
 def _named(settings: Mapping[str, Any]) -> Weights | None:
-    """The weights as operator tables call them; None where no table has such."""
-    method, groups = method_name(settings), settings.get("config_groups")
+    method = method_name(settings)
     if method == "mxfp4":
         return "mxfp4"
     if method in ("fp8", "fbgemm_fp8"):
@@ -158,9 +154,8 @@ def _named(settings: Mapping[str, Any]) -> Weights | None:
         weights, inputs = parts.get("weight") or {}, parts.get("input_tensors") or {}
         if (weights.get("dtype"), inputs.get("dtype")) == ("fp8_e4m3", "fp8_e4m3"):
             return "fp8_dynamic" if inputs.get("is_dynamic") else "fp8"
-    if method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
-        (group,) = groups.values()
-        weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
+    if (scheme := _scheme_of(method, settings)) is not None:
+        weights, inputs = scheme
         bits = weights.get("num_bits")
         if weights.get("type") == "float" and inputs.get("num_bits") == bits:
             if bits == 4:
@@ -200,8 +195,8 @@ def quantization_of(config: Any) -> str | None:
     """The label of a config's quantisation, as `gptq-4bit-g128`; None for plain weights.
 
     It names method, bits and group size, of fp8 the block that has a scale (`fp8-128x128`). Where
-    the bits are not said in one place, 6 hex digits of the settings tell two apart, since they
-    cost differently. Raises InputError for settings that are none.
+    the bits are not said in one place, 6 hex digits of the settings tell two apart. Raises
+    InputError.
     """
     settings = settings_of(config)
     if settings is None:
@@ -238,23 +233,29 @@ def _scheme(method: str, settings: Mapping[str, Any]) -> str | None:
         return f"{str(kind.get('_type', '')).removesuffix('Config').lower()}-{_digest(kind)}"
     if method == "modelopt" and isinstance(settings.get("quant_algo"), str):
         return str(settings["quant_algo"]).lower()
-    groups = settings.get("config_groups")
-    if method != "compressed-tensors" or not isinstance(groups, Mapping) or len(groups) != 1:
+    if (scheme := _scheme_of(method, settings)) is None:
         return None
-    (group,) = groups.values()
-    stored: Mapping[str, Any] = group.get("weights") or {}
-    inputs: Mapping[str, Any] = group.get("input_activations") or {}
+    stored, inputs = scheme
     size = f"-g{stored['group_size']}" if stored.get("group_size") else ""
     kind = "fp" if stored.get("type") == "float" else ""
     dynamic = "" if not inputs or inputs.get("dynamic") else "-static"
     return f"{kind}w{stored.get('num_bits')}a{inputs.get('num_bits', 16)}{size}{dynamic}"
 
 
+def _scheme_of(method: str, settings: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """How compressed-tensors stores weights and inputs, if all layers are alike."""
+    groups = settings.get("config_groups")
+    if method != "compressed-tensors" or not isinstance(groups, Mapping) or len(groups) != 1:
+        return None
+    (group,) = groups.values()
+    return group.get("weights") or {}, group.get("input_activations") or {}
+
+
 def with_quantization(fields: Mapping[str, Any], folder: Path | None = None) -> Mapping[str, Any]:
     """A config's fields, with `quantization_config` where the weights' storage is said elsewhere.
 
     That is in the text part, in `compression_config` (older compressed-tensors), or beside the
-    config: ModelOpt's hf_quant_config.json, and the map that optimum-quanto writes.
+    config.
     """
     if not isinstance(fields, Mapping) or fields.get("quantization_config") is not None:
         return fields
@@ -295,7 +296,6 @@ def settings_of(config: Any) -> dict[str, Any] | None:
 
 
 def method_of(config: Any) -> str | None:
-    """The method of a config's quantisation; None for plain weights."""
     settings = settings_of(config)
     return None if settings is None else method_name(settings)
 

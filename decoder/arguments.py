@@ -120,11 +120,7 @@ def chat_options(tokenizer: Any, template: Mapping[str, Any] | None) -> ChatOpti
 
 
 def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions) -> list[int]:
-    """Token ids of a user's text, or of turns, up to where the assistant begins.
-
-    Raises InputError for a tokenizer without a template, options that the template does not
-    have, and turns that it refuses.
-    """
+    """Token ids of a user's text, or of turns, up to the assistant's answer. Raises InputError."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the tokenizer has no chat template", hint="Leave the template out.")
     text = isinstance(prompt, str)
@@ -171,13 +167,8 @@ def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions)
     return list(encoded["input_ids"])
 
 
-def apply_chat_template(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any
-) -> Any:
-    """What the tokenizer's `apply_chat_template` gives, up to where the answer begins.
-
-    Raises InputError where the template fails.
-    """
+def apply_chat_template(tokenizer: Any, messages: Sequence[Turn], **options: Any) -> Any:
+    """What the tokenizer's own function gives, up to the answer. Raises InputError if it fails."""
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
     except Exception as error:  # a template may raise anything

@@ -110,10 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config that transformers makes of a config.json's fields.
-
-    Raises InputError for a kind that it does not know, and for fields that it refuses.
-    """
+    """The config that transformers makes of a config.json's fields. Raises InputError."""
     kind = fields.get("model_type") if isinstance(fields, Mapping) else None
     if kind is None:
         raise InputError(

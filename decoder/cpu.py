@@ -61,7 +61,6 @@ def _detected() -> Cpu:
 
 @cache
 def cpu_name() -> str:
-    """The model of the CPU, as the operating system calls it."""
     info = Path("/proc/cpuinfo")
     fields: dict[str, str] = {}
     if info.exists():

@@ -21,7 +21,7 @@ from decoder.drafters.isolation import IsolatedDrafter, IsolatedSession
 from decoder.model.runtime.eager import NO_TOKEN
 from decoder.model.target import Step, Target
 from decoder.policies.base import Limits, Policy, TreeRequest
-from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
+from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics
 from decoder.text import ProcessedRows, TextRequest
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice
 
@@ -81,12 +81,10 @@ class TextSequence:
 
     @property
     def cached(self) -> int:
-        """Tokens in the cache."""
         return self._length - 1
 
     @property
     def wanted(self) -> int:
-        """Tokens still to come."""
         return self._request.max_new_tokens - len(self.token_ids)
 
     @property
@@ -108,9 +106,17 @@ class TextSequence:
             self._length += 1
             self.token_ids.append(token)
             self.stats.new_tokens = len(self.token_ids)
-            piece = self._text(token)
-            if not self.ended:
-                self.stats.finish = self._finish(token)
+            piece, request = "", self._request
+            if (stream := request.stream) is not None:
+                piece = request.stops.add(stream.add(token), stream.hidden(token))
+            if request.stops.hit:
+                self.stats.finish = "stop"
+            elif token in request.ends:
+                self.stats.finish = "eos"
+            elif request.until is not None and request.until(self.token_ids):
+                self.stats.finish = "stop"
+            elif self.wanted <= 0:
+                self.stats.finish = "length"
             if piece:
                 yield piece
         if self.ended and self.stats.finish != "stop" and self._request.stream is not None:
@@ -120,33 +126,12 @@ class TextSequence:
                 yield rest
 
     def interrupt(self) -> None:
-        """Mark the text as interrupted unless it has ended."""
         if not self.ended:
             self.stats.finish = "interrupted"
 
-    def _text(self, token: int) -> str:
-        """The text that `token` completes; a stop string ends the text."""
-        if (stream := self._request.stream) is None:
-            return ""
-        piece = self._request.stops.add(stream.add(token), stream.hidden(token))
-        if self._request.stops.hit:
-            self.stats.finish = "stop"
-        return piece
-
-    def _finish(self, token: int) -> str:
-        """The reason why the text ends at `token`; empty if it does not."""
-        if token in self._request.ends:
-            return "eos"
-        if self._request.until is not None and self._request.until(self.token_ids):
-            return "stop"
-        return "length" if self.wanted <= 0 else ""
-
 
 def prefill(parts: LoopParts, sequence: TextSequence) -> int:
-    """Run the prompt of a new sequence and begin its drafting; returns its first token.
-
-    Raises InputError for logits that are not numbers, as `run_round` does.
-    """
+    """Run a new sequence's prompt and begin its drafting: its first token. Raises InputError."""
     started_s = perf_counter()
     target, prompt = parts.target, sequence.context
     logits = target.prefill(torch.from_numpy(prompt).to(target.device), sequence.place)
@@ -158,10 +143,7 @@ def prefill(parts: LoopParts, sequence: TextSequence) -> int:
 
 
 def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round]:
-    """One round; returns the part of each sequence.
-
-    Raises InputError, with the token's position, for logits that are not numbers.
-    """
+    """One round: the part of each sequence. Raises InputError for NaN or infinite logits."""
     timer = StageTimer(parts.target.device if parts.synchronise else None)
     context = sum(sequence.cached for sequence in sequences) // len(sequences)
     if parts.cost is not None:
@@ -180,24 +162,21 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
     logits = parts.target.verify(steps)
     if parts.cost is not None:
         rows = float(parts.cost.cost.bucket_rows(nodes, len(steps)))
-        parts.timer.stop(TimedForward(rows, context, len(steps)))
+        parts.timer.stop((rows, context, len(steps)))
     timer.end("verify_s")
-    outcomes = accept_together(
-        [sequence.rule for sequence in sequences],
-        trees,
-        [
-            sequence.processed(tree, rows)
-            for sequence, tree, rows in zip(sequences, trees, logits, strict=True)
-        ],
-        parts.target.chosen,
-    )
+    processed = [
+        sequence.processed(tree, rows)
+        for sequence, tree, rows in zip(sequences, trees, logits, strict=True)
+    ]
+    rules = [sequence.rule for sequence in sequences]
+    outcomes = accept_together(rules, trees, processed, parts.target.chosen)
     for sequence, outcome in zip(sequences, outcomes, strict=True):
         _refuse_no_token(outcome.bonus, len(sequence.context) + len(outcome.rows))
     timer.end("accept_s")
     if (cost := parts.cost) is not None:
         warning_before = cost.drift_warning
-        for forward, verify_s in parts.timer.finished():  # whose time is known by now
-            cost.observe(forward.rows, forward.context, verify_s, forward.batch)
+        for (rows, cached, batch), verify_s in parts.timer.finished():
+            cost.observe(rows, cached, verify_s, batch)
         if cost.drift_warning is not None and warning_before is None:
             sequences[0].stats.warnings.append(cost.drift_warning)
     rounds = []
@@ -225,7 +204,6 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
 
 
 def _refuse_no_token(token: int, position: int) -> None:
-    """Raise InputError for `NO_TOKEN` at this position of a text."""
     if token == NO_TOKEN:
         raise InputError(
             f"the target's logits for position {position} of the text (0 is the prompt's first "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
+
 import numpy as np
 import psutil
 import torch
@@ -15,10 +18,7 @@ from decoder.nvml import check_built, check_current, driver_facts
 
 
 def select_device(name: str | None = None) -> torch.device:
-    """The torch device of a name; for None and `auto` CUDA where there is one, else the CPU.
-
-    Raises DeviceError for an unknown or absent device.
-    """
+    """The torch device of a name; None, `auto`: CUDA where there is one. Raises DeviceError."""
     if name is None or name == "auto":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
@@ -49,19 +49,11 @@ def has_bfloat16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
 
 def parse_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The torch dtype, also of a name; for None and `auto` the device's default.
-
-    Raises DeviceError for an unknown dtype and for bfloat16 on an old GPU.
-    """
+    """The torch dtype, also of a name; None, `auto`: the default. Raises DeviceError."""
     if name is None or name == "auto":
         return default_dtype(device)
     dtype = next((dtype for known, dtype in DTYPES.items() if name in (known, dtype)), None)
@@ -82,16 +74,21 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the device's queued work; a CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device, copied to CUDA without waiting.
+def seconds_of(function: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, until its work on the device is done."""
+    synchronise(device)
+    start_s = perf_counter()
+    function()
+    synchronise(device)
+    return perf_counter() - start_s
 
-    On a CPU the tensor may share the array's memory.
-    """
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """The array as a tensor, copied to CUDA without waiting; on a CPU it may share the memory."""
     # torch warns of arrays that cannot be written to, such as a drafter's context.
     writeable = array if array.flags.writeable else array.copy()
     tensor = torch.from_numpy(np.ascontiguousarray(writeable))
@@ -112,12 +109,11 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
         )
     properties = torch.cuda.get_device_properties(device)
     facts = driver_facts(torch.cuda.current_device() if device.index is None else device.index)
-    name = properties.name
     return DeviceFingerprint(
         kind="cuda",
-        name=name,
+        name=properties.name,
         memory_bytes=properties.total_memory,
-        mig=name.split("MIG", 1)[1].strip() if "MIG" in name else None,
+        mig=properties.name.partition("MIG")[2].strip() or None,
         cuda=torch.version.cuda,
         **facts,
     )

@@ -13,21 +13,9 @@ import torch
 
 from costmodel.errors import InputError, shown
 from costmodel.online import OnlineEstimator
+from decoder import arguments
 from decoder.acceptance.rules import RuleName, parse_rule
-from decoder.arguments import (
-    ChatOptions,
-    Turn,
-    chat_ids,
-    is_chat,
-    listed,
-    path_of,
-    refuse_unknown,
-    sampling_from,
-    stop_strings,
-    text_of,
-    token_ids,
-    whole,
-)
+from decoder.arguments import ChatOptions, Turn
 from decoder.decode_loop import LoopParts
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
@@ -82,8 +70,7 @@ class Generation:
     """One finished text.
 
     token_ids  the new tokens, the end token included if one was reached
-    text       without special tokens and cut before a stop string; None if the target has
-               no tokenizer
+    text       without special tokens, cut before a stop string; None without a tokenizer
     """
 
     token_ids: list[int]
@@ -119,8 +106,8 @@ class TreeDecoder:
                      policy's
         max_nodes    bounds the adaptive trees and chains
         trace        a JSONL file to which every round is written (decoder/statistics.py)
-        stage_times  end every stage with a synchronisation, so that its time is its own
-                     on an accelerator too; a trace always does
+        stage_times  end every stage with a synchronisation, as a trace does, so that its time is
+                     its own on an accelerator too
         Raises InputError or ProfileError.
         """
         self.target = target
@@ -130,7 +117,7 @@ class TreeDecoder:
         self._isolated = IsolatedDrafter(self.drafter, target.architecture.vocab)
         self._acceptance = None if acceptance is None else self._rule(acceptance)
         self.cost_source: CostSource | None = None
-        self.trace = None if trace is None else RoundTrace(path_of("trace", trace))
+        self.trace = None if trace is None else RoundTrace(arguments.path_of("trace", trace))
         self.stage_times = stage_times or trace is not None
         self.on_round: Callable[[Round], None] | None = None
         self.timer = forward_timer(target.device)
@@ -145,7 +132,7 @@ class TreeDecoder:
         usual = GRAPHS_MAX_NODES if target.runtime.kind == "graphs" else DEFAULT_MAX_NODES
         most = min(usual, target.max_context - 1)
         if max_nodes is not None:
-            most = whole("max_nodes", max_nodes)
+            most = arguments.whole("max_nodes", max_nodes)
         self._check_size(most)  # before a probe that it would waste
         self.policy: Policy = (
             parse_policy(policy, self._find_cost, most) if isinstance(policy, str) else policy
@@ -175,7 +162,7 @@ class TreeDecoder:
         options  of the constructor
         Raises InputError or ProfileError.
         """
-        refuse_unknown(options, DecoderOptions.__annotations__)
+        arguments.refuse_unknown(options, DecoderOptions.__annotations__)
         if target is not None and not isinstance(target, (str, Path)):
             borrowed = borrow_model(target)
             return cls(make_target(borrowed, owned=False, runtime=runtime), **options)
@@ -225,12 +212,12 @@ class TreeDecoder:
     def generate_batch(
         self, prompts: Sequence[Prompt], **options: Unpack[TextOptions]
     ) -> list[Generation]:
-        """Decode several prompts of any lengths in common forwards, with one node budget.
+        """Decode several prompts in common forwards, with one budget; options as in `generate`.
 
-        Options as in `generate`; text i draws with seed + i. At T = 0 each result is the
-        one that its prompt gives alone. Raises InputError naming the prompt that is wrong.
+        Text i draws with seed + i. At T = 0 each result is the one that its prompt gives alone.
+        Raises InputError naming the prompt that is wrong.
         """
-        prompts = listed("prompts", prompts, "one or more prompts")
+        prompts = arguments.listed("prompts", prompts, "one or more prompts")
         if not prompts:
             raise InputError("there is no prompt: prompts must be a list of one or more")
         with self.target.lock:
@@ -250,8 +237,8 @@ class TreeDecoder:
 
     def encode(self, prompt: str | Sequence[Turn], **options: Unpack[ChatOptions]) -> list[int]:
         """Token ids of a text, or of turns of a chat; options as in `ChatOptions`."""
-        if not isinstance(prompt, str) or is_chat(prompt, options):
-            return chat_ids(self.tokenizer, prompt, options)
+        if not isinstance(prompt, str) or arguments.is_chat(prompt, options):
+            return arguments.chat_ids(self.tokenizer, prompt, options)
         tokenizer = self.tokenizer
         try:
             return list(tokenizer(prompt)["input_ids"])
@@ -285,7 +272,7 @@ class TreeDecoder:
         """Raise InputError unless the target can write so many tokens after this prompt."""
         if not ids:
             raise InputError("the prompt is empty", hint="Give at least one token.")
-        whole("max_new_tokens", max_new_tokens)
+        arguments.whole("max_new_tokens", max_new_tokens)
         vocab = self.target.architecture.vocab
         outside = next((token for token in ids if not 0 <= token < vocab), None)
         if outside is not None:
@@ -300,24 +287,24 @@ class TreeDecoder:
         self.target.check_length(len(ids), max_new_tokens)
 
     def _request(self, prompt: Prompt, options: TextOptions, seed_offset: int = 0) -> TextRequest:
-        refuse_unknown(options, TextOptions.__annotations__)
+        arguments.refuse_unknown(options, TextOptions.__annotations__)
         given: dict[str, Any] = dict(options)
         drawing = SamplingOptions.__annotations__.keys() & given.keys()
-        sampling = sampling_from({name: given[name] for name in drawing})
+        sampling = arguments.sampling_from({name: given[name] for name in drawing})
         chat: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
-        max_new_tokens = whole("max_new_tokens", options.get("max_new_tokens", 128))
-        stop = stop_strings(options.get("stop", ()))
-        is_text = isinstance(prompt, str) or is_chat(prompt, {})
+        max_new_tokens = arguments.whole("max_new_tokens", options.get("max_new_tokens", 128))
+        stop = arguments.stop_strings(options.get("stop", ()))
+        is_text = isinstance(prompt, str) or arguments.is_chat(prompt, {})
         if isinstance(prompt, str):
-            ids = self.encode(text_of(prompt), **chat)
+            ids = self.encode(arguments.text_of(prompt), **chat)
         elif is_text:
             ids = self.encode(cast(Sequence[Turn], prompt), **chat)
-        elif is_chat((), chat):
+        elif arguments.is_chat((), chat):
             raise InputError(
                 "token ids are not put into a chat template", hint="Give a text, or turns."
             )
         else:
-            ids = token_ids(prompt)
+            ids = arguments.token_ids(prompt)
         self.check(ids, max_new_tokens)
         process, stops = checkpoint_settings(self.target.model, ids, max_new_tokens, sampling)
         stream = None

@@ -68,10 +68,7 @@ def checkpoint_formats() -> dict[str, Any]:
 
 
 def build(factory: Factory, kind: type[Any], name: str, available: dict[str, object]) -> Any:
-    """The object that a class or function makes.
-
-    Raises InputError where the call fails or gives another type than `kind`.
-    """
+    """The object of type `kind` that a class or function makes. Raises InputError."""
     hint = f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
     accepted = available
     if not callable(factory):

@@ -16,9 +16,9 @@ class DecodeRun(Iterator[str]):
     """One generation in progress: an iterator of pieces of text.
 
     A loop over it can be left, and another one continues where the first stopped. A target has
-    one KV cache, so another generation with the same target ends this one. The next piece is
-    then an InputError. Threads are safe: each round holds the target's lock. After `close`, an
-    error or an interrupt, `stats.finish` is "interrupted" and `token_ids` holds whole rounds.
+    one KV cache, so another generation with it ends this one: the next piece is then an InputError.
+    Each round holds the target's lock. After `close`, an error or an interrupt, `stats.finish` is
+    "interrupted" and `token_ids` holds whole rounds.
     """
 
     def __init__(self, parts: LoopParts, request: TextRequest) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -32,11 +32,7 @@ Claims = NDArray[np.int64]
 
 
 def jit(function: F) -> F:
-    """Compile `function` with numba, cached on disk where a directory is writable.
-
-    `njit(cache=True)` raises RuntimeError if it finds no writable directory (a read-only
-    install, a container without a home); the function is then compiled without a cache.
-    """
+    """Compile `function` with numba, cached on disk unless no directory is writable."""
     _FUNCTIONS.add(function)
     options = {"nogil": True, "no_cfunc_wrapper": True}
     try:
@@ -87,7 +83,9 @@ def run_shared(function: Callable[..., object], *arguments: Any, phases: int, th
     claims  int64 [phases, 2, LINE], zeros
     """
     claims: Claims = np.zeros((phases, 2, LINE), np.int64)
-    for helper in _helpers(threads - 1):
+    while len(_all) < threads - 1:
+        _all.append(_Helper())
+    for helper in _all[: threads - 1]:
         helper.ask(function, (*arguments, claims, threads))
     function(*arguments, claims, threads)
 
@@ -117,12 +115,6 @@ class _Helper:
 _all: list[_Helper] = []
 if hasattr(os, "register_at_fork"):  # a child process has none of the threads
     os.register_at_fork(after_in_child=_all.clear)
-
-
-def _helpers(count: int) -> list[_Helper]:
-    while len(_all) < count:
-        _all.append(_Helper())
-    return _all[:count]
 
 
 def _pointer(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -161,7 +153,7 @@ def _let_others_run(typing: Any) -> Any:
 
 
 @jit_inner
-def parts_of(claims, phase, parts, share):  # type: ignore[no-untyped-def]
+def parts_of(claims: Claims, phase: int, parts: int, share: int) -> Iterator[int]:
     """Yield the parts of a phase that the caller has to do, until all are done.
 
     It takes the `share`-th part of those that are left together, so few at the end, and all

@@ -85,10 +85,7 @@ def check_policy(text: str) -> None:
 
 
 def chat_turns(turns: Sequence[Any], where: str) -> list[dict[str, Any]]:
-    """Turns with a text `role` and `content`; parts of text are joined.
-
-    Raises InputError, which names `where` and the turn, for anything else.
-    """
+    """Turns with a text `role` and `content`, its parts joined. Raises InputError with `where`."""
     joined = []
     for number, turn in enumerate(turns, 1):
         fields = turn if isinstance(turn, Mapping) else {}

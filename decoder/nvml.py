@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,41 +18,22 @@ import torch
 
 from costmodel.errors import DeviceError
 
-# Reasons for lower clocks that make a sample worthless. The power cap is not among them: it is
-# the steady state of a GPU under full load and stays in what is measured.
-THERMAL_REASONS = {
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-}
-POWER_CAP = 0x04
-OTHER_REASONS = {
-    0x01: "idle",
-    0x02: "application clocks",
-    POWER_CAP: "power cap",
-    0x10: "sync boost",
-    0x100: "display clocks",
-}
+# Reasons for lower clocks. The thermal ones make a sample worthless; the power cap is the steady
+# state of a GPU under full load and stays in what is measured.
+POWER_CAP = "power cap"
+THERMAL_REASONS = (
+    "hardware slowdown", "software thermal slowdown", "hardware thermal slowdown",
+    "hardware power brake",
+)  # fmt: skip
+# The bits of NVML's clocks-event-reasons mask, by position.
+CLOCK_REASONS = (
+    "idle", "application clocks", POWER_CAP, THERMAL_REASONS[0], "sync boost",
+    *THERMAL_REASONS[1:], "display clocks",
+)  # fmt: skip
 
 
-def clock_reasons(mask: int) -> tuple[str, ...]:
-    """The names of the bits of NVML's clocks-event-reasons mask."""
-    names = THERMAL_REASONS | OTHER_REASONS
-    return tuple(name for bit, name in sorted(names.items()) if mask & bit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """A GPU's clock, temperature and power at one moment; None where the driver does not tell.
-
-    reasons  bits of NVML's clocks-event-reasons mask
-    """
-
-    sm_clock_hz: float | None
-    temperature_c: float | None
-    power_w: float | None
-    reasons: int | None
+def clock_reasons(mask: int) -> list[str]:
+    return [name for bit, name in enumerate(CLOCK_REASONS) if mask >> bit & 1]
 
 
 def failures(nvml: Any) -> tuple[type[Exception], ...]:
@@ -79,21 +59,8 @@ class Gpu:
 
     @classmethod
     def open(cls, cuda_index: int = 0) -> Gpu:
-        """The GPU that CUDA calls `cuda_index`; `DeviceError` where NVML cannot tell."""
+        """The GPU that CUDA calls `cuda_index`. Raises DeviceError as `open_handle`."""
         return cls(*open_handle(cuda_index))
-
-    def sample(self) -> GpuReading:
-        """The present clock, temperature, power and clock reasons."""
-        fields, reasons = self.read("gpu_sm_clock_hz", "gpu_temperature_c", "gpu_power_w"), None
-        with contextlib.suppress(*failures(self.nvml)):
-            reasons = self._clock_reasons()
-        heat_c = fields.get("gpu_temperature_c")
-        return GpuReading(
-            sm_clock_hz=fields.get("gpu_sm_clock_hz"),
-            temperature_c=None if heat_c is None else float(heat_c),
-            power_w=fields.get("gpu_power_w"),
-            reasons=reasons,
-        )
 
     def read(self, *names: str) -> dict[str, Any]:
         """Every field, or those of these names, that this driver and GPU can tell, and no other."""
@@ -111,7 +78,9 @@ class Gpu:
             "gpu_power_w": lambda: float(nvml.nvmlDeviceGetPowerUsage(board)) / 1e3,
             "gpu_power_limit_w": lambda: float(nvml.nvmlDeviceGetEnforcedPowerLimit(board)) / 1e3,
             "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
-            "gpu_clock_reasons": lambda: list(clock_reasons(self._clock_reasons())),
+            "gpu_clock_reasons": lambda: clock_reasons(
+                nvml.nvmlDeviceGetCurrentClocksEventReasons(board)
+            ),
             "gpu_ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(board)[0]),
             "gpu_mig": lambda: self.sliced or bool(nvml.nvmlDeviceGetMigMode(board)[0]),
             "gpu_persistence": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(board)),
@@ -122,9 +91,6 @@ class Gpu:
             with contextlib.suppress(*failures(nvml)):
                 fields[name] = readings[name]()
         return fields
-
-    def _clock_reasons(self) -> int:
-        return int(self.nvml.nvmlDeviceGetCurrentClocksEventReasons(self.board))
 
     def _other_processes(self) -> list[dict[str, Any]]:
         """Process id, name and memory; without a name where it lies outside this container."""
@@ -141,10 +107,7 @@ class Gpu:
 
 @cache
 def driver_facts(cuda_index: int) -> dict[str, Any]:
-    """`driver` version and `power_limit_w` of a CUDA device, read once a process.
-
-    Empty where there is no NVML: a decoder runs without it.
-    """
+    """`driver` version and `power_limit_w` of a CUDA device, read once; empty without NVML."""
     try:
         fields = Gpu.open(cuda_index).read("driver", "gpu_power_limit_w")
     except DeviceError:
@@ -153,10 +116,7 @@ def driver_facts(cuda_index: int) -> dict[str, Any]:
 
 
 def open_handle(cuda_index: int) -> tuple[Any, Any]:
-    """The `pynvml` module, initialised, and the handle of a CUDA device.
-
-    Raises DeviceError without the package, the driver or the device.
-    """
+    """`pynvml`, initialised, and a CUDA device's handle. Raises DeviceError without one of them."""
     try:
         import pynvml
 
@@ -226,7 +186,6 @@ DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 def failed_device(error: BaseException, device: torch.device) -> DeviceError:
-    """What a failed operation on a device means, with what to do."""
     if isinstance(error, torch.OutOfMemoryError):
         return DeviceError(
             f"{device} has too little free memory", hint="Choose a smaller target, or free some."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,13 +42,8 @@ class StageTimes:
 
 
 class StageTimer:
-    """Adds the time since the last stage ended to a stage of the round.
-
-    device  if given, a stage ends when the device has finished its work, which costs a
-            synchronisation on an accelerator
-    """
-
     def __init__(self, device: torch.device | None = None) -> None:
+        """device: a stage ends when it has finished its work, by a synchronisation."""
         self.times = StageTimes()
         self._device = device
         self._last_s = perf_counter()
@@ -144,22 +140,20 @@ class Statistics:
     @property
     def tokens_per_s(self) -> float | None:
         """Rate of decoding alone; None if nothing was decoded after the prefill."""
-        decoded = self.new_tokens - 1
-        return decoded / self.decode_s if decoded > 0 and self.decode_s > 0 else None
+        timed = self.new_tokens > 1 and self.decode_s > 0
+        return (self.new_tokens - 1) / self.decode_s if timed else None
 
     @property
     def tokens_per_verification(self) -> float | None:
-        """Tokens of the text for each target forward after the prefill, plain steps included.
-
-        The bonus token counts; tokens accepted beyond the end of the text do not.
-        """
+        """Tokens of the text a forward after the prefill, plain steps and bonus tokens counted."""
         return (self.new_tokens - 1) / self.rounds if self.rounds else None
 
     def lines(self) -> list[str]:
-        """The lines that `--stats` prints."""
-        rate = self.tokens_per_s
-        per_step = self.tokens_per_verification
-        stages = asdict(self.stages)
+        rate, per_step, stages = (
+            self.tokens_per_s,
+            self.tokens_per_verification,
+            asdict(self.stages),
+        )
         total_s = sum(stages.values()) or 1.0
         shares = ", ".join(f"{name[:-2]} {value / total_s:.1%}" for name, value in stages.items())
         return [
@@ -188,18 +182,14 @@ class RoundTrace:
     """Appends every round to a JSONL file, one object a line. Raises InputError."""
 
     def __init__(self, path: Path) -> None:
-        self._path = Path(path)
+        self._path = path
         try:
-            self._file = self._path.open("ab", buffering=0)
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise write_error(self._path, error, InputError) from error
+            raise write_error(path, error, InputError) from error
 
     def write(self, finished: Round, cost: OnlineEstimator | None) -> None:
-        """Append one round, with the seconds that the cost model, as it stands, predicts of it.
-
-        Predictions are of the whole batch: its forward and its cycle. Raises InputError where
-        the line cannot be written.
-        """
+        """Append one round, with the seconds that the cost model predicts of the whole batch."""
         verify_s = cycle_s = None
         if cost is not None:
             nodes, context, batch = finished.mean_nodes, finished.mean_context, finished.batch
@@ -223,72 +213,52 @@ class RoundTrace:
             raise write_error(self._path, error, InputError) from error
 
 
-@dataclass(frozen=True, slots=True)
-class TimedForward:
-    """A timed verification forward, in the terms of the cost model."""
-
-    rows: float
-    context: int
-    batch: int
+Forward = tuple[float, int, int]  # rows, cached tokens and sequences of a verification
 
 
-class HostTimer:
-    """Timer of one forward after another, for a device whose work is done when the call returns."""
+class HostEvent:
+    """The host's clock as an event of a device whose work is done when the call returns."""
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock = clock
-        self._start_s = 0.0
-        self._finished: list[tuple[TimedForward, float]] = []
+    def record(self) -> None:
+        self._at_s = perf_counter()
 
-    def start(self) -> None:
-        """Start timing; a start without a stop is forgotten."""
-        self._start_s = self._clock()
+    def query(self) -> bool:
+        return True
 
-    def stop(self, forward: TimedForward) -> None:
-        """Stop timing `forward`, which ran since `start`."""
-        self._finished.append((forward, self._clock() - self._start_s))
-
-    def finished(self) -> list[tuple[TimedForward, float]]:
-        """Forwards whose seconds are known by now, in order; each is returned once."""
-        done, self._finished = self._finished, []
-        return done
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1e3 * (end._at_s - self._at_s)
 
 
-class EventTimer:
-    """Timer for CUDA: events in the stream, read once the device has passed them.
+class ForwardTimer:
+    """Timer of forwards by events, read once the device has passed them.
 
     The copy of the accepted tokens waits for the forward, so its time is usually known in the
     same round, else a round later.
     """
 
     def __init__(self, make_event: Callable[[], Any]) -> None:
-        """make_event: a new `torch.cuda.Event` with timing."""
+        """make_event: a new `torch.cuda.Event` with timing, or a `HostEvent`."""
         self._make_event = make_event
-        self._start: Any = None
-        self._waiting: deque[tuple[TimedForward, Any, Any]] = deque()
+        self._waiting: deque[tuple[Forward, Any, Any]] = deque()
 
     def start(self) -> None:
+        """Start timing; a start without a stop is forgotten."""
         self._start = self._make_event()
         self._start.record()
 
-    def stop(self, forward: TimedForward) -> None:
+    def stop(self, forward: Forward) -> None:
         end = self._make_event()
         end.record()
         self._waiting.append((forward, self._start, end))
 
-    def finished(self) -> list[tuple[TimedForward, float]]:
-        done = []
+    def finished(self) -> Iterator[tuple[Forward, float]]:
+        """Forwards whose seconds are known by now, in order; each is returned once."""
         while self._waiting and self._waiting[0][2].query():
             forward, start, end = self._waiting.popleft()
-            done.append((forward, start.elapsed_time(end) / 1e3))  # it gives milliseconds
-        return done
-
-
-ForwardTimer = HostTimer | EventTimer
+            yield forward, start.elapsed_time(end) / 1e3  # it gives milliseconds
 
 
 def forward_timer(device: torch.device) -> ForwardTimer:
-    """An `EventTimer` on CUDA, a `HostTimer` elsewhere."""
     if device.type == "cuda":
-        return EventTimer(lambda: torch.cuda.Event(enable_timing=True))
-    return HostTimer()
+        return ForwardTimer(partial(torch.cuda.Event, enable_timing=True))
+    return ForwardTimer(HostEvent)

@@ -47,10 +47,8 @@ EXACT = (
 # Settings of a checkpoint that cut the distribution in ways that `Sampling` does not have.
 CUTS = {"min_p": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
 TEXT_MODES = (
-    GenerationMode.GREEDY_SEARCH,
-    GenerationMode.SAMPLE,
-    GenerationMode.ASSISTED_GENERATION,
-)
+    GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION,
+)  # fmt: skip
 
 
 def process_of(processors: Sequence[Any], padding: Sequence[int] = ()) -> Process | None:
@@ -100,11 +98,10 @@ class ProcessedRows:
 def checkpoint_settings(
     model: Any, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> tuple[Process | None, tuple[str, ...]]:
-    """What a checkpoint's generation config asks for beside temperature, top-k and top-p.
+    """The processors, made by transformers itself, and stop strings of a generation config.
 
-    Its processors, made by transformers itself, and its stop strings. Temperature, top-k and
-    top-p are the decoder's own arguments, and the number of new tokens is given.
-    Raises InputError for a setting that cannot be respected exactly.
+    Temperature, top-k and top-p are the decoder's own arguments, and the number of new tokens is
+    given. Raises InputError for a setting that cannot be respected exactly.
     """
     config: GenerationConfig | None = getattr(model, "generation_config", None)
     if config is None:
@@ -175,10 +172,7 @@ class TextRequest:
 
 
 def end_tokens(model: Any) -> frozenset[int]:
-    """The tokens that end a text: those of the generation config, else of the config.
-
-    Raises InputError where they are no token ids.
-    """
+    """The tokens that end a text, of the generation config, else the config. Raises InputError."""
     for config in (model.generation_config, model.config):
         ids = getattr(config, "eos_token_id", None)
         if ids is None:
@@ -196,25 +190,22 @@ def end_tokens(model: Any) -> frozenset[int]:
 class TextStream:
     """Decodes tokens one by one, and holds back incomplete UTF-8 sequences.
 
-    Decoding starts a few tokens before the new ones, because byte-level and
-    sentence-piece tokenizers decode a token differently at the start of a text.
+    It starts a few tokens before the new ones: tokenizers decode the first of a text differently.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._window_start = 0  # of the tokens that are decoded again as context
-        self._shown_end = 0  # of the tokens whose text has been returned
+        self._before: list[int] = []  # tokens that are decoded again as context
+        self._held: list[int] = []  # tokens whose text is not yet complete
 
     def add(self, token: int) -> str:
         """The text that `token` completes; empty while a character is incomplete."""
-        self._ids.append(token)
-        before, whole = self._window()
-        if len(whole) <= len(before) or whole.endswith("\ufffd"):
+        self._held.append(token)
+        text = self._new_text()
+        if not text or text.endswith("\ufffd"):
             return ""
-        self._window_start = self._shown_end
-        self._shown_end = len(self._ids)
-        return whole[len(before) :]
+        self._before, self._held = self._held, []
+        return text
 
     def hidden(self, token: int) -> str:
         """The text of a special token, which is not shown; empty for all others."""
@@ -224,14 +215,12 @@ class TextStream:
 
     def finish(self) -> str:
         """The text still held back, after the last token."""
-        before, whole = self._window()
-        self._window_start = self._shown_end = len(self._ids)
-        return whole[len(before) :]
+        text = self._new_text()
+        self._before, self._held = [], []
+        return text
 
-    def _window(self) -> tuple[str, str]:
-        """The text of the window as far as it has been returned, and all of it."""
-        ids = self._ids[self._window_start :]
-        return self._decode(ids[: self._shown_end - self._window_start]), self._decode(ids)
+    def _new_text(self) -> str:
+        return self._decode(self._before + self._held)[len(self._decode(self._before)) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
@@ -257,11 +246,8 @@ class StopStrings:
         """
         self._held += piece + hidden
         self._visible += [True] * len(piece) + [False] * len(hidden)
-        hits = [
-            (start + len(stop), start)
-            for stop in self._stops
-            if (start := self._held.find(stop)) >= 0
-        ]
+        starts = {stop: self._held.find(stop) for stop in self._stops}
+        hits = [(start + len(stop), start) for stop, start in starts.items() if start >= 0]
         if hits:
             self.hit = True
             return self._take(min(hits)[1])

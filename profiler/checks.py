@@ -22,7 +22,7 @@ from decoder.model.runtime.fused import kernels_refused
 from decoder.model.runtime.linear import packing_refused
 from decoder.nvml import Gpu
 from decoder.profiling.measured_profile import ATTENTION
-from profiler.measure.machine import collect, observe, warnings
+from profiler.measure.machine import collect, warnings
 
 Status = Literal["ok", "warn", "missing"]
 DEMO = "`rooftree demo-model` fetches a small real model (93 MB), if you want one."
@@ -43,9 +43,9 @@ def run_checks() -> list[DoctorCheck]:
     metadata = collect(0 if device.type == "cuda" else None)
     target, demo = default_target(device), demo_model_folder()
     names = ("rooftree", "torch", "transformers", "numba", "python")
-    versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
+    versions = [(name, metadata.get(f"{name}_version")) for name in names]
     installed = ", ".join(f"{name} {version}" for name, version in versions if version)
-    disturbed, folder = "; ".join(warnings(metadata, observe())), user_directory()
+    disturbed, folder = "; ".join(warnings(metadata)), user_directory()
     directory = DoctorCheck("data directory", "ok", str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)

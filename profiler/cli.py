@@ -20,8 +20,7 @@ import click
 
 from costmodel.errors import EXIT_OUTPUT, RooftreeError
 from costmodel.plugins import COMMANDS as PLUGINS
-from costmodel.plugins import load_plugin, plugin_names
-from profiler.commands.options import with_json_told
+from profiler.commands.options import PluginGroup, with_json_told
 from profiler.report.console import note
 
 EXIT_USAGE = 2
@@ -48,14 +47,10 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(PluginGroup):
     """A group of the core's commands and those of entry points; only one that runs is imported."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`--json` may stand anywhere."""
-        if "--json" in args:
-            args = ["--json", *(word for word in args if word != "--json")]
-        return super().parse_args(ctx, args)
+    entry_points, anywhere = PLUGINS, "--json"
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -70,12 +65,11 @@ class LazyGroup(click.Group):
             raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *plugin_names(PLUGINS)]
+        return [*COMMANDS, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            known = cmd_name in plugin_names(PLUGINS)
-            return with_json_told(load_plugin(PLUGINS, cmd_name)) if known else None
+            return super().get_command(ctx, cmd_name)
         module, _, function = COMMANDS[cmd_name][0].partition(".")
         commands = importlib.import_module(f"profiler.commands.{module}")
         return with_json_told(getattr(commands, function))
@@ -83,12 +77,11 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-        plugins = [name for name in self.list_commands(ctx) if name not in COMMANDS]
+        plugins = {name: self.get_command(ctx, name) for name in super().list_commands(ctx)}
         if plugins:
             with formatter.section("Commands of the lab and of other packages"):
-                found = [(name, self.get_command(ctx, name)) for name in plugins]
                 formatter.write_dl(
-                    [(name, one.get_short_help_str(80)) for name, one in found if one]
+                    [(name, one.get_short_help_str(80)) for name, one in plugins.items() if one]
                 )
 
 
@@ -125,10 +118,7 @@ def cli(ctx: click.Context, as_json: bool) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code.
-
-    arguments  None: those of the process
-    """
+    """Run the command line, by default on the process's arguments; returns its exit code."""
     _open_missing_streams()
     try:
         result = cli.main(
@@ -175,7 +165,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
     sys.exit(run())
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
+import numpy as np
 
-from costmodel.errors import InputError
-from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
-from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.making import make_target
-from decoder.model.target import Target
 from profiler.measure.samples import in_turn
 from profiler.report.console import print_table
 
@@ -23,8 +20,8 @@ BUDGET_S = 60.0  # that all texts take, where that allows the least
 WARM_TOKENS = 8
 POLICIES = ("plain", "chain", "fixed:15", "bastion")
 ADAPTIVE = POLICIES[-1]
+UNITS = ("tokens", "seconds", "rounds")  # that are counted
 DRAFTER = "ngram+demo"  # the trained drafter of the demo model, and what the text repeats
-FALLBACK = "ngram"
 PROMPTS = {
     "arithmetic": "A box holds 12 pencils. How many pencils are in 7 boxes? Explain step by step.",
     "code": "Write a Python function that returns the larger of two numbers, and one that returns "
@@ -42,69 +39,54 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     Whatever slows the machine for a while then slows all policies alike. Each policy has its
     own target and KV cache around the same weights.
     """
-    plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter=FALLBACK)
+    plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter="ngram")
     loaded = plain.target.loaded
-    drafter_name, drafter = choose_drafter(make_target(loaded), say)
+    drafter = load_drafter(DRAFTER, make_target(loaded))
     arms = {"plain": plain} | {
         policy: TreeDecoder(make_target(loaded), policy=policy, drafter=drafter.unlearnt())
         for policy in POLICIES[1:]
     }
-    adaptive = arms[ADAPTIVE]
-    say(adaptive.profile_line)
+    say(arms[ADAPTIVE].profile_line)
     for decoder in arms.values():
         decoder.generate("Hello", max_new_tokens=WARM_TOKENS)
-    new_tokens, rows = _planned_tokens(plain), []
-    for index, (name, prompt) in enumerate(PROMPTS.items()):
-        say(f"decoding {index + 1} of {len(PROMPTS)}: {name}")
-        runs = {
-            policy: decoder.stream(prompt, max_new_tokens=new_tokens, chat=True)
-            for policy, decoder in arms.items()
-        }
+    options = {"max_new_tokens": _planned_tokens(plain), "chat": True}
+    rows: list[dict[str, Any]] = []
+    for name, prompt in PROMPTS.items():
+        say(f"decoding {len(rows) + 1} of {len(PROMPTS)}: {name}")
+        runs = {policy: decoder.stream(prompt, **options) for policy, decoder in arms.items()}
         texts = dict.fromkeys(runs, "")
         for policy, pieces in in_turn({policy: run.rounds() for policy, run in runs.items()}):
             texts[policy] += "".join(pieces)
         counts = {
-            policy: {
-                "tokens": run.stats.new_tokens - 1,
-                "seconds": run.stats.decode_s,
-                "rounds": run.stats.rounds,
-            }
-            for policy, run in runs.items()
+            policy: dict(zip(UNITS, (one.new_tokens - 1, one.decode_s, one.rounds), strict=True))
+            for policy, one in ((policy, run.stats) for policy, run in runs.items())
         }
-        row = {
-            "name": name,
-            "prompt": prompt,
-            "text": texts[ADAPTIVE],
-            "same_tokens": all(run.token_ids == runs["plain"].token_ids for run in runs.values()),
-            "arms": _rates(counts),
-        }
-        rows.append(row)
+        same = all(run.token_ids == runs["plain"].token_ids for run in runs.values())
+        row = {"name": name, "prompt": prompt, "text": texts[ADAPTIVE]}
+        rows.append(row | {"same_tokens": same, "arms": _rates(counts)})
     return {
-        "profile": adaptive.profile_line,
-        "drafter": drafter_name,
+        "profile": arms[ADAPTIVE].profile_line,
+        "drafter": DRAFTER,
         "prompts": rows,
         "pooled": _pooled(rows),
     }
 
 
-def choose_drafter(
-    target: Target, say: Callable[[str], None]
-) -> tuple[str, EnsembleDrafter | NgramDrafter]:
-    """N-grams with the trained drafter; n-grams alone where the drafter does not fit the model."""
-    try:
-        return DRAFTER, cast(EnsembleDrafter, load_drafter(DRAFTER, target))
-    except InputError as error:
-        say(f"drafting by {FALLBACK} alone, since {error.problem}")
-        return FALLBACK, NgramDrafter()
-
-
 def _planned_tokens(plain: TreeDecoder) -> int:
     """The tokens of a text with which all texts take about `BUDGET_S` on this machine."""
     stats = plain.generate("Hello", max_new_tokens=WARM_TOKENS).stats
-    token_s = stats.decode_s / max(stats.new_tokens - 1, 1)
-    least, most = NEW_TOKENS
-    fitting = BUDGET_S / (max(token_s, 1e-9) * len(PROMPTS) * len(POLICIES))
-    return int(min(max(fitting, least), most))
+    token_s = max(stats.decode_s / max(stats.new_tokens - 1, 1), 1e-9)
+    return int(np.clip(BUDGET_S / (token_s * len(PROMPTS) * len(POLICIES)), *NEW_TOKENS))
+
+
+def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """All prompts together: total tokens over total seconds, not a mean of rates."""
+    totals = {
+        policy: {unit: sum(row["arms"][policy][unit] for row in rows) for unit in UNITS}
+        for policy in POLICIES
+    }
+    same = all(row["same_tokens"] for row in rows)
+    return {"name": "all", "same_tokens": same, "arms": _rates(totals)}
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
@@ -143,28 +125,8 @@ def print_comparison(comparison: dict[str, Any]) -> None:
         )
 
 
-def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """All prompts together: total tokens over total seconds, not a mean of rates."""
-    totals = {
-        policy: {
-            unit: sum(row["arms"][policy][unit] for row in rows)
-            for unit in ("tokens", "seconds", "rounds")
-        }
-        for policy in POLICIES
-    }
-    return {
-        "name": "all",
-        "same_tokens": all(row["same_tokens"] for row in rows),
-        "arms": _rates(totals),
-    }
-
-
 def _rates(counts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The counts of each policy, with their rates.
-
-    The first token belongs to the prefill and is left out. A rate is None where every text
-    ended at its first token.
-    """
+    """The counts of each policy, with their rates; None without a token after the first."""
 
     def ratio(value: float, by: float) -> float | None:
         return value / by if by else None

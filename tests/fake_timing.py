@@ -7,8 +7,6 @@ from random import Random
 
 import pytest
 
-from decoder.statistics import HostTimer
-
 
 def even_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock for the decoder by which any forward takes a millisecond, give or take 1 %."""
@@ -18,9 +16,8 @@ def even_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def clock() -> float:
         return next(readings_s)
 
-    for module in ("decode_loop", "profiling.measured_profile", "profiling.probe", "statistics"):
+    for module in ("decode_loop", "device", "profiling.probe", "statistics"):
         monkeypatch.setattr(f"decoder.{module}.perf_counter", clock)
-    monkeypatch.setattr(HostTimer.__init__, "__defaults__", (clock,))
 
 
 class FakeTimer:

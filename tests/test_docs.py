@@ -51,10 +51,6 @@ def options() -> set[str]:
     return set(OPTION.findall(code() + makefile)) | OF_PIP
 
 
-def has_file(name: str) -> bool:
-    return any(f"/{path.as_posix()}".endswith(f"/{name}") for path in sources())
-
-
 def has_module(dotted: str) -> bool:
     """Whether this is a module, or a name that its longest module contains."""
     parts = dotted.split(".")
@@ -84,7 +80,11 @@ def missing(text: str) -> dict[str, list[str]]:
         "paths": [
             path for path in FOLDERED.findall(text) if not (ROOT / path.rstrip("./")).exists()
         ],
-        "files": [name for name in PYTHON_FILE.findall(text) if not has_file(name)],
+        "files": [
+            name
+            for name in PYTHON_FILE.findall(text)
+            if not any(f"/{path.as_posix()}".endswith(f"/{name}") for path in sources())
+        ],
         "modules": [name for name in modules + imports if not has_module(name)],
         "names": [name for name in named if NAME.fullmatch(name) and name not in words()],
         "options": [name for name in OPTION.findall(text) if name not in options()],

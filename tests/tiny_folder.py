@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from costmodel.catalog import Peaks
 from profiler.measure.instruments import Guard, Instruments
-from profiler.measure.machine import Activity
 from tests.fake_timing import CountRule, FakeTimer
 
 POSITIONS = 256
@@ -68,29 +67,26 @@ def write_all(folder: Path) -> Path:
     return write_tokenizer(write_weights(folder))
 
 
-def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """A data directory and locks of one's own, and a machine that is known at once.
+QUIET = {"busy_processes": [], "steal_share": 0.0}  # no other work on the machine
 
-    Returns the data directory; peaks are made up, other processes are not looked for, and a start
-    probes the fewest points.
-    """
+
+def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """A data directory (returned), locks of one's own, and a quiet machine of made-up peaks."""
     patch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
     patch.setenv("ROOFTREE_HOME", str(folder / "home"))
     (folder / "locks").mkdir(mode=0o700, parents=True, exist_ok=True)
     patch.setattr(tempfile, "tempdir", str(folder / "locks"))
     peaks = Peaks(flops_per_s=1e11, bytes_per_s=1e10)
     patch.setattr("decoder.profiling.measured_profile.measure_peaks", lambda *_: peaks)
-    quiet = Activity(processes=(), steal_share=0.0)
-    patch.setattr("profiler.calibrate.run.observe", lambda: quiet)
+    patch.setattr("profiler.measure.machine.observe", lambda: QUIET)
     return folder / "home"
 
 
 def fake_clock(
     patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int = -1, spread: float = 0.1
 ) -> None:
-    """Calibrations by a clock of about 1 ms a call: the same number of samples each time.
+    """Calibrations by a clock of 1 ms a call, or longer by up to a share `spread`.
 
-    spread  share by which a call may take longer
     The sample after `interrupt_after` raises KeyboardInterrupt.
     """
 
@@ -110,11 +106,7 @@ def fake_clock(
 
 
 def listing(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder with its content.
-
-    But for lock files, which stay behind, and notes of structures that were found exact, which
-    depend on the tests that ran before in the process.
-    """
+    """Every file below the folder with its content, but locks and notes of exact structures."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.points import Points
+from costmodel.fields import Section, Share
 from costmodel.statistics import Array, Bools
 
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
@@ -39,8 +40,7 @@ class AcceptanceCurve:
 
     def committed(self, nodes: ArrayLike) -> Array:
         n = np.asarray(nodes, dtype=np.float64)
-        committed: Array = 1.0 + (self.saturation - 1.0) * n / (n + self.half_nodes)
-        return committed
+        return np.asarray(1.0 + (self.saturation - 1.0) * n / (n + self.half_nodes))
 
 
 # 4.5 tokens a verification, half of the gain at 16 nodes: one of the standard curves.
@@ -48,10 +48,8 @@ USUAL_CURVE = AcceptanceCurve(saturation=4.5, half_nodes=16.0)
 
 
 def standard_curves() -> tuple[AcceptanceCurve, ...]:
-    """The 18 curves over which decision regret is stated.
-
-    Saturations of 1.3, 2, 3, 4.5, 6.5 and 10 tokens a verification, from a useless drafter to
-    the paper's best (table 1), each with half of its gain at 4, 16 and 64 nodes.
+    """The 18 curves over which decision regret is stated, from a useless drafter to the paper's
+    best.
     """
     return tuple(
         AcceptanceCurve(saturation=saturation, half_nodes=half_nodes)
@@ -60,24 +58,22 @@ def standard_curves() -> tuple[AcceptanceCurve, ...]:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Regret:
+class Regret(Section):
     """Shares of tokens/s lost, 0 .. 1, by choosing N from predicted times instead of true ones.
 
     Times of verifications alone give the regret for a free draft, the harder case. `worst` is the
     expected loss of the choice with the largest one; `interval` a 90 % interval of the mean.
     """
 
-    mean: float
-    worst: float
-    interval: tuple[float, float] | None = None
+    mean: Share
+    worst: Share
+    interval: tuple[Share, Share] | None = None
 
 
 def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
     """Decision regret over the standard curves, choosing among each context's row counts.
 
-    None where no context (and batch) has two row counts or more. Points of one shape that
-    come twice count once.
+    None where no context (and batch) has two row counts. Points of one shape count once.
     """
     predicted, times_s = np.asarray(predicted_s, dtype=np.float64), points.seconds[None]
     losses = [_losses(points, predicted, times_s, here)[0] for here in choices(points)]
@@ -163,7 +159,7 @@ def _losses(
 ) -> tuple[Array, NDArray[np.intp], NDArray[np.intp]]:
     """Losses [draws, curves] at one context by drawn seconds [draws, points].
 
-    With the place of the chosen size [curves], and of the best one [draws, curves], in `here`.
+    With the place in `here` of the chosen size [curves] and of the best one [draws, curves].
     """
     nodes = points.rows[here] - 1
     committed = np.stack([curve.committed(nodes) for curve in standard_curves()])

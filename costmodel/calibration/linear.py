@@ -35,8 +35,7 @@ class LinearCalibration(RooflineCalibration):
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds in the broadcast shape of the arguments, never below the physical bound.
 
-        The bound matters only far outside the fitted points, where a negative intercept gives
-        impossible times. Raises InputError.
+        The bound matters far outside the fitted points, where a negative intercept is impossible.
         """
         roofline = self.roofline
         line: Array = self.slope * roofline.seconds(rows, context, batch) + self.intercept_s

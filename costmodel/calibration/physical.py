@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -91,12 +91,11 @@ def _one_row(
     return weights, (matrix_flops, attention_flops), score_width
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class KernelShape:
+class KernelShape(NamedTuple):
     """The discrete part of a physical calibration.
 
-    `tile_rows`: rows of a matrix product's tile; `attention_rows`: rows that fill the device;
-    `switch_tokens`: tokens beyond which all-reduces take longer (None: not told apart).
+    Rows of a matrix product's tile, rows of attention that fill the device, and tokens beyond which
+    all-reduces take longer (None: not told apart).
     """
 
     tile_rows: int
@@ -144,14 +143,6 @@ class PhysicalCalibration(RooflineCalibration):
             raise ValueError("communication and switch_tokens belong together")
         return self
 
-    @property
-    def shape(self) -> KernelShape:
-        return KernelShape(
-            tile_rows=self.tile_rows,
-            attention_rows=self.attention_rows,
-            switch_tokens=self.switch_tokens,
-        )
-
     @cached_property
     def coefficients(self) -> tuple[float, ...]:
         return tuple(getattr(self, name) for name in COEFFICIENTS)
@@ -163,22 +154,17 @@ class PhysicalCalibration(RooflineCalibration):
 
     def fitted_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """The sum of the terms alone; outside the points it may lie below the physical bound."""
-        unit = physical_terms(self.roofline, rows, context, batch, self.shape)
-        floor, weights, matrix, kv, attention, activations = (
-            factor * term for factor, term in zip(self.coefficients, unit, strict=True)
-        )
+        floor, weights, matrix, kv, attention, activations = self._terms_s(rows, context, batch)
         total: Array = floor + np.maximum(weights, matrix) + kv + attention + activations
-        if self.communication is not None:
-            unit_s = communication_term(self.roofline, rows, batch, self.shape)
+        if self.communication is not None and self.switch_tokens is not None:
+            unit_s = communication_term(self.roofline, rows, batch, self.switch_tokens)
             total = total + self.communication * unit_s
         return total
 
     def attention_share(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Share of the time that attention takes, 0 .. 1: KV reads and attention FLOPs."""
-        unit = physical_terms(self.roofline, rows, context, batch, self.shape)
-        spent = self.coefficients[3] * unit[3] + self.coefficients[4] * unit[4]
-        share: Array = spent / self.fitted_s(rows, context, batch)
-        return share
+        terms_s = self._terms_s(rows, context, batch)
+        return np.asarray((terms_s[3] + terms_s[4]) / self.fitted_s(rows, context, batch))
 
     def beyond_s(
         self, rows: ArrayLike, last: tuple[float, float], context: float, batch: float
@@ -190,26 +176,30 @@ class PhysicalCalibration(RooflineCalibration):
         grow, and FLOPs, in tiles of 128 rows or more, count once they alone take longer.
         """
         last_rows, last_s = last
-        _, reading_s, computing_s, *_ = physical_terms(
-            self.roofline, last_rows, context, batch, self.shape
-        )
+        _, reading_s, computing_s, *_ = self._unit_s(last_rows, context, batch)
         if computing_s >= reading_s:
             last_fitted_s = self.fitted_s(last_rows, context, batch)
             return last_s * self.fitted_s(rows, context, batch) / last_fitted_s
-        matrix_s, attention_s, activations_s = self._parts_s(rows, context, batch)
-        _, attention_before_s, activations_before_s = self._parts_s(last_rows, context, batch)
-        added_s = attention_s - attention_before_s + activations_s - activations_before_s
-        grown: Array = np.maximum(last_s + added_s, matrix_s + attention_s)
-        return grown
-
-    def _parts_s(self, rows: ArrayLike, context: float, batch: float) -> tuple[Array, Array, Array]:
-        """Seconds of matrix FLOPs in usual tiles, of attention with its traffic, of activations."""
-        shape = dataclasses.replace(self.shape, tile_rows=max(self.tile_rows, _USUAL_TILE))
-        unit = physical_terms(self.roofline, rows, context, batch, shape)
-        _, _, matrix, kv, attention, activations = (
-            factor * term for factor, term in zip(self.coefficients, unit, strict=True)
+        before, after = (
+            self._terms_s(count, context, batch, _USUAL_TILE) for count in (last_rows, rows)
         )
-        return matrix, kv + attention, activations
+        attention_s, attention_before_s = after[3] + after[4], before[3] + before[4]
+        added_s = attention_s - attention_before_s + after[5] - before[5]
+        return np.asarray(np.maximum(last_s + added_s, after[2] + attention_s))
+
+    def _terms_s(
+        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike, least_tile: int = 1
+    ) -> list[Array]:
+        """Seconds of each of COEFFICIENTS, matrix FLOPs in tiles of `least_tile` rows or more."""
+        unit_s = self._unit_s(rows, context, batch, least_tile)
+        return [factor * term for factor, term in zip(self.coefficients, unit_s, strict=True)]
+
+    def _unit_s(
+        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike, least_tile: int = 1
+    ) -> list[Array]:
+        """The same at the peaks, where each coefficient is 1."""
+        shape = KernelShape(max(self.tile_rows, least_tile), self.attention_rows)
+        return _in_shape(_shapeless(self.roofline, rows, context, batch), shape)
 
     @property
     def bound(self) -> Roofline:
@@ -225,13 +215,6 @@ class PhysicalCalibration(RooflineCalibration):
             for value, error in pairs
         ]
         return dict(zip(COEFFICIENTS, around, strict=True))
-
-
-def physical_terms(
-    roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike, shape: KernelShape
-) -> list[Array]:
-    """Seconds at the peaks of each of COEFFICIENTS."""
-    return _in_shape(_shapeless(roofline, rows, context, batch), shape)
 
 
 def _shapeless(
@@ -257,11 +240,11 @@ def _in_shape(terms: tuple[Array, ...], shape: KernelShape) -> list[Array]:
 
 
 def communication_term(
-    roofline: Roofline, rows: ArrayLike, batch: ArrayLike, shape: KernelShape
+    roofline: Roofline, rows: ArrayLike, batch: ArrayLike, switch_tokens: int
 ) -> Array:
     """Unit seconds of the all-reduces of as many tokens as take longer."""
     tokens = np.asarray(rows, dtype=np.float64) * np.asarray(batch, dtype=np.float64)
-    return np.where(tokens > (shape.switch_tokens or 0), work_terms(roofline, 1, 0)[0], 0.0)
+    return np.where(tokens > switch_tokens, work_terms(roofline, 1, 0)[0], 0.0)
 
 
 def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
@@ -305,19 +288,11 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
     for index, name in enumerate(COEFFICIENTS):  # those of terms that some point depends on
         if np.any(design[:, index] > 0):
             fields[f"{name}_se"] = float(np.sqrt(variances[index]))
-    shape = best.shape
-    if shape.switch_tokens is not None:
-        fields |= {
-            "communication": float(best.coefficients[-1]),
-            "switch_tokens": shape.switch_tokens,
-        }
+    if best.shape.switch_tokens is not None:
+        fields["communication"] = float(best.coefficients[-1])
     try:
         calibration = PhysicalCalibration(
-            **fields,
-            tile_rows=shape.tile_rows,
-            attention_rows=shape.attention_rows,
-            noise=spread,
-            points=len(points),
+            **fields, **best.shape._asdict(), noise=spread, points=len(points)
         )
     except ValidationError:
         raise InputError(
@@ -351,8 +326,8 @@ def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -
     def fit_of(shape: KernelShape) -> tuple[float, _Fit]:
         """Loss and fit at the best ratio of FLOPs to weights."""
         columns = _in_shape(work, shape)
-        if shape.switch_tokens is not None:
-            columns.append(communication_term(roofline, points.rows, points.batch, shape))
+        if (most := shape.switch_tokens) is not None:
+            columns.append(communication_term(roofline, points.rows, points.batch, most))
         terms = np.stack(columns, axis=1) / points.seconds[:, None]
         matrix = np.maximum(terms[:, 1], _RATIOS[:, None] * terms[:, 2])  # [ratios, n]
         rest = np.broadcast_to(
@@ -368,10 +343,7 @@ def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -
     def best_of(shapes: Iterable[KernelShape]) -> _Fit:
         return min(map(fit_of, shapes), key=lambda fit: fit[0])[1]
 
-    tiles = [
-        KernelShape(tile_rows=tile, attention_rows=rows)
-        for tile, rows in product(TILES, _ATTENTION_ROWS)
-    ]
+    tiles = [KernelShape(*rows) for rows in product(TILES, _ATTENTION_ROWS)]
     best = best_of(tiles)
     if roofline.tensor_parallel == 1:
         return best
@@ -379,9 +351,9 @@ def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -
     inside = [n for n in _SWITCH_TOKENS if np.any(tokens > n) and np.any(tokens <= n)]
     if not inside:
         return best
-    apart = best_of(dataclasses.replace(best.shape, switch_tokens=n) for n in inside)
+    apart = best_of(best.shape._replace(switch_tokens=n) for n in inside)
     switch = apart.shape.switch_tokens
-    apart = best_of(dataclasses.replace(shape, switch_tokens=switch) for shape in tiles)
+    apart = best_of(shape._replace(switch_tokens=switch) for shape in tiles)
     lost, left = (float(weights @ fit.residual**2) for fit in (best, apart))
     return apart if left < (1 - _WORTH_A_TERM) * lost else best
 

@@ -118,21 +118,18 @@ class Calibration(Protocol):
 class RooflineCalibration(Section):
     """Coefficients over a roofline: the fields are those of the profile's YAML.
 
-    The roofline itself is not stored, since a profile's device and target give it; `over` sets
-    it. Two calibrations are equal where their fields are.
+    The roofline is not stored, since a profile's device and target give it; `over` sets it.
     """
 
     _roofline: Roofline = PrivateAttr()
 
     def over(self, roofline: Roofline) -> Self:
-        """The same coefficients over this roofline."""
         placed = self.model_copy()
         placed._roofline = roofline
         return placed
 
     @property
     def roofline(self) -> Roofline:
-        """The roofline that the coefficients multiply."""
         return self._roofline
 
     def __eq__(self, other: object) -> bool:

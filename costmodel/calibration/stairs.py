@@ -55,8 +55,7 @@ class StairsScales(Section):
     """Standard deviations of log seconds, as stored in a profile.
 
     With the profile's points and its physical calibration they give the whole calibration.
-    `context` scales attention's share of the time; `exact` says that the points have no noise
-    of their own.
+    `exact`: the points have no noise of their own.
     """
 
     step: LogScale
@@ -67,24 +66,17 @@ class StairsScales(Section):
 
     @property
     def white(self) -> float:
-        """Standard deviation of what a point does not share with others."""
         return _EXACT_NOISE if self.exact else self.noise
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CovarianceInputs:
-    """Inputs of the covariance, arrays of one length.
+    """Inputs of the covariance, arrays of one length."""
 
-    tokens   rows x batch
-    many     whether there is more than one row
-    context  cached tokens
-    share    attention's share of the time
-    """
-
-    tokens: Array
-    many: Bools
+    tokens: Array  # rows x batch
+    many: Bools  # whether there is more than one row
     context: Array
-    share: Array
+    share: Array  # attention's of the time
 
     def by_rows(self) -> tuple[CovarianceInputs, NDArray[np.intp]]:
         """The distinct token counts, and the index of each place among them.
@@ -94,8 +86,7 @@ class CovarianceInputs:
         _, first, which = np.unique(
             np.stack([self.tokens, self.many]), axis=1, return_index=True, return_inverse=True
         )
-        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        once = {name: column[first] for name, column in columns.items()}
+        once = {name: column[first] for name, column in dataclasses.asdict(self).items()}
         return CovarianceInputs(**once), which.ravel()
 
 
@@ -128,7 +119,7 @@ def over_rows(one: CovarianceInputs, other: CovarianceInputs) -> tuple[Array, Ar
 
 
 def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
-    """Covariance over contexts at unit scale [n, m]: the context term's and the noise's part."""
+    """Covariance over contexts at unit scale [n, m]: the context term, and the noise."""
     left, right = (
         np.log(np.atleast_1d(np.asarray(c, dtype=np.float64)) + _CONTEXT_OFFSET)
         for c in (one, other)
@@ -138,8 +129,6 @@ def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
 
 
 class CovarianceTerms:
-    """The terms of the covariance at unit scale, [n, m] each; `covariance` scales and sums them."""
-
     def __init__(self, one: CovarianceInputs, other: CovarianceInputs) -> None:
         (left, left_of), (right, right_of) = one.by_rows(), other.by_rows()
         cells = np.ix_(left_of, right_of)
@@ -306,7 +295,7 @@ class _Table:
 def build_stairs(
     points: Points, physical: PhysicalCalibration, scales: StairsScales
 ) -> StairsCalibration:
-    """Condition on the points under given scales; needs numpy alone and is quick.
+    """Condition on the points under given scales.
 
     A measured point that several others of its tile contradict by more than six standard
     deviations is left out; a lone one may be a step and stays. Raises InputError for fewer than
@@ -321,14 +310,12 @@ def fit_stairs(
     """Choose the scales by marginal likelihood and condition on the points.
 
     `exact` is for times summed from tables: the calibration then passes through all of them.
-    The prior of the noise is centred on 0.3 %. Scales are rejected where a measured row count
-    would get cheaper with the context though its points do not. Raises InputError for fewer
-    than 6 points.
+    Scales are rejected where a measured row count would get cheaper with the context though its
+    points do not. Raises InputError for fewer than 6 points.
     """
     places, ratio, parts = _prepared(points, physical)
     ranked = _ranked(points.median_error**2, ratio, parts, exact)
-    wild = _conditioned(points, physical, ranked[0], places, ratio, parts).left_out
-    if wild.any():
+    if (wild := _conditioned(points, physical, ranked[0], places, ratio, parts).left_out).any():
         ranked = _ranked(points.median_error**2 + wild, ratio, parts, exact)
     for scales in ranked[:6]:
         fitted = _conditioned(points, physical, scales, places, ratio, parts)
@@ -341,7 +328,6 @@ def fit_stairs(
 def places_of(
     physical: PhysicalCalibration, rows: Array, context: Array, batch: Array
 ) -> CovarianceInputs:
-    """The inputs of the covariance for shapes [n]."""
     return CovarianceInputs(
         tokens=rows * batch,
         many=rows > 1,
@@ -434,8 +420,7 @@ def _falls_with_context(fitted: StairsCalibration) -> bool:
         curves = np.array([fitted.predict_s(rows, context, batch) for context in contexts])
         falls = np.any(np.diff(np.log(curves), axis=0) < -2 * fitted.scales.noise, axis=0)
         for row in rows[falls]:
-            column = here.take(here.rows == row)
-            ordered = column.seconds[np.argsort(column.context)]
-            if np.all(np.diff(ordered) >= 0):
+            column = here.take(here.rows == row).sorted()
+            if np.all(np.diff(column.seconds) >= 0):
                 return True
     return False

@@ -44,10 +44,9 @@ def find_profile(
     runtime  `graphs`, `eager` or `kernels`; None takes any
     store    what to search [default: the user's profiles, then the shipped ones]
 
-    The first folder with a profile that fits is taken, and in it the best provenance. A decoder
-    finds the profile of the device it runs on by stricter rules (`ProfileStore.find`).
-    Raises InputError for an unknown device or target. Raises ProfileError where nothing fits; it
-    lists the profiles of the device.
+    The first folder with a profile that fits is taken, and in it the best provenance; a decoder
+    follows stricter rules (`ProfileStore.find`). Raises InputError for an unknown device or target,
+    ProfileError, which lists the profiles of the device, where nothing fits.
     """
     profiles = store or ProfileStore()
     folders, wanted = profiles.directories, (None, dtype, tensor_parallel)

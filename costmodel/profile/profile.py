@@ -9,13 +9,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from costmodel.calibration.linear import LinearCalibration
+from costmodel.calibration.physical import PhysicalCalibration
 from costmodel.calibration.points import Calibration
-from costmodel.calibration.stairs import MIN_POINTS
+from costmodel.calibration.stairs import MIN_POINTS, build_stairs
 from costmodel.catalog import DeviceFingerprint, device_by_name
-from costmodel.errors import InputError, ProfileError
+from costmodel.errors import ProfileError
 from costmodel.fields import Hash, Section
 from costmodel.io import parse_yaml, read_bytes, write_atomic
 from costmodel.profile import schema
@@ -138,9 +140,8 @@ class Profile(Section):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Profile:
-        """Read and check a profile; nothing in the file is executed.
-
-        Raises ProfileError, one line: the file, the field's path, the problem and what to do.
+        """Read and check a profile. Raises ProfileError, one line: file, field, problem and what to
+        do.
         """
         return cls.from_bytes(read_bytes(Path(path)), str(path))
 
@@ -163,10 +164,10 @@ class Profile(Section):
             raise _profile_error(label, failure) from None
 
     def to_yaml(self, path: str | Path | None = None) -> str:
-        """The profile as YAML text, numbers with 6 significant digits.
+        """The profile as YAML text, numbers with 6 significant digits; with `path` also written
+        there.
 
-        With `path` it is also written there in one step, if it reads back as the same. Raises
-        ProfileError where that fails.
+        Raises ProfileError where it does not read back as the same, or cannot be written.
         """
         text = dump_yaml(self.as_dict())
         if path is not None:
@@ -195,7 +196,7 @@ class Profile(Section):
     def uncertainty(self) -> float:
         """The largest relative error of a verification that the profile states, or 0.
 
-        Where the machine's pace varied, a verification is off by twice that spread at times.
+        Where the machine's pace varied, it is twice that spread at times.
         """
         stated = [self.provenance.error_bar, 2 * (self.provenance.pace_spread or 0.0)]
         if self.held_out is not None:
@@ -210,16 +211,21 @@ class Profile(Section):
         return () if self.surface is None else tuple(sorted(set(self.surface.rows)))
 
     def linear_calibration(self) -> LinearCalibration:
-        """The calibration that the paper prints, which every profile has."""
         return self.calibration.linear.over(self.roofline())
 
     def verify_calibration(self) -> Calibration:
         """The selected calibration, with `predict_s(rows, context, batch)`."""
-        points = None if self.surface is None else self.surface.points()
-        try:
-            return self.calibration.calibration(points, self.roofline())
-        except InputError as failure:
-            raise ProfileError(f"calibration: {failure.problem}", hint=_HINT) from None
+        fits, roofline = self.calibration, self.roofline()
+        if fits.selected == "stairs" and fits.stairs and fits.physical and self.surface:
+            try:
+                return build_stairs(
+                    self.surface.points(), fits.physical.over(roofline), fits.stairs
+                )
+            except np.linalg.LinAlgError:
+                problem = "calibration: the scales of stairs give no usable covariance"
+                raise ProfileError(problem, hint=_HINT) from None
+        selected: LinearCalibration | PhysicalCalibration = getattr(fits, fits.selected)
+        return selected.over(roofline)
 
     def drafter_origin(self, architecture_hash: str) -> tuple[schema.ProvenanceKind, str]:
         """Provenance and time of a drafter's cost: (kind, created_utc)."""

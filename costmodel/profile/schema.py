@@ -12,11 +12,12 @@ from pydantic import Field, InstanceOf, ValidationInfo, field_validator, model_v
 
 from costmodel import fields
 from costmodel.architecture import ModelArchitecture
+from costmodel.calibration.choices import Regret
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import PhysicalCalibration
-from costmodel.calibration.points import Calibration, CalibrationName, ErrorSummary, Points
+from costmodel.calibration.points import CalibrationName, ErrorSummary, Points
 from costmodel.calibration.selection import Selection
-from costmodel.calibration.stairs import StairsScales, build_stairs
+from costmodel.calibration.stairs import StairsScales
 from costmodel.catalog import Peaks
 from costmodel.errors import InputError
 from costmodel.profile.text import ColumnsSection
@@ -68,7 +69,6 @@ class ProvenanceSection(fields.Section):
 
     @property
     def borrowed(self) -> bool:
-        """Whether nothing was measured on this device with this runtime."""
         return self.kind in BORROWED
 
 
@@ -81,7 +81,6 @@ class TargetSection(fields.Section):
 
     @classmethod
     def of(cls, architecture: ModelArchitecture, name: str | None = None) -> TargetSection:
-        """The section for a target; `name` defaults to that of the architecture."""
         label = name or architecture.name
         return cls(
             name=label,
@@ -166,7 +165,6 @@ class RuntimeSection(fields.Section):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one activation, and of one weight where the runtime reads no other."""
         return ELEMENT_BYTES[self.dtype]
 
     def roofline(self, architecture: ModelArchitecture, peaks: PeaksSection) -> Roofline:
@@ -224,7 +222,6 @@ class SurfaceSection(SampledSection):
 
     @classmethod
     def of(cls, points: Points) -> SurfaceSection:
-        """The section for measured points, in the order of a profile."""
         p = points.sorted()
         columns = {name: getattr(p, name).astype(int) for name in ("rows", "context", "batch", "n")}
         return cls.model_validate(columns | {"median_s": p.seconds, "mad_s": p.mad_s})
@@ -276,21 +273,6 @@ class CalibrationSection(fields.Section):
             raise ValueError("stairs needs the field physical, which is missing")
         return self
 
-    def calibration(self, points: Points | None, roofline: Roofline) -> Calibration:
-        """The selected calibration; stairs interpolates `points`.
-
-        Raises InputError where points are missing or too few.
-        """
-        if self.selected in ("linear", "physical"):
-            coefficients: LinearCalibration | PhysicalCalibration = getattr(self, self.selected)
-            return coefficients.over(roofline)
-        if points is None or self.stairs is None or self.physical is None:
-            raise InputError("the profile has no surface")  # validation forbids all three
-        try:
-            return build_stairs(points, self.physical.over(roofline), self.stairs)
-        except np.linalg.LinAlgError:
-            raise InputError("the scales of stairs give no usable covariance") from None
-
 
 class HeldOutSection(ColumnsSection):
     """Error of the selected calibration at points drawn beforehand and left out of all fits.
@@ -318,15 +300,9 @@ class HeldOutSection(ColumnsSection):
         return self
 
 
-class RegretSection(fields.Section):
-    """Share of tokens/s lost by choosing N from this profile instead of from the truth.
+class RegretSection(Regret):
+    """The regret of choosing N from this profile; the noise of the held-out times is taken out."""
 
-    The noise of the held-out times is taken out; `interval` holds the mean with 90 % chance.
-    """
-
-    mean: fields.Share
-    worst: fields.Share
-    interval: tuple[fields.Share, fields.Share] | None = None
     curves: fields.Count
     contexts: fields.CountsOrZero
 

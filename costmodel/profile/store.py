@@ -80,23 +80,24 @@ class ProfileStore:
     def find(self, key: ProfileKey) -> LookupResult:
         """The profile for `key` with the best provenance, of the first folder that has one.
 
-        Only files of this device that contain the architecture's hash are parsed. Raises
-        ProfileError that lists the existing profiles and the keys that differ.
+        Raises ProfileError that lists the existing profiles and the keys that differ.
         """
         for folder in self.directories:
-            fitting: list[tuple[Path, Profile]] = []
-            unusable: list[str] = []
-            for path in _device_files(folder, key.device_name):
-                if not _mentions(path, key.architecture_hash):
-                    continue
-                stored = _read(path)
-                if stored.profile is None:
-                    unusable.append(f"left out a profile that cannot be used: {stored.problem}")
-                elif not _hard_differences(stored.profile, key):
-                    fitting.append((path, stored.profile))
+            files = _device_files(folder, key.device_name)
+            stored = [_read(path) for path in files if _mentions(path, key.architecture_hash)]
+            problems = tuple(
+                f"left out a profile that cannot be used: {one.problem}"
+                for one in stored
+                if one.profile is None
+            )
+            fitting = [
+                (one.profile.provenance.rank, str(one.path), one.path, one.profile)
+                for one in stored
+                if one.profile is not None and not _hard_differences(one.profile, key)
+            ]
             if fitting:
-                path, profile = min(fitting, key=lambda fit: (fit[1].provenance.rank, str(fit[0])))
-                return _result(path, profile, key, tuple(unusable))
+                _, _, path, profile = min(fitting, key=lambda place: place[:2])
+                return _result(path, profile, key, problems)
         wanted = (
             f"no profile for architecture {key.architecture_hash} on {key.device_name}"
             f" ({key.quantization or key.dtype}, {key.runtime}, {key.attention},"
@@ -137,10 +138,7 @@ class ProfileStore:
 
     @staticmethod
     def open(path: Path, key: ProfileKey) -> LookupResult:
-        """The profile in a file that the user names, under the same rules as `find`.
-
-        Raises ProfileError where it cannot be read, or that names each hard key that differs.
-        """
+        """The profile in a file that the user names, under the same rules as `find`."""
         profile = Profile.from_yaml(path)
         if _hard_differences(profile, key):
             mismatch = _mismatch(StoredProfile(path=path, profile=profile), key)
@@ -156,10 +154,8 @@ class ProfileStore:
         """Write the profile, unless one of its key is better: (path, why it was put aside).
 
         One that is put aside lies in the folder `aside` beside the better one, where no lookup
-        finds it. Raises ProfileError.
-
-        output   a YAML file; None: where the lookup finds it
-        replace  whatever is better
+        finds it. Raises ProfileError. `output` is a YAML file; None: where the lookup finds it.
+        `replace`: whatever is better.
         """
         place, stored, reason = output or self._place(profile), None, ""
         if not replace and output is None:
@@ -188,12 +184,13 @@ class ProfileStore:
         return output, ""
 
     def save(self, profile: Profile) -> Path:
-        """Write the profile into the first folder in one step; returns its path.
+        """Write the profile into the first folder in one step; returns its path. Raises
+        ProfileError.
 
-        A profile with the same key is replaced, unless its provenance is better. Such a one
-        stays, as does one with another key under the same name, and the new file's name gets a
-        number. An unusable file may be a measured profile with a slip of the pen: only another
-        measured one replaces it. Raises ProfileError.
+        A profile with the same key is replaced, unless its provenance is better. Such a one stays,
+        as does one with another key under the same name, and the new file's name gets a number. An
+        unusable file may be a measured profile with a slip of the pen: only another measured one
+        replaces it.
         """
 
         def replaceable(path: Path) -> bool:
@@ -214,7 +211,7 @@ class ProfileStore:
         return self.directories[0] / device_slug(profile.device.name) / profile_file_name(profile)
 
     def better(self, profile: Profile) -> Path | None:
-        """A profile of the same target, device, degree and weights that is better; None without.
+        """A better profile of the same target, device, degree and weights; None without.
 
         Measured ones by provenance, others by the error bar.
         """
@@ -239,9 +236,8 @@ class ProfileStore:
     ) -> None:
         """Add a draft cost measured here to the profile that a lookup gave.
 
-        The file is read again first, so that what another process wrote meanwhile stays, a
-        cost of the same drafter included. Raises ProfileError with the reason where the file
-        is outside the first folder, differs in a key, or cannot be written.
+        The file is read again first, so that what another process wrote meanwhile stays. Raises
+        ProfileError where it is outside the first folder, differs in a key, or cannot be written.
         """
         folder = self.directories[0]
         if not lookup.path.resolve().is_relative_to(folder.resolve()):
@@ -257,7 +253,6 @@ class ProfileStore:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """The path, then the same with -2, -3, ... behind its stem."""
     yield path
     for number in itertools.count(2):
         yield path.with_stem(f"{path.stem}-{number}")
@@ -336,7 +331,6 @@ def _result(
 
 
 def _mismatch(stored: StoredProfile, key: ProfileKey) -> str:
-    """The file's name and why it does not serve the key."""
     if stored.profile is None:
         return f"{stored.path.name} (cannot be used: {stored.problem})"
     reasons = [

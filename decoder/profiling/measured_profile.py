@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from platform import python_version
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from costmodel.io import now_utc, tool_version
 from costmodel.profile import schema
 from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.roofline import Roofline
-from decoder.device import dtype_name, fingerprint, synchronise
+from decoder.device import dtype_name, fingerprint, seconds_of
 from decoder.model.runtime.linear import TiledLinear, packing_refused
 from decoder.model.target import Target
 from decoder.nvml import free_gpu_bytes
@@ -51,11 +50,6 @@ def runtime_section(target: Target) -> schema.RuntimeSection:
         transformers=transformers.__version__,
         python=python_version(),
     )
-
-
-def find_peaks(target: Target) -> schema.PeaksSection:
-    """The peaks of the target's device."""
-    return peaks_of(target.device, target.dtype)
 
 
 def peaks_of(device: torch.device, dtype: torch.dtype) -> schema.PeaksSection:
@@ -98,23 +92,16 @@ class MeasuredSubject:
 
 
 def subject_of(target: Target) -> MeasuredSubject:
+    note = f"{target.loaded.weights} weights"
+    if target.loaded.weights == "random" and target.architecture.experts:
+        # Dense forwards take the same time with any weights; experts do not.
+        note += ", and random routing, which spreads tokens over experts more evenly than real"
     return MeasuredSubject(
         device=fingerprint(target.device),
         architecture=target.architecture,
         runtime=runtime_section(target),
-        note=weights_note(target),
+        note=note,
     )
-
-
-def weights_note(target: Target) -> str:
-    """A note on the weights.
-
-    Dense forwards take the same time with any weights; experts do not.
-    """
-    note = f"{target.loaded.weights} weights"
-    if target.loaded.weights == "random" and target.architecture.experts:
-        note += ", and random routing, which spreads tokens over experts more evenly than real"
-    return note
 
 
 def make_profile(
@@ -131,7 +118,14 @@ def make_profile(
     sections    optional sections by name: stages, drafters, ...
     Raises InputError, ProfileError.
     """
-    peaks = proven_peaks(peaks, subject, points)
+    if (
+        peaks.source == "measured"
+    ):  # beside other work they come out low: raised to the points' rates
+        physical = subject.roofline(peaks).with_count("physical")
+        branches_s = physical.branches_s(points.rows, points.context, points.batch)
+        flops, moved = (max(1.0, float(np.max(one / points.seconds))) for one in branches_s)
+        rates = {"flops_per_s": flops * peaks.flops_per_s, "bytes_per_s": moved * peaks.bytes_per_s}
+        peaks = peaks.model_copy(update=rates)
     selection = select_calibration(points, subject.roofline(peaks))
     return Profile(
         provenance=schema.ProvenanceSection(
@@ -150,19 +144,6 @@ def make_profile(
         surface=schema.SurfaceSection.of(points),
         **sections,
     )
-
-
-def proven_peaks(
-    peaks: schema.PeaksSection, subject: MeasuredSubject, points: Points
-) -> schema.PeaksSection:
-    """Measured peaks, raised to the rates of the points: beside other work they come out low."""
-    if peaks.source != "measured":
-        return peaks
-    physical = subject.roofline(peaks).with_count("physical")
-    branches_s = physical.branches_s(points.rows, points.context, points.batch)
-    flops, moved = (max(1.0, float(np.max(one / points.seconds))) for one in branches_s)
-    rates = {"flops_per_s": peaks.flops_per_s * flops, "bytes_per_s": peaks.bytes_per_s * moved}
-    return peaks.model_copy(update=rates)
 
 
 READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # several times any last-level cache
@@ -198,9 +179,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 def _buffer(device: torch.device) -> torch.Tensor:
     """An even number of float32 ones; their sum is torch's fastest plain read on a CPU."""
     wanted_bytes = READ_BYTES[device.type]
-    if (
-        device.type == "cuda"
-    ):  # less where a model has left little memory, but not what its L2 holds
+    if device.type == "cuda":  # less where little memory is left, but not what the L2 cache holds
         cache_bytes = int(torch.cuda.get_device_properties(device).L2_cache_size)
         spare_bytes = max(free_gpu_bytes(device) // MEMORY_PARTS, CACHES * cache_bytes)
         wanted_bytes = min(wanted_bytes, spare_bytes)
@@ -208,15 +187,9 @@ def _buffer(device: torch.device) -> torch.Tensor:
 
 
 def _best_s(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, the least of some repeats."""
     function()
-    times: list[float] = []
-    calls = CALLS[device.type]
-    while len(times) < REPEATS or calls * sum(times) < LEAST_S[device.type]:
-        synchronise(device)
-        start = perf_counter()
-        for _ in range(calls):
-            function()
-        synchronise(device)
-        times.append((perf_counter() - start) / calls)
-    return min(times)
+    times_s: list[float] = []
+    calls = range(CALLS[device.type])
+    while len(times_s) < REPEATS or sum(times_s) < LEAST_S[device.type]:
+        times_s.append(seconds_of(lambda: [function() for _ in calls], device))
+    return min(times_s) / len(calls)

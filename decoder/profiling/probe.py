@@ -14,11 +14,11 @@ from costmodel.errors import DrafterError, RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.statistics import mad_s
-from decoder.device import synchronise
+from decoder.device import seconds_of
 from decoder.drafters.base import Drafter, DraftRequest
 from decoder.model.target import Step, Target
-from decoder.profiling.measured_profile import find_peaks, make_profile, subject_of
-from decoder.tree.draft_tree import EMPTY, DraftTree
+from decoder.profiling.measured_profile import make_profile, peaks_of, subject_of
+from decoder.tree.draft_tree import DraftTree
 from decoder.tree.growth import TopPaths
 
 POINTS = ((1, 256), (4, 256), (16, 256), (1, 1024), (32, 1024), (64, 256))  # rows, context
@@ -37,11 +37,11 @@ def quick_profile(
     """
     start_s = perf_counter()
     until_s = start_s + BUDGET_S
-    peaks = find_peaks(target)
+    peaks = peaks_of(target.device, target.dtype)
     drafts = draft_cost or time_drafter(drafter, target, until_s)
     longest = target.max_context
     fitting = ((rows, min(context, longest - rows)) for rows, context in POINTS if rows < longest)
-    shapes = list(dict.fromkeys(fitting))  # without repetitions
+    shapes = list(dict.fromkeys(fitting))
     samples = _time_points(target, shapes, max(until_s, perf_counter() + POINTS_SHARE * BUDGET_S))
     rows, contexts = zip(*shapes[: len(samples)], strict=True)
     points = Points(
@@ -74,50 +74,37 @@ def _time_points(
     cache = target.reserve(max(rows + context for rows, context in shapes))
     try:
         cache.fill_with_noise()
-        warm: list[tuple[DraftTree, int]] = []
-        first_pass: list[float] = []
-        for rows, context in shapes:
-            if len(warm) >= LEAST_POINTS and perf_counter() > until_s:
+
+        def seconds(rows: int, context: int) -> float:
+            cache.truncate(context)
+            steps = [Step(0, _broad_tree(rows - 1))]
+            return seconds_of(lambda: target.verify(steps), target.device)
+
+        samples: list[list[float]] = []
+        for shape in shapes:
+            if len(samples) >= LEAST_POINTS and perf_counter() > until_s:
                 break
-            warm.append((_broad_tree(rows - 1), context))
-            cache.truncate(context)
-            untimed_s = _seconds(target, warm[-1][0])
-            cache.truncate(context)
-            first_pass.append(_seconds(target, warm[-1][0]))
-            until_s += max(untimed_s - first_pass[-1], 0.0)
-        passes, pass_s = [first_pass], sum(first_pass)
-        while len(passes) < REPEATS and perf_counter() + pass_s <= until_s:
-            passes.append([])
-            for tree, context in warm:
-                cache.truncate(context)
-                passes[-1].append(_seconds(target, tree))
-        return [list(times_s) for times_s in zip(*passes, strict=True)]
+            untimed_s = seconds(*shape)
+            samples.append([seconds(*shape)])
+            until_s += max(untimed_s - samples[-1][0], 0.0)
+        pass_s = sum(first_s for [first_s] in samples)
+        while len(samples[0]) < REPEATS and perf_counter() + pass_s <= until_s:
+            for shape, times_s in zip(shapes, samples, strict=False):
+                times_s.append(seconds(*shape))
+        return samples
     finally:
         target.cache = before
 
 
 def time_forward(target: Target, rows: int, context: int) -> list[float]:
-    """Seconds of a few forwards of one shape."""
     return _time_points(target, [(rows, context)], perf_counter() + BUDGET_S)[0]
-
-
-def _seconds(target: Target, tree: DraftTree) -> float:
-    synchronise(target.device)
-    start_s = perf_counter()
-    target.verify([Step(0, tree)])
-    synchronise(target.device)
-    return perf_counter() - start_s
 
 
 def _broad_tree(nodes: int) -> DraftTree:
     """A tree whose every row has up to four children."""
-    if nodes == 0:
-        return EMPTY
-    parents = np.arange(nodes, dtype=np.int64) // 4
-    depths = np.empty(nodes, np.int64)
-    for node, parent in enumerate(parents):
-        depths[node] = 1 if parent == 0 else depths[parent - 1] + 1
-    return DraftTree(np.arange(nodes, dtype=np.int64), parents, depths, np.full(nodes, 0.1))
+    node = np.arange(nodes, dtype=np.int64)
+    depths = (np.log2(3 * node + 4) / 2).astype(np.int64)  # 4, 16, 64, ... nodes a depth
+    return DraftTree(node, node // 4, depths, np.full(nodes, 0.1))
 
 
 DRAFT_REPEATS = 5
@@ -132,11 +119,9 @@ def steady_draft(
 ) -> Callable[[], object]:
     """A function that makes the same usual draft behind `context` cached tokens at each call.
 
-    A drafter may process the tokens that the target accepted in the round before; a call
-    then rewinds the text by `NEW_TOKENS`, observes them again and drafts. A drafting model
-    processes all of them, although in a real text some are cached from its own draft: a few
-    rows more in the same forward. Text and target features are random. Raises the drafter's
-    InputError.
+    A drafter may process the tokens that were accepted in the round before: a call rewinds the
+    text by `NEW_TOKENS`, observes them again and drafts. A drafting model processes all of them,
+    although in a real text some are cached. Text and features are random. Raises InputError.
     """
     random = np.random.default_rng(seed)
     vocab = target.architecture.vocab
@@ -173,16 +158,11 @@ def time_drafter(drafter: Drafter, target: Target, until_s: float = float("inf")
     """
     context = min(CONTEXT, target.max_context - drafter.max_depth - 1)
     times_s: list[float] = []
-    end_s = 0.0
     try:
         draft = steady_draft(drafter, target, context)
-        while len(times_s) <= DRAFT_REPEATS and not (len(times_s) > 1 and end_s > until_s):
-            synchronise(target.device)
-            start_s = perf_counter()
-            draft()
-            synchronise(target.device)
-            end_s = perf_counter()
-            times_s.append(end_s - start_s)
+        # The first call compiles, so there are two at least.
+        while len(times_s) < 2 or (len(times_s) <= DRAFT_REPEATS and perf_counter() <= until_s):
+            times_s.append(seconds_of(draft, target.device))
     except RooftreeError:
         raise
     except Exception as error:
@@ -191,7 +171,7 @@ def time_drafter(drafter: Drafter, target: Target, until_s: float = float("inf")
             f" {type(error).__name__}: {error}",
             hint="Mend it, or use another drafter.",
         ) from error
-    del times_s[0]  # the first call compiles
+    del times_s[0]
     return DrafterSection(
         name=drafter.name,
         context=(context,),

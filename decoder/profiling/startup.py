@@ -25,7 +25,7 @@ from decoder.extensions import DRAFTERS, is_installed
 from decoder.model.making import runtime_kind
 from decoder.model.target import Target
 from decoder.policies.base import Fit
-from decoder.profiling.measured_profile import find_peaks, profile_key, subject_of
+from decoder.profiling.measured_profile import peaks_of, profile_key, subject_of
 from decoder.profiling.probe import quick_profile, time_drafter, time_forward
 
 FLOOR_CONTEXT = 256  # cached tokens of the plain step that gives the host's floor
@@ -71,8 +71,6 @@ class CostSource:
 
 @dataclass(frozen=True, slots=True)
 class FlooredCalibration:
-    """A calibration that never predicts less than a floor."""
-
     calibration: Calibration
     floor_s: float
 
@@ -140,10 +138,7 @@ def find_cost(
 def _from_profile(
     target: Target, drafter: Drafter, lookup: LookupResult, choice: ProfileChoice
 ) -> CostSource:
-    """The profile with this drafter's cost.
-
-    A cost that neither the profile nor this process has is timed, and kept for the next start.
-    """
+    """The profile with this drafter's cost, which is timed and kept where it is not known."""
     name, profile, note = drafter.architecture_hash, lookup.profile, ""
     section = profile.drafters.get(name) or choice.drafts.get(name)
     if section is None:
@@ -188,10 +183,7 @@ def _from_profile(
 
 
 def is_storable(drafter: Drafter) -> bool:
-    """Whether a drafter's cost may go into a profile: rooftree's and installed packages' do.
-
-    Another one's name and size can change between two runs.
-    """
+    """Whether a drafter's cost may be stored: one that is not installed may change any time."""
     return is_installed(drafter, DRAFTERS) and all(map(is_storable, drafter.members))
 
 
@@ -200,11 +192,10 @@ def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> Cost
     name = drafter.architecture_hash
     section = choice.drafts.get(name)
     if choice.probed is None:
-        profile = quick_profile(target, drafter, section)
+        profile = stored = quick_profile(target, drafter, section)
+        if not is_storable(drafter):
+            stored = profile.model_copy(update={"drafters": {}})
         try:
-            stored = (
-                profile if is_storable(drafter) else profile.model_copy(update={"drafters": {}})
-            )
             saved = f"saved as {ProfileStore().save(stored)}"
         except ProfileError as error:
             saved = f"not saved: {error.problem}"
@@ -222,7 +213,7 @@ def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> Cost
 
 def _from_roofline(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
     """The paper's `ema`: one factor over the roofline, learnt from each verification."""
-    roofline = subject_of(target).roofline(find_peaks(target))
+    roofline = subject_of(target).roofline(peaks_of(target.device, target.dtype))
     section = choice.drafts.get(drafter.architecture_hash) or time_drafter(drafter, target)
     cost = CycleCost.from_roofline(roofline, buckets=target.runtime.buckets)
     return CostSource(

@@ -13,10 +13,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
-from costmodel.imports import ImportedTable, ShapeTimes, TableRecord, WeightFormat
+from costmodel.imports import ImportedTable, ShapeTimes, TableRecord
 from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, text_of
 
 _LLAMA_HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"
@@ -48,10 +49,10 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
                 )
         rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
         if (rows > 0) == (steps > 0):
-            times.leave_out("of a prompt and its answer together")
+            times.left_out["of a prompt and its answer together"] += 1
             continue
         if rows > min(record.whole("n_batch", 1), record.whole("n_ubatch", 1)):
-            times.leave_out("of more rows than one forward holds (n_batch, n_ubatch)")
+            times.left_out["of more rows than one forward holds (n_batch, n_ubatch)"] += 1
             continue
         samples = record.numbers("samples_ns") if "samples_ns" in record.fields else []
         whole_s = (median(samples) if samples else record.positive("avg_ns")) * 1e-9
@@ -72,7 +73,7 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
         runtime="external",
         lacks=("the LM head of all rows but the last",),
         left_out=times.left_out,
-        weights=_weight_format(
+        **_weight_format(
             first.text("model_type"), first.positive("model_size"), first.positive("model_n_params")
         ),
         processor=first.text("gpu_info" if on_gpu else "cpu_info"),
@@ -110,13 +111,13 @@ def _on_gpu(record: TableRecord) -> bool:
     return True
 
 
-def _weight_format(kind: str, model_bytes: float, parameters: float) -> WeightFormat:
+def _weight_format(kind: str, model_bytes: float, parameters: float) -> dict[str, Any]:
     """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
     plain = re.search(r"\b(BF16|F16|F32)$", kind)
     if plain is not None:
-        return WeightFormat(dtype=_PLAIN_DTYPES[plain[1]])
+        return {"dtype": _PLAIN_DTYPES[plain[1]]}
     name = slugify(kind.split(" ", 2)[-1])
-    return WeightFormat(dtype="float16", quantization=name, weight_bytes=model_bytes / parameters)
+    return {"dtype": "float16", "quantization": name, "weight_bytes": model_bytes / parameters}
 
 
 _BATCHED_HINT = (
@@ -159,12 +160,12 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
     for index, row in enumerate(rows):
         prompt, steps, batch = (int(count) for count in row[:3])
         if settings.get("is_pp_shared") or not batch:
-            times.leave_out("of a prompt that sequences share, or of no sequence")
+            times.left_out["of a prompt that sequences share, or of no sequence"] += 1
             continue
         if index and 0 < prompt * batch <= one_forward:
             times.add((prompt, 0, batch), float(row[3]))
         elif prompt:
-            times.leave_out(in_parts)
+            times.left_out[in_parts] += 1
         if steps:
             times.add((1, prompt + (steps - 1) // 2, batch), float(row[4]) / steps)
     for test in tests:
@@ -174,7 +175,7 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
         elif tokens <= one_forward:
             times.add((tokens, depth, 1), tokens / rate)
         else:
-            times.leave_out(in_parts)
+            times.left_out[in_parts] += 1
     model_bytes = float(first["size"]) * 2 ** {"M": 20, "G": 30}[first["unit"]]
     parameters = float(first["count"]) * {"M": 1e6, "B": 1e9}[first["of"]]
     return ImportedTable(
@@ -187,7 +188,7 @@ def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
             "the LM head of all rows but the last",
         ),
         left_out=times.left_out,
-        weights=_weight_format(first["kind"], model_bytes, parameters),
+        **_weight_format(first["kind"], model_bytes, parameters),
         threads=settings.get("n_threads") if first["backend"] == "CPU" else None,
         parameters=round(parameters),
         model=first["kind"],

@@ -8,14 +8,7 @@ from typing import Any
 import click
 
 from profiler.commands.calibrate import measure
-from profiler.commands.options import (
-    batch_option,
-    budget_option,
-    contexts_option,
-    count_option,
-    json_option,
-    profile_output_option,
-)
+from profiler.commands.options import contexts_option, count_option, json_option, measuring_options
 
 
 @click.command(name="url", short_help="Measure an OpenAI-compatible server from outside.")
@@ -26,9 +19,7 @@ from profiler.commands.options import (
               "[default: this machine's].")  # fmt: skip
 @count_option("--tensor-parallel-size", "GPUs that share the target there.", default=1)
 @contexts_option
-@batch_option("1,2,4,8")
-@budget_option("90s")
-@profile_output_option
+@measuring_options("1,2,4,8", "90s")
 @json_option
 @click.pass_context
 def command(

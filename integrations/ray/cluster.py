@@ -22,7 +22,6 @@ from decoder.device import fingerprint
 from integrations.ray.fleet import FleetDevice, Job, JobState, NodeLostError, NodeResult
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
-from profiler.calibrate.sweep import SweepProgress
 
 # How long to wait at first for every node to list its devices, and how long at each later look.
 # A node that answers late is still taken in.
@@ -212,13 +211,12 @@ def _calibrate_here(settings: CalibrationSettings, board: Any, node: str) -> dic
     if settings.device.startswith("cuda"):
         torch.cuda.set_device(settings.device)
 
-    def report(progress: SweepProgress) -> None:
+    def report(share: float, text: str) -> None:
         nonlocal reported_s
         now = time.monotonic()
         if now - reported_s >= REPORT_INTERVAL_S:
             reported_s = now
-            state = JobState(share=min(progress.share, 1.0), text=progress.text)
-            board.put.remote(node, state)
+            board.put.remote(node, JobState(share=share, text=text))
 
     try:
         result = calibrate(settings, CalibrationListener(progress=report))

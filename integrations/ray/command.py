@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from profiler.commands.calibrate import aside_line, replaces, stored_record
+from profiler.commands.calibrate import replaces, stored_lines, stored_record
 from profiler.commands.options import json_option, target_option
 
 if TYPE_CHECKING:
@@ -56,12 +56,8 @@ def command(ctx: click.Context, address: str, as_json: bool, **options: Any) -> 
                 continue
             for warning in record["warnings"]:
                 click.echo(f"  warning: {warning}")
-            click.echo(f"  profile: {record['path']}")
-            click.echo(f"  picture: {record['picture']}")
-            if record["aside"]:
-                click.echo(f"  {aside_line(record['aside'])}")
-            click.echo(f"  {record['verdict']}")
-            click.echo(f"  {record['grade']}: {record['next']}")
+            for line in stored_lines(record):
+                click.echo(f"  {line}")
     failed = [
         record["kind"] for record in records if record.get("grade", "do not use") == "do not use"
     ]

@@ -10,12 +10,10 @@ import click
 from profiler.commands.calibrate import measure
 from profiler.commands.options import (
     NamedValue,
-    batch_option,
-    budget_option,
     contexts_option,
     count_option,
     json_option,
-    profile_output_option,
+    measuring_options,
     target_option,
 )
 
@@ -26,9 +24,7 @@ from profiler.commands.options import (
               help="Drafter whose cost to add: none, ngram, mtp, demo, or a folder.")  # fmt: skip
 @contexts_option
 @count_option("--max-nodes", "Tokens of the longest draft [default: 15].")
-@batch_option("1,2,4,8")
-@budget_option("60s")
-@profile_output_option
+@measuring_options("1,2,4,8", "60s")
 @click.option("--engine-option", "engine_options", type=NamedValue(), multiple=True,
               metavar="NAME=VALUE", help="Argument of vLLM, such as tensor_parallel_size=2 or "
               "dtype=float16; may be repeated.")  # fmt: skip

@@ -20,12 +20,12 @@ from decoder.device import fingerprint, select_device
 from decoder.model.target import Target
 from decoder.profiling.measured_profile import profile_key
 from lab.bench.record import Environment, ProfileInfo
-from profiler.measure.machine import collect, observe, warnings
+from profiler.measure.machine import collect, warnings
 
 
 def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
     """The machine as it is now, and warnings about its state."""
-    metadata, activity = collect(device.index or 0 if device.type == "cuda" else None), observe()
+    metadata = collect(device.index or 0 if device.type == "cuda" else None)
     keys = fingerprint(device)
     seen = Environment(
         created_utc=now_utc(),
@@ -34,13 +34,13 @@ def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
         instruction_set=keys.instruction_set,
         fields={
             key: value
-            for key, value in metadata.fields.items()
+            for key, value in metadata.items()
             if isinstance(value, str | int | float | bool | None) and "uuid" not in key
         },
-        absent=metadata.absent,
-        busy=tuple(process.name for process in activity.processes),
+        absent=metadata["absent"],
+        busy=tuple(process["name"] for process in metadata.get("busy_processes", ())),
     )
-    return seen, warnings(metadata, activity)
+    return seen, warnings(metadata)
 
 
 def environment(device_name: str | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
 from decoder.arguments import ChatOptions
 from decoder.engine import SamplingOptions, TreeDecoder
 from lab.bench.record import Prompt, PromptFile
-from profiler.commands.generate import Conversation, Turns, parse_prompt
+from profiler.commands.generate import Turns, answer, exchanges, parse_prompt
 
 EXAMPLE = '{"id": "a", "category": "math", "prompt": "..."}'
 
@@ -78,10 +78,14 @@ def encode_texts(
     """
     encoded = []
     for text in texts:
-        talk, number = Conversation(text.prompt), 1
-        several = not talk.ends
-        while talk.asked is not None:
-            ids = encoder.encode(talk.asked, **chat)
+        parts, asked = exchanges(text.prompt), text.prompt
+        options = {"max_new_tokens": new_tokens, **chat, **sampling}
+        for number, part in enumerate(parts, 1):
+            if number == 1:
+                asked = part
+            else:
+                asked = [*asked, answer(encoder.generate(asked, **options).text or ""), *part]
+            ids = encoder.encode(asked, **chat)
             try:
                 encoder.check(ids, new_tokens)
             except InputError as error:
@@ -90,16 +94,13 @@ def encode_texts(
                     hint="Take the prompt out, or ask for fewer --new-tokens.",
                 ) from error
             prompt = Prompt(
-                id=f"{text.id}/{number}" if several else text.id,
+                id=text.id if len(parts) == 1 else f"{text.id}/{number}",
                 set=text.set,
                 category=text.category,
                 tokens=len(ids),
                 hash=hash_tokens(ids),
             )
             encoded.append(Encoded(prompt=prompt, ids=tuple(ids)))
-            options = {"max_new_tokens": new_tokens, **chat, **sampling}
-            talk.answer("" if talk.ends else encoder.generate(talk.asked, **options).text or "")
-            number += 1
     return encoded
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from costmodel.errors import InputError
 from decoder.model.loading import weights_source
-from lab.bench.arms.choice import ArmNames
-from lab.bench.arms.drafter_names import public_name
+from lab.bench.arms.choice import ArmNames, public_name
 from lab.bench.prompts import PromptText
 from lab.bench.record import PromptFile, ProtocolUse
 from lab.papers.protocols import Method, Protocol, SetSample, find_set, take_sample

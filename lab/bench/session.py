@@ -18,8 +18,7 @@ from decoder.model.making import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.builder import ArmBuilder, DecodingOptions
-from lab.bench.arms.choice import ArmNames, plan_arms
-from lab.bench.arms.drafter_names import drafter_labels
+from lab.bench.arms.choice import ArmNames, drafter_labels, plan_arms
 from lab.bench.engines.arm import check_engines, engine_info, engine_runners
 from lab.bench.engines.requested import RequestedEngine
 from lab.bench.environment import bandwidth_limit, describe_profile, machine, stored_profile

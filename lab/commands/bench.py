@@ -14,9 +14,7 @@ from profiler.commands.options import (
     count_option,
     device_option,
     dtype_option,
-    ignore_eos_option,
     json_option,
-    seed_option,
     target_option,
     template_option,
 )
@@ -105,7 +103,9 @@ class EngineOption(NamedValue):
 )
 @template_option
 @count_option("--new-tokens", "New tokens of each text.", default=128)
-@ignore_eos_option
+@click.option(
+    "--ignore-eos", is_flag=True, help="Go on after the end of a text, to the full length."
+)
 @click.option(
     "--temperature",
     default=0.0,
@@ -121,7 +121,6 @@ class EngineOption(NamedValue):
     type=click.IntRange(min=1),
     help="Times that each arm decodes each prompt.",
 )
-@seed_option(2**31 - 1, "Seed of sampling, and of drafters that learn.")
 @click.option(
     "--same-text",
     is_flag=True,
@@ -219,10 +218,13 @@ def _by_protocol(ctx: click.Context, values: dict[str, Any]) -> ProtocolRun | No
 def _run(ctx: click.Context, values: dict[str, Any]) -> Result:
     from profiler.report.console import progress
 
-    with progress("decoding") as shown:
+    with progress("decoding") as (say, update):
         from lab.bench.session import Listeners, bench
 
-        return bench(_options(ctx, values), Listeners(say=shown.say, progress=shown.count))
+        def count(done: int, of: int) -> None:
+            update(done / of, f"{done} of {of}")
+
+        return bench(_options(ctx, values), Listeners(say=say, progress=count))
 
 
 def _report(result: Result, *, as_json: bool) -> None:

@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -132,7 +132,7 @@ def _row(line: dict[str, str], model: str) -> ServerRow:
     )
     return ServerRow(
         id=line["id"], pair=(model, line["system"]),
-        engine=line["backend"], weights=cast(Weights, weights), devices=int(line["tp_size"]),
+        engine=line["backend"], weights=weights, devices=int(line["tp_size"]),
         traffic=traffic, concurrency=int(line["batch_size"]),
         cache_fp8=weights not in ("bfloat16", "fp8_block"),
         async_scheduling=True if inferencex and line["backend"] == "vllm" else None,

@@ -131,14 +131,12 @@ class Checkout:
 
     def decode(self, arm: str, prompt: str, tokens: int) -> tuple[float, list[int]]:
         """Seconds and token ids of one text."""
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([arm, prompt, tokens]) + "\n")
         self._process.stdin.flush()
         seconds, ids = json.loads(self._read("["))
         return seconds, ids
 
     def _read(self, start: str) -> str:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(start):
                 return line

@@ -99,14 +99,13 @@ def timed_products(outputs: int, inputs: int, peaks: dict[str, float]) -> list[d
                     one[name][1](x)
                 seconds[name] = min(seconds[name], (clock_s() - start_s) / copies)
         for name, taken_s in seconds.items():
-            row = {"way": name, "shape": [outputs, inputs], "rows": rows}
-            row |= {"ms": round(taken_s * 1e3, 4)}
-            read = outputs * inputs * kept[0][name][0] / taken_s
-            row |= {"bandwidth_share": round(read / peaks["bytes_per_s"], 3)}
-            row |= {
-                "peak_share": round(2 * rows * outputs * inputs / taken_s / peaks["flops_per_s"], 3)
-            }
-            table.append(row)
+            read_bytes, flops = outputs * inputs * kept[0][name][0], 2 * rows * outputs * inputs
+            table.append({
+                "way": name, "shape": [outputs, inputs], "rows": rows,
+                "ms": round(taken_s * 1e3, 4),
+                "bandwidth_share": round(read_bytes / taken_s / peaks["bytes_per_s"], 3),
+                "peak_share": round(flops / taken_s / peaks["flops_per_s"], 3),
+            })  # fmt: skip
         print(outputs, inputs, rows, {n: f"{t * 1e3:.3f}" for n, t in seconds.items()}, flush=True)
     return table
 

@@ -25,7 +25,7 @@ from decoder.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Model
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.target import Target
-from decoder.profiling.measured_profile import find_peaks
+from decoder.profiling.measured_profile import peaks_of
 from decoder.profiling.probe import time_drafter
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.arms.given_text import GivenTextTarget
@@ -41,12 +41,12 @@ from lab.studies.gpu_parts import (
     random_texts,
 )
 from lab.training.dflash import DFlashTraining, fresh_config
-from profiler.calibrate.points import SweepPlan
+from profiler.calibrate.decoder import Workload
+from profiler.calibrate.points import DecoderPoints
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import SweepControl, Task, run_sweep
-from profiler.calibrate.workload import Workload
 from profiler.measure.instruments import Instruments, instruments, take_sample
 from profiler.measure.journal import Journal
 from profiler.measure.samples import PointAccumulator, PointSamples
@@ -86,7 +86,7 @@ def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
 def run_forwards(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     """Plain steps as a share of the measured read bandwidth; verification over the roofline."""
     target = open_target(part, scale)
-    peaks = find_peaks(target)
+    peaks = peaks_of(target.device, target.dtype)
     measured = Roofline(
         architecture=target.architecture,
         peaks=replace(
@@ -150,7 +150,7 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     """The stored profile's error in a fresh process, at contexts and buckets not calibrated."""
     profile = Profile.from_yaml(profile_path(part, folder))
     target = open_target(part, scale)
-    plan = SweepPlan(
+    plan = DecoderPoints(
         contexts=scale.contexts, max_nodes=scale.max_nodes, held_out_contexts=4, held_out_rows=8,
         seed=SEED, buckets=target.runtime.buckets,
     )  # fmt: skip

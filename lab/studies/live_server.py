@@ -148,7 +148,7 @@ def measure_floor(url: str, model: str, texts: Sequence[Sequence[int]], prefill_
     prompt = next(text for text in texts if len(text) >= FLOOR_TOKENS)[:FLOOR_TOKENS]
     one = Request(arrival_s=0.0, prompt=prompt, output_tokens=1)
     load(url, model, [one])  # the first one allocates
-    times = [load(url, model, [one]).answers[0].ttft_s for _ in range(FLOOR_REQUESTS)]
+    times = [load(url, model, [one])[0][0].ttft_s for _ in range(FLOOR_REQUESTS)]
     return float(np.median(times)) - prefill_s
 
 
@@ -194,7 +194,7 @@ def run_cell(
         Request(arrival_s=float(at), prompt=texts[index], output_tokens=int(tokens))
         for at, index, tokens in columns
     ]
-    outcome = load(url, model, requests)
+    answers, client_share = load(url, model, requests)
     record: dict[str, Any] = {"rate_per_s": rate, "drafted": drafted}
     path = options.work / f"acceptance_{drafted}_{number}.json"
     if drafted:
@@ -204,8 +204,8 @@ def run_cell(
     server = planned_server(options, profile, trace.means, drafted, accepted)
     record["prompt_tokens"] = spread(trace.prompt_tokens.tolist())
     record["output_tokens"] = spread(trace.output_tokens.tolist())
-    record["client_cpu_share"] = outcome.cpu_share
-    record["measured"] = summary(outcome.answers)
+    record["client_cpu_share"] = client_share
+    record["measured"] = summary(answers)
     record["replayed"] = replayed(server, trace, options.at_once)
     return record | {"errors": errors(record["measured"], record["replayed"], floor_s)}
 

@@ -132,13 +132,10 @@ def starved(row: ServedRow, rows: Sequence[ServedRow]) -> bool:
 
 def planned_s(rows: Sequence[ServedRow], changes: dict[str, float] | None = None) -> Array:
     """Planned seconds per token, with other values of some coefficients."""
-    works, values = [], []
-    for row in rows:
-        assert row.work is not None and row.server is not None
-        works.append(row.work)
-        overheads = dataclasses.replace(row.server.overheads, **(changes or {}))
-        values.append([getattr(overheads, name) for name in COEFFICIENTS])
-    return seconds_per_token(work_columns(works), np.array(values), np.zeros(len(works), bool))
+    changed = [dataclasses.replace(row.server.overheads, **(changes or {})) for row in rows]
+    values = np.array([[getattr(one, name) for name in COEFFICIENTS] for one in changed])
+    works = work_columns([row.work for row in rows])
+    return seconds_per_token(works, values, np.zeros(len(rows), bool))
 
 
 def fit_host(rows: Sequence[ServedRow]) -> dict[str, float]:
@@ -167,13 +164,11 @@ def fit_power(rows: Sequence[ServedRow]) -> dict[str, float]:
 
 def planned_w(row: ServedRow, seconds: float) -> float:
     """Planned watts of all GPUs of a row."""
-    assert row.server is not None
     rows_per_s = row.running * (1 + PROMPT_TOKENS[row.task] / row.output_tokens) / seconds
     return row.devices * _limit_w(row) * row.server.forward.power_share(rows_per_s)
 
 
 def _limit_w(row: ServedRow) -> float:
-    assert row.server is not None
     return row.server.forward.device.power_limit_w or math.nan
 
 
@@ -194,7 +189,7 @@ def score(rows: Sequence[ServedRow]) -> dict[str, Any]:
         error = np.expm1(-log)
         result[name] = {"mean": float(np.mean(np.abs(error))), "bias": float(np.mean(error))}
     result["tpot"]["inside"] = float(np.mean((log_s > -low) & (log_s < high)))
-    wide = [row.server.forward.power_error for row in rows if row.server is not None]
+    wide = [row.server.forward.power_error for row in rows]
     for name, log in (("watts", log_w), ("joules", log_j)):
         inside = np.abs(log) < INTERVAL * np.array(wide)
         result.setdefault(name, {"mean": float(np.mean(np.abs(np.expm1(-log))))})
@@ -203,7 +198,6 @@ def score(rows: Sequence[ServedRow]) -> dict[str, Any]:
 
 
 def _errors(row: ServedRow) -> tuple[float, float]:
-    assert row.server is not None
     forward = row.server.forward
     error = relative_error(forward.origin, "vllm", None, 1.0, version="0.11")
     return error, slower_error(forward, row.server.rules, error)

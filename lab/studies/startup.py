@@ -1,9 +1,9 @@
 """Start-up times: `rooftree --help`, profile lookup and load, tree building; the first token.
 
-    python -m lab.studies.startup [--repeats 30] [--first-token [--before CHECKOUT]]
+    python -m lab.studies.startup [--repeats 30] [--first-token]
 
 `--help` is timed as a whole process, the lookup in a warm one. `--first-token`: of new processes
-without a profile, beside an earlier checkout's, and what their probes say beside a calibration.
+without a profile, and what their probes say beside a calibration.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def first_token(drafter: str, kind: dict[str, str], truth: Profile) -> dict[str,
         places = {"ROOFTREE_HOME": home, "NUMBA_CACHE_DIR": compiled}
         for case in ("cold_s", "compiled_s"):
             done = subprocess.run(
-                [sys.executable, "-c", FIRST_TOKEN, str(model), drafter], cwd=kind["PYTHONPATH"],
+                [sys.executable, "-c", FIRST_TOKEN, str(model), drafter],
                 env=os.environ | kind | places, check=True, capture_output=True, text=True,
             )  # fmt: skip
             result[case] = float(done.stdout.split()[-1])
@@ -84,23 +84,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--first-token", action="store_true")
-    parser.add_argument("--before", type=Path)  # a checkout
     options = parser.parse_args()
     repeats = options.repeats
     if options.first_token:
         for kind in ({}, AVX2):
-            places = [("now", Path.cwd()), ("before", options.before)][: 1 + bool(options.before)]
             with tempfile.TemporaryDirectory() as folder:
                 output = Path(folder) / "measured.yaml"
                 command = [sys.executable, "-m", "rooftree", "calibrate", "--output", output]
                 subprocess.run(command, env=os.environ | kind)
                 truth = Profile.from_yaml(output)
             runs = [
-                {"code": code, "drafter": name}
-                | first_token(name, kind | {"PYTHONPATH": str(place)}, truth)
+                {"code": "now", "drafter": name} | first_token(name, kind, truth)
                 for _ in range(2)
                 for name in ("ngram", "ngram+demo")
-                for code, place in places
             ]
             result = {"environment": environment(), "held_to": kind, "runs": runs}
             store("first_token_avx2" if kind else "first_token", result)

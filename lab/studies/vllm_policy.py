@@ -32,13 +32,11 @@ from typing import Any
 import numpy as np
 
 from integrations.vllm.configuration import speculative_options
-from lab.bench.analysis.ratios import bootstrap_interval, rate_ratios
 
 LENGTHS = {"ngram": (0, 1, 2, 3, 5, 8, 12), "dflash": (0, 1, 2, 3, 5, 7)}
 POLICY = "policy"
 TOKENS = 64  # of each sequence, in the mean
 DRAWS = 2000
-LEAST_REPETITIONS = 2  # for an interval
 
 Record = dict[str, Any]
 Tables = dict[tuple[int, int], np.ndarray]
@@ -95,21 +93,16 @@ def summary(drafter: str, tables: Tables) -> Record:
 
 
 def cell_row(place: tuple[int, int], table: np.ndarray) -> Record:
+    from lab.studies.common import pooled_ratio  # late: what runs the engine does not need it
+
     totals = table.sum(axis=0)
     rates = totals[:, 0] / totals[:, 1]
     best = int(np.argmax(rates[:-1]))
-    row = {
-        "at_once": place[0],
-        "context": place[1],
-        "repetitions": len(table),
-        "tokens_per_s": [round(float(rate), 2) for rate in rates],
-    }
+    row = {"at_once": place[0], "context": place[1], "repetitions": len(table)}
+    row["tokens_per_s"] = [round(float(rate), 2) for rate in rates]
     for name, base in (("best", best), ("plain", 0)):
-        pairs = np.hstack([table[:, -1], table[:, base]])
-        row[f"over_{name}"] = float(rate_ratios(pairs.sum(axis=0)))
-        row[f"over_{name}_95"] = (
-            bootstrap_interval(pairs) if len(pairs) >= LEAST_REPETITIONS else None
-        )
+        over = pooled_ratio(table[:, -1], table[:, base])
+        row |= {f"over_{name}": over["ratio"], f"over_{name}_95": over["interval_95"]}
     return row
 
 
@@ -383,10 +376,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["run", "show"])
@@ -396,8 +385,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--method", choices=list(LENGTHS), default="ngram")
     parser.add_argument("--drafter", type=Path, help="folder of the DFlash drafter")
-    parser.add_argument("--at-once", type=numbers, default=AT_ONCE)
-    parser.add_argument("--contexts", type=numbers, default=CONTEXTS)
+    parser.add_argument("--at-once", type=int, nargs="+", default=AT_ONCE)
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--max-model-len", type=int, default=2304)

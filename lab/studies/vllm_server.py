@@ -153,14 +153,6 @@ class Answer:
         return (self.events[-1][0] - self.events[0][0]) / further if further else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The answers of one run, and the share of one core that the client used."""
-
-    answers: Sequence[Answer]
-    cpu_share: float
-
-
 def tokens_of_line(line: str) -> int:
     """Tokens that one line of the event stream brings; 0 for lines without any.
 
@@ -221,15 +213,17 @@ async def _load(url: str, model: str, requests: Sequence[Request]) -> list[Answe
         )
 
 
-def load(url: str, model: str, requests: Sequence[Request]) -> Load:
-    """Send all requests at their times, whatever the server's state, and wait for all answers."""
+def load(url: str, model: str, requests: Sequence[Request]) -> tuple[list[Answer], float]:
+    """Send all requests at their times, whatever the server's state, and wait for all answers.
+
+    Also returns the share of one core that the client used.
+    """
     start_s, used_s = time.perf_counter(), _cpu_s()
     try:
         answers = asyncio.run(_load(url, model, requests))
     except (aiohttp.ClientError, TimeoutError) as error:
         raise SystemExit(f"{url} broke off: {error or type(error).__name__}") from error
-    share = (_cpu_s() - used_s) / (time.perf_counter() - start_s)
-    return Load(answers=answers, cpu_share=share)
+    return answers, (_cpu_s() - used_s) / (time.perf_counter() - start_s)
 
 
 def _cpu_s() -> float:

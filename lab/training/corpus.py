@@ -249,23 +249,19 @@ def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Seque
         )
 
 
-NAME = "rooftree-grouped"
+GROUPED = "rooftree-grouped"
 
 
 def _fitting_attention(model: Any) -> str:
     """The name of the fastest attention that leaves out nothing of a model's."""
     try:
-        plain = not read_structure(model).uneven
+        if read_structure(model).uneven:
+            return "eager"
     except UnsupportedModelError:
-        plain = False
-    return register_grouped() if plain else "eager"
-
-
-def register_grouped() -> str:
-    """Register `grouped_attention` with transformers; returns its name there."""
-    AttentionInterface.register(NAME, grouped_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
+        return "eager"
+    AttentionInterface.register(GROUPED, grouped_attention)
+    AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    return GROUPED
 
 
 def grouped_attention(

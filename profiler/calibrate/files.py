@@ -21,22 +21,20 @@ from profiler.report.profiles import plot_profile
 
 def check_writable(output: Path | None) -> None:
     """Raise InputError, before anything is measured, when the profile could not be written."""
-    folder = user_directory() if output is None else output.absolute().parent
     if output is not None and output.suffix != ".yaml":
         raise InputError(
             f"the profile cannot be written to {output}",
             hint="Give --output a file name ending in .yaml.",
         )
+    folder, hint = user_directory(), "Set ROOFTREE_HOME to a folder you can write to."
+    if output is not None:
+        folder, hint = output.absolute().parent, "Choose another place for --output."
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"cannot write to {folder}: {error.strerror or error}",
-            hint="Set ROOFTREE_HOME to a folder you can write to."
-            if output is None
-            else "Choose another place for --output.",
-        ).of_output() from error
-    check_output(folder / "profile.yaml" if output is None else output)
+        reason = f"cannot write to {folder}: {error.strerror or error}"
+        raise InputError(reason, hint=hint).of_output() from error
+    check_output(output or folder / "profile.yaml")
 
 
 def open_journal(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,11 @@ import numpy as np
 
 from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.linear import LinearCalibration
-from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
+from costmodel.calibration.physical import COEFFICIENTS, KernelShape, PhysicalCalibration
 from costmodel.calibration.points import CALIBRATIONS, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device, resolve_target
-from costmodel.imports import (
-    ImportedTable,
-    TimedModel,
-    WeightFormat,
-    check_subject,
-    check_times,
-    read_times,
-)
+from costmodel.imports import ImportedTable, TimedModel, check_subject, check_times, read_times
 from costmodel.profile.schema import PeaksSection
 from costmodel.statistics import Array
 
@@ -58,7 +50,7 @@ def read_file(
 
         before, cpu = torch.get_num_threads(), torch.device("cpu")
         torch.set_num_threads(table.threads or before)
-        dtypes = {"float32", (table.weights or WeightFormat()).dtype}
+        dtypes = {"float32", table.dtype}
         try:
             found = [measure_peaks(cpu, getattr(torch, name)) for name in dtypes]
             best, here = max(found, key=lambda one: one.flops_per_s), fingerprint(cpu)
@@ -77,10 +69,7 @@ def read_file(
 
 
 def fit_table(table: ImportedTable, subject: TimedModel, path: Path) -> dict[str, Any]:
-    """Errors of all calibrations on the times read from `path`, by cross-validation: plain values.
-
-    Raises InputError.
-    """
+    """Errors of all calibrations on the times of `path`, by cross-validation. Raises InputError."""
     check_subject(table, subject, path)
     points, roofline = table.points, subject.roofline(table)
     warning = check_times(points, roofline, path)
@@ -134,7 +123,7 @@ def coefficients(selection: Selection, name: str) -> dict[str, Any]:
     if isinstance(fitted, PhysicalCalibration):
         values = dict(zip(COEFFICIENTS, fitted.coefficients, strict=True))
         errors = {name: getattr(fitted, f"{name}_se") for name in COEFFICIENTS}
-        shape = dataclasses.asdict(fitted.shape) | {"communication": fitted.communication}
+        shape = {name: getattr(fitted, name) for name in (*KernelShape._fields, "communication")}
         intervals = {"intervals_95": fitted.intervals(), "standard_errors": errors}
         return {"coefficients": values | shape | intervals}
     return {}

@@ -24,7 +24,6 @@ COMMIT_TOKENS = (1, 2, 4, 8)
 def verify_grid(
     rows: Sequence[int], contexts: Sequence[int], batches: Sequence[int] = (1,)
 ) -> list[Task]:
-    """A verification of every row count at every context and batch size."""
     return [
         Task(kind="verify", size=size, context=context, batch=batch)
         for batch in batches
@@ -41,7 +40,7 @@ def draw_rows(random: np.random.Generator, most: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPlan:
+class DecoderPoints:
     """The points that a calibration of the decoder may measure.
 
     buckets         row counts that the runtime pads forwards to; only these are measured.
@@ -77,28 +76,24 @@ class SweepPlan:
 
     def capacities(self) -> dict[int, int]:
         """Tokens of each batch size's KV cache; of the further ones for plain steps alone."""
-        plain = {batch: max(self._plain_contexts) + 1 for batch in self._further_batches}
+        plain = {task.batch: task.context + 1 for task in self._plain_steps()}
         return dict.fromkeys(self.batches, self.capacity) | plain
 
-    @property
-    def _further_batches(self) -> tuple[int, ...]:
-        return tuple(sorted(set(self.plain_batches) - set(self.batches)))
-
-    @property
-    def _plain_contexts(self) -> tuple[int, ...]:
-        """The shortest and the middle context, at which many sequences still fit into memory."""
+    def _plain_steps(self) -> list[Task]:
+        """Those of further batches, at the shortest and the middle context, which still fit."""
         ordered = sorted(self.contexts)
-        return tuple(sorted({ordered[0], ordered[len(ordered) // 2]}))
+        contexts = sorted({ordered[0], ordered[len(ordered) // 2]})
+        batches = sorted(set(self.plain_batches) - set(self.batches))
+        return [Task(kind="plain", size=1, context=c, batch=b) for b in batches for c in contexts]
 
     def grid(self) -> list[Task]:
         return verify_grid(self.rows, self.contexts, self.batches)
 
     def held_out(self, most_rows: int) -> list[Task]:
-        """Points that no fit uses: log-uniform contexts, each with log-uniform row counts.
+        """Points that no fit uses, drawn from the seed and `most_rows`, at the smallest batch.
 
-        They are drawn from the seed and `most_rows` alone, all at the smallest batch. Row
-        counts are stratified, one draw a stratum. Each context also has a plain step, so that
-        the decision regret can be computed there.
+        Contexts are log-uniform, and so are row counts, one a stratum. Each context also has a
+        plain step, so that the decision regret can be computed there.
         """
         random = np.random.default_rng((self.seed, 7919))
         low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
@@ -110,26 +105,15 @@ class SweepPlan:
         return sorted(tasks)
 
     def stages(self) -> list[Task]:
-        """The stages of a cycle beside verification, and the prefill."""
         middle = sorted(self.contexts)[len(self.contexts) // 2]
         builds = sorted({n for n in BUILD_NODES if n <= self.max_nodes} | {self.max_nodes})
         prompts = [tokens for tokens in self.prefill_tokens if tokens <= max(self.contexts)]
-        tasks = [Task(kind="prefill", size=tokens) for tokens in prompts]
-        tasks += [
-            Task(kind="plain", size=1, context=context, batch=batch)
-            for batch in self._further_batches
-            for context in self._plain_contexts
-        ]
+        tasks = [Task(kind="prefill", size=tokens) for tokens in prompts] + self._plain_steps()
         tasks += [Task(kind="draft", size=1, context=context) for context in self.contexts]
-        tasks += [Task(kind="build", size=nodes) for nodes in builds]
-        for kind in ("accept", "accept_sampled"):
+        for kind in ("build", "accept", "accept_sampled"):
             tasks += [Task(kind=kind, size=nodes) for nodes in builds]
-        tasks += [
-            Task(kind="commit", size=tokens, context=middle)
-            for tokens in COMMIT_TOKENS
-            if 2 * tokens <= self.max_nodes
-        ]
-        return tasks
+        commits = [tokens for tokens in COMMIT_TOKENS if 2 * tokens <= self.max_nodes]
+        return tasks + [Task(kind="commit", size=size, context=middle) for size in commits]
 
 
 FIRST_POINTS = 8
@@ -176,10 +160,7 @@ class AdaptiveGrid:
         return [self._grid[index] for index in self._design(self._grid).first(FIRST_POINTS)]
 
     def more(self, swept: SweepResult) -> list[Task]:
-        """Further points, by the samples so far: the held-out ones first; [] where none is needed.
-
-        Of the grid these are the points of least expected error.
-        """
+        """Further points by the samples so far: held-out ones first, then those of least error."""
         points = points_of(swept, "verify")
         if self._held_out is not None:
             # Trees have at most the rows that may pay by rough times.
@@ -195,11 +176,7 @@ class AdaptiveGrid:
         return []
 
     def again(self, swept: SweepResult) -> list[Task]:
-        """Points to time again, each once; [] where the choices meet their goals.
-
-        They are drawn by their part in the expected regret, and some because they have few
-        samples, which may all be of one phase of the machine.
-        """
+        """Points to time again, each once; [] where the choices meet their goals."""
         fitted = quick_fit(points_of(swept, "verify"), self._roofline)
         if fitted is None:
             return [task for task in swept.samples if task.kind == "verify"]

@@ -9,20 +9,14 @@ from pathlib import Path
 
 from costmodel.profile.profile import Profile
 from decoder.profiling.measured_profile import make_profile
+from profiler.calibrate import files
 from profiler.calibrate.decoder import DecoderSource
-from profiler.calibrate.files import (
-    check_writable,
-    keep_samples,
-    open_journal,
-    store,
-    with_stored_drafters,
-)
 from profiler.calibrate.points import AdaptiveGrid
 from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
 from profiler.calibrate.source import CalibrationSettings, CalibrationSource
-from profiler.calibrate.sweep import SweepControl, SweepProgress, SweepResult, Task, run_sweep
+from profiler.calibrate.sweep import SweepControl, SweepResult, Task, run_sweep
 from profiler.measure.lock import device_lock
-from profiler.measure.machine import collect, observe, warnings
+from profiler.measure.machine import collect, warnings
 
 UNSTEADY = 0.05  # spread of the machine's pace above which it is reported
 LEAST_LIMIT_S = 10.0  # of a default limit, however long the preparation took
@@ -50,10 +44,10 @@ class CalibrationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationListener:
-    """Callbacks for messages and progress; by default they do nothing."""
+    """Callbacks for messages, and for the share that is done with a few words."""
 
     say: Callable[[str], None] = lambda text: None
-    progress: Callable[[SweepProgress], None] = lambda progress: None
+    progress: Callable[[float, str], None] = lambda share, state: None
 
 
 def calibrate(
@@ -70,11 +64,11 @@ def calibrate(
     """
     settings = settings or CalibrationSettings()
     source = source or DecoderSource(settings)
-    check_writable(settings.output)
+    files.check_writable(settings.output)
     with device_lock(source.lock):
         # Prepare: look at the machine, load the target, and plan the points.
-        activity, metadata = observe(), collect(source.cuda_index)
-        notes = warnings(metadata, activity)
+        machine = collect(source.cuda_index)
+        notes = warnings(machine)
         ready = source.prepare(listener.say)
         for note in notes:
             listener.say(f"warning: {note}")
@@ -92,7 +86,7 @@ def calibrate(
             again=lambda swept: grid.again(ready.forwards(swept)),
             on_state=lambda reason: listener.say(f"the machine is busy ({reason}): waiting"),
         )
-        with open_journal(source.lock, ready.subject, ready.journal, listener.say) as journal:
+        with files.open_journal(source.lock, ready.subject, ready.journal, listener.say) as journal:
             listener.say(
                 f"measuring takes at most {limit_s:.0f} s, less where choices are soon certain"
             )
@@ -104,13 +98,13 @@ def calibrate(
         # Write: fit the calibrations, check them on the held-out points, and store the files.
         forwards = ready.forwards(swept)
         added = source.additions(swept)
-        state = metadata.fields | ready.instruments.guard.summary()
+        state = machine | ready.instruments.guard.summary()
         profile = make_profile(
             added.subject,
             "measured",
             points_of(forwards, "verify"),
             ready.peaks,
-            provenance_fields(swept, state, activity) | dict(added.provenance),
+            provenance_fields(swept, state) | dict(added.provenance),
             stages=stages_section(forwards),
             **added.sections,
         )
@@ -121,9 +115,9 @@ def calibrate(
             error_bar = {"error_bar": added.error_bar(profile.held_out.error.mape)}
             provenance = profile.provenance.model_copy(update=error_bar)
             profile = profile.model_copy(update={"provenance": provenance})
-        profile = with_stored_drafters(profile, settings.output)
-        path, picture, aside = store(profile, settings.output, replace=settings.replace)
-        keep_samples(journal.path, path)
+        profile = files.with_stored_drafters(profile, settings.output)
+        path, picture, aside = files.store(profile, settings.output, replace=settings.replace)
+        files.keep_samples(journal.path, path)
     return CalibrationResult(
         profile=profile,
         path=path,

@@ -14,7 +14,6 @@ from costmodel.profile.profile import Profile
 from decoder.drafters.base import Drafter
 from decoder.profiling.startup import is_storable
 from profiler.calibrate.sweep import SweepResult, Task
-from profiler.measure.machine import Activity
 
 
 def points_of(swept: SweepResult, kind: str) -> Points:
@@ -76,10 +75,8 @@ def columns_of(
     }
 
 
-def provenance_fields(
-    swept: SweepResult, fields: Mapping[str, Any], activity: Activity
-) -> dict[str, Any]:
-    """The fields of the provenance section that the sweep and the machine's metadata give."""
+def provenance_fields(swept: SweepResult, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the provenance section that the sweep and the machine's own fields give."""
     return {
         "samples": sum(samples.n for samples in swept.samples.values()),
         "discarded_samples": sum(len(samples.rejected) for samples in swept.samples.values()),
@@ -91,16 +88,12 @@ def provenance_fields(
         "power_w": fields.get("gpu_power_w"),
         "clock_reasons": fields.get("gpu_clock_reasons", ()),
         "ecc": fields.get("gpu_ecc"),
-        "busy_processes": [process.name for process in activity.processes if process.name],
+        "busy_processes": [one["name"] for one in fields.get("busy_processes", ()) if one["name"]],
     }
 
 
 def with_held_out(profile: Profile, points: Points) -> Profile:
-    """The profile with its error on held-out points, and the decision regret at their contexts.
-
-    Without points it is unchanged. Contexts with too few row counts are left out of the
-    regret, since there is hardly a choice to get wrong.
-    """
+    """The profile with its error on held-out points, and the regret where they leave a choice."""
     if len(points) == 0:
         return profile
     predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)

@@ -19,7 +19,7 @@ import numpy as np
 from costmodel.errors import MeasurementError
 from profiler.measure.instruments import Instruments, take_sample
 from profiler.measure.journal import Journal
-from profiler.measure.samples import PointAccumulator, PointSamples, interleave, paces
+from profiler.measure.samples import PointAccumulator, PointSamples, paces
 
 FIRST_SAMPLES = 2  # of the first points, which say what is worth measuring
 SAMPLES_A_ROUND = 3  # of every further point
@@ -54,25 +54,6 @@ class OutOfMemory(MeasurementError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepProgress:
-    """Progress of a sweep: points and samples so far, and the seconds spent of those allowed."""
-
-    points: int
-    samples: int
-    spent_s: float
-    limit_s: float
-
-    @property
-    def share(self) -> float:
-        return min(self.spent_s / self.limit_s, 1.0)
-
-    @property
-    def text(self) -> str:
-        left_s = max(self.limit_s - self.spent_s, 0.0)
-        return f"{self.points} points, {self.samples} samples, at most {left_s:.0f} s left"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
     """Samples by task; those of forwards are corrected to the machine's typical pace.
 
@@ -94,15 +75,16 @@ class SweepResult:
 class SweepControl:
     """The time of a sweep, and callbacks that decide how it goes on.
 
-    limit_s   the most time
-    more      further tasks, asked each time every point has a few samples; empty: no more
-    again     tasks to time once more, asked until it gives none: the samples suffice. None: the
-              instruments' rule says of each task when they do; otherwise only of the stages
-    on_state  called with what disturbs the samples, where one after another is rejected
+    limit_s      the most time
+    on_progress  called with the share of the time that is spent, and a few words
+    more         further tasks, asked each time every point has a few samples; empty: no more
+    again        tasks to time once more, asked until it gives none: the samples suffice. None: the
+                 instruments' rule says of each task when they do; otherwise only of the stages
+    on_state     called with what disturbs the samples, where one after another is rejected
     """
 
     limit_s: float
-    on_progress: Callable[[SweepProgress], None] = lambda progress: None
+    on_progress: Callable[[float, str], None] = lambda share, state: None
     more: Callable[[SweepResult], Sequence[Task]] = lambda swept: ()
     again: Callable[[SweepResult], Sequence[Task]] | None = None
     on_state: Callable[[str], None] = lambda reason: None
@@ -132,7 +114,9 @@ def run_sweep(
     """
     sweep = _Sweep(workload, instruments, journal, control)
     sweep.add(tasks)
-    sweep.leave_time_for_samples()
+    # At least half of the limit is for samples, however slow the first calls were.
+    least_s = sweep.spent_s - sweep.recorded_s + LEAST_SAMPLED * control.limit_s
+    sweep.limit_s = max(control.limit_s, least_s)
     in_time = sweep.measure(lambda: sweep.with_fewer(FIRST_SAMPLES, sweep.points))
     while in_time and (further := control.more(sweep.result())):
         sweep.add(further)
@@ -145,8 +129,6 @@ def run_sweep(
 
 
 class _Sweep:
-    """The points of a sweep, and the seconds spent on them."""
-
     def __init__(
         self,
         workload: TimedCalls,
@@ -160,37 +142,33 @@ class _Sweep:
         self._damaged = journal.damaged + unreadable
         self._next_number = len(journal.records)  # of the next sample
         self.points: dict[Task, PointAccumulator] = {}
-        self._accepted: dict[Task, list[int]] = {}  # numbers of the accepted samples
         self._calls: dict[Task, Callable[[], object]] = {}
         self._skipped: dict[Task, str] = {}
         self._random = np.random.default_rng(0)
         self._start_s = instruments.timer.now_s()
-        self._recorded_s = 0.0
+        self.recorded_s = 0.0
         self._resumed = 0
-        self._limit_s = control.limit_s
+        self.limit_s = control.limit_s
         self._rejected_in_a_row = 0
 
     @property
     def spent_s(self) -> float:
         """Seconds since the sweep began, and those of samples from the journal."""
-        return self._recorded_s + self._instruments.timer.now_s() - self._start_s
+        return self.recorded_s + self._instruments.timer.now_s() - self._start_s
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Add tasks with their samples from the journal, and warm up those not yet done.
-
-        Tasks that do not fit into memory are skipped, with the reason.
-        """
+        """Add the tasks that fit, with their samples from the journal, and warm them up."""
         for task in tasks:
             reason = self._workload.shortfall(task)
             if reason:
                 self._skipped[task] = reason
                 continue
-            point = PointAccumulator(self._instruments.rule)
-            self.points[task], self._accepted[task] = point, []
-            for number, seconds, ok in self._recorded.get(task, []):
-                self._count(task, number, seconds, ok=ok)
-                self._recorded_s += seconds
-            self._resumed += point.attempts
+            point = self.points[task] = PointAccumulator(self._instruments.rule)
+            recorded = self._recorded.get(task, [])
+            for number, seconds, ok in recorded:
+                point.add(seconds, ok, number)
+                self.recorded_s += seconds
+            self._resumed += len(recorded)
             self._calls[task] = self._workload.call(task)
         for task in [one for one in tasks if one in self.points and not self.points[one].done]:
             try:
@@ -198,16 +176,9 @@ class _Sweep:
             except OutOfMemory as error:
                 self._skip(task, error)
 
-    def leave_time_for_samples(self) -> None:
-        """At least half of the limit is for samples, however slow the first calls were."""
-        least_s = self.spent_s - self._recorded_s + LEAST_SAMPLED * self._control.limit_s
-        self._limit_s = max(self._limit_s, least_s)
-
     def with_fewer(self, samples: int, tasks: Iterable[Task]) -> list[Task]:
-        """The tasks that are not done and have fewer samples."""
-        accepted, points = self._accepted, self.points
-        unfinished = [task for task in tasks if task in points and not points[task].done]
-        return [task for task in unfinished if len(accepted[task]) < samples]
+        points = ((task, self.points[task]) for task in tasks if task in self.points)
+        return [t for t, point in points if not point.done and len(point.accepted) < samples]
 
     def unfinished(self) -> list[Task]:
         """The tasks of which the rule has not enough; those that are asked for again are left."""
@@ -215,44 +186,36 @@ class _Sweep:
         return [t for t, point in self.points.items() if not point.done and t.kind not in again]
 
     def measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
-        """A sample of each waiting task until none waits; False when the time is spent."""
-        for task in interleave(waiting, self._random):
-            try:
-                seconds, disturbance = take_sample(self._calls[task], self._instruments)
-            except OutOfMemory as error:
-                self._skip(task, error)
-                continue
-            record = {"seconds": seconds, "disturbance": disturbance}
-            self._journal.append(task.key() | record)
-            self._count(task, self._next_number, seconds, ok=not disturbance)
-            self._next_number += 1
-            self._rejected_in_a_row = self._rejected_in_a_row + 1 if disturbance else 0
-            if self._rejected_in_a_row == TOLD_REJECTED:
-                self._control.on_state(disturbance)
-            self._control.on_progress(
-                SweepProgress(
-                    points=len(self.points),
-                    samples=sum(map(len, self._accepted.values())),
-                    spent_s=self.spent_s,
-                    limit_s=self._limit_s,
-                )
-            )
-            if self.spent_s >= self._limit_s:
-                return False
+        """Take samples in passes of random order until none waits; False when the time is spent."""
+        while tasks := waiting():
+            for position in self._random.permutation(len(tasks)):
+                self._take_sample(tasks[position])
+                if self.spent_s >= self.limit_s:
+                    return False
         return True
 
-    def result(self) -> SweepResult:
-        """The samples so far, those of forwards divided by the machine's pace.
+    def _take_sample(self, task: Task) -> None:
+        try:
+            seconds, disturbance = take_sample(self._calls[task], self._instruments)
+        except OutOfMemory as error:
+            self._skip(task, error)
+            return
+        record = {"seconds": seconds, "disturbance": disturbance}
+        self._journal.append(task.key() | record)
+        self.points[task].add(seconds, not disturbance, self._next_number)
+        self._next_number += 1
+        self._rejected_in_a_row = self._rejected_in_a_row + 1 if disturbance else 0
+        if self._rejected_in_a_row == TOLD_REJECTED:
+            self._control.on_state(disturbance)
+        samples, spent_s = sum(len(one.accepted) for one in self.points.values()), self.spent_s
+        left_s = max(self.limit_s - spent_s, 0.0)
+        state = f"{len(self.points)} points, {samples} samples, at most {left_s:.0f} s left"
+        self._control.on_progress(min(spent_s / self.limit_s, 1.0), state)
 
-        Raises MeasurementError when too few points of the grid have a sample.
-        """
-        samples: dict[Task, PointSamples] = {}
-        unmeasured = []
-        for task, point in self.points.items():
-            try:
-                samples[task] = point.samples
-            except MeasurementError:
-                unmeasured.append(task)
+    def result(self) -> SweepResult:
+        """The samples so far, at the machine's typical pace. Raises MeasurementError."""
+        points = self.points.items()
+        samples = {task: point.samples for task, point in points if point.accepted}
         planned = sum(task.kind == "verify" for task in self.points)
         measured = sum(task.kind == "verify" for task in samples)
         if measured < MIN_GRID_SHARE * planned:
@@ -261,37 +224,28 @@ class _Sweep:
                 hint="Stop other work on this machine, and run again with a larger --time-budget; "
                 "the samples taken so far are kept.",
             )
-        # The numbers of a task's accepted samples begin with those of its warm-up.
         paced = [task for task in samples if task.kind in PACED]
+        numbers = {task: self.points[task].numbers[-samples[task].n :] for task in paced}
         rows = sorted(
             (number, point, seconds)
             for point, task in enumerate(paced)
-            for number, seconds in zip(
-                self._accepted[task][len(samples[task].warmup) :],
-                samples[task].seconds,
-                strict=True,
-            )
+            for number, seconds in zip(numbers[task], samples[task].seconds, strict=True)
         )
         pace = paces([seconds for _, _, seconds in rows], [point for _, point, _ in rows])
-        at_pace: list[list[float]] = [[] for _ in paced]
-        for (_, point, seconds), slowness in zip(rows, pace.tolist(), strict=True):
-            at_pace[point].append(seconds / slowness)
-        for task, corrected in zip(paced, at_pace, strict=True):
-            samples[task] = replace(samples[task], seconds=tuple(corrected))
+        slowness = dict(zip((number for number, _, _ in rows), pace.tolist(), strict=True))
+        for task in paced:
+            timed = zip(numbers[task], samples[task].seconds, strict=True)
+            at_pace = tuple(seconds / slowness[number] for number, seconds in timed)
+            samples[task] = replace(samples[task], seconds=at_pace)
         return SweepResult(
             samples=samples,
-            unmeasured=tuple(unmeasured),
+            unmeasured=tuple(task for task in self.points if task not in samples),
             spent_s=self.spent_s,
             resumed_samples=self._resumed,
             damaged_lines=self._damaged,
             pace_spread=float(np.log(pace).std()) if len(pace) else 0.0,
             skipped=dict(self._skipped),
         )
-
-    def _count(self, task: Task, number: int, seconds: float, *, ok: bool) -> None:
-        self.points[task].add(seconds, ok=ok)
-        if ok:
-            self._accepted[task].append(number)
 
     def _skip(self, task: Task, error: OutOfMemory) -> None:
         self._skipped[task] = error.problem

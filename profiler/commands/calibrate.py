@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from costmodel.plugins import SOURCES, load_plugin, plugin_names
+from costmodel.plugins import SOURCES
 from profiler.commands.options import (
-    batch_option,
-    budget_option,
+    PluginGroup,
     contexts_option,
     count_option,
     execution_options,
     json_option,
-    profile_output_option,
+    measuring_options,
     target_option,
-    with_json_told,
 )
+from profiler.report.console import print_json, print_table, progress
 
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
@@ -30,20 +29,10 @@ if TYPE_CHECKING:
     from profiler.calibrate.source import CalibrationSettings, CalibrationSource
 
 
-class Sources(click.Group):
-    """Other sources of a calibration, before or behind which `--replace` may stand."""
+class Sources(PluginGroup):
+    """Other sources of a calibration."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return plugin_names(SOURCES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        known = cmd_name in plugin_names(SOURCES)
-        return with_json_told(load_plugin(SOURCES, cmd_name)) if known else None
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--replace" in args:
-            args = ["--replace", *(word for word in args if word != "--replace")]
-        return super().parse_args(ctx, args)
+    entry_points, anywhere = SOURCES, "--replace"
 
 
 @click.group(
@@ -55,9 +44,7 @@ class Sources(click.Group):
 @execution_options
 @contexts_option
 @count_option("--max-nodes", "Nodes of the largest draft tree.", least=3)
-@batch_option("1")
-@budget_option("45s, on a CPU 65s")
-@profile_output_option
+@measuring_options("1", "45s, on a CPU 65s")
 @click.option("--replace", is_flag=True,
               help="Replace a stored profile that is better, or measured at more.")  # fmt: skip
 @json_option
@@ -92,17 +79,14 @@ def measure(
 
     What an engine prints on stdout, which belongs to the result, goes to stderr.
     """
-    from profiler.report.console import progress
 
     # Messages and progress go to stderr, from before torch is imported.
-    with contextlib.redirect_stdout(sys.stderr), progress("measuring") as shown:
+    with contextlib.redirect_stdout(sys.stderr), progress("measuring") as (say, update):
         from profiler.calibrate.run import CalibrationListener, calibrate
         from profiler.calibrate.source import CalibrationSettings
 
         settings = CalibrationSettings(**{"replace": replaces(ctx)} | options)
-        listener = CalibrationListener(
-            say=shown.say, progress=lambda state: shown.update(state.share, state.text)
-        )
+        listener = CalibrationListener(say=say, progress=update)
         result = calibrate(settings, listener, make and make(settings))
     ctx.exit(print_result(result, as_json))
 
@@ -131,7 +115,6 @@ def print_result(result: CalibrationResult, as_json: bool) -> int:
     """Print the result; returns the exit code, which is 5 where nobody should use the profile."""
     from costmodel.errors import MeasurementError
     from costmodel.profile.grade import counted
-    from profiler.report.console import print_json, print_table
     from profiler.report.profiles import linear_line, surface_table
 
     profile = result.profile
@@ -161,18 +144,17 @@ def print_result(result: CalibrationResult, as_json: bool) -> int:
         click.echo(f"{counted(len(result.skipped), 'point')} did not fit into memory")
     if result.unmeasured:
         click.echo(f"{counted(len(result.unmeasured), 'point')} did not fit the time budget")
-    click.echo(f"profile: {result.path}")
-    click.echo(f"picture: {result.picture}")
-    if result.aside:
-        click.echo(aside_line(result.aside))
-    click.echo(record["verdict"])
-    click.echo(f"{record['grade']}: {record['next']}")
+    click.echo("\n".join(stored_lines(record)))
     return exit_code
 
 
-def aside_line(reason: str) -> str:
-    """The sentence that tells that a profile was put aside."""
-    return (
-        f"It did not replace the stored profile, which stays in use: {reason}. "
-        "The same command with `--replace` replaces it."
-    )
+def stored_lines(record: dict[str, Any]) -> Iterator[str]:
+    yield f"profile: {record['path']}"
+    yield f"picture: {record['picture']}"
+    if record["aside"]:
+        yield (
+            f"It did not replace the stored profile, which stays in use: {record['aside']}. "
+            "The same command with `--replace` replaces it."
+        )
+    yield record["verdict"]
+    yield f"{record['grade']}: {record['next']}"

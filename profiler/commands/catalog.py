@@ -8,6 +8,7 @@ from dataclasses import asdict
 import click
 
 from profiler.commands.options import json_option
+from profiler.report.console import print_facts, print_json
 
 
 @click.command(short_help="List what is known of each target on each device.")
@@ -23,7 +24,6 @@ def support(name: str | None, as_json: bool) -> None:
     from costmodel.compose.support import supported
     from costmodel.errors import InputError
     from profiler.report.catalog import print_matrix, print_support
-    from profiler.report.console import print_json
 
     rows = supported()
     if name is not None:
@@ -57,7 +57,6 @@ def devices(name: str | None, as_json: bool) -> None:
     """
     from costmodel.catalog import find_device, load_devices
     from profiler.report.catalog import print_devices, print_record
-    from profiler.report.console import print_json
 
     specs = [find_device(name)] if name else list(load_devices().values())
     if as_json:
@@ -79,7 +78,6 @@ def targets(name: str | None, as_json: bool) -> None:
     """
     from costmodel.catalog import load_targets, resolve_target
     from profiler.report.catalog import print_record, print_targets, target_record
-    from profiler.report.console import print_json
 
     entries = [resolve_target(name, hub=True)] if name else list(load_targets().values())
     if as_json:
@@ -98,7 +96,6 @@ def doctor(as_json: bool) -> None:
     Nothing is changed, except that a missing data directory is created.
     """
     from profiler.checks import next_step, run_checks
-    from profiler.report.console import print_facts, print_json
 
     checks = run_checks()
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from profiler.commands.options import OutputPath, json_option
+from profiler.report.console import note, print_json
 
 if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 @click.option("--operators", default="vllm", show_default=True,
               help="Published tables of the kernels of vllm, sglang or trtllm; or a folder of "
               "tables, <device>_<target>_tp<n>.")  # fmt: skip
-@click.option("--source", default="", help="Source of the tables in a folder.")
 @click.option("--output", type=OutputPath("either"), help="File or folder to write to.")
 @json_option
 def compose(
@@ -84,7 +84,6 @@ def save_and_show(profile: Profile, output: Path | None, as_json: bool) -> None:
     `output` is a `.yaml` file or a folder of profiles; None means the user's directory.
     """
     from costmodel.profile.store import ProfileStore
-    from profiler.report.console import note, print_json
     from profiler.report.profiles import print_profile
 
     if output is None or output.suffix not in (".yaml", ".yml") or output.is_dir():

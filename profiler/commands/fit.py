@@ -9,6 +9,7 @@ import click
 
 from costmodel.plugins import READERS, plugin_names
 from profiler.commands.options import OutputPath, json_option
+from profiler.report.console import note, print_json, print_table
 
 FORMATS = ("csv", *plugin_names(READERS, "times."))
 
@@ -45,7 +46,6 @@ def command(
     from costmodel.imports import imported_profile
     from profiler.calibrate.imported import fit_table, read_file
     from profiler.commands.compose import save_and_show
-    from profiler.report.console import note, print_json, print_table
 
     table, subject = read_file(points, **options)
     if output is not None:

@@ -17,10 +17,7 @@ from profiler.commands.options import (
     checked_by,
     count_option,
     execution_options,
-    ignore_eos_option,
     json_option,
-    profile_option,
-    seed_option,
     target_option,
     template_option,
 )
@@ -28,9 +25,7 @@ from profiler.report.console import note, note_at_once, print_json, printable
 
 Turns = list[dict[str, Any]]
 
-GENERATION_OPTIONS = (
-    "max_new_tokens", "ignore_eos", "stop", "temperature", "top_p", "top_k", "seed",
-)  # fmt: skip
+GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 @click.command(name="generate")
@@ -41,15 +36,13 @@ GENERATION_OPTIONS = (
               "line. The model answers between two turns of the user.")  # fmt: skip
 @template_option
 @count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
-@ignore_eos_option
-@click.option("--stop", multiple=True, help="End before this text; may be repeated.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
 @click.option("--top-p", default=1.0, show_default=True,
               help="Keep the most probable tokens that sum to this; 1 keeps all.")  # fmt: skip
 @count_option(
     "--top-k", "Keep so many of the most probable tokens; 0 keeps all.", default=0, least=0
 )
-@seed_option(2**63 - 1, "Seed of sampling.")
+@count_option("--seed", "Seed of sampling.", default=0, least=0, most=2**63 - 1)
 @click.option("--drafter", default="ngram", show_default=True, help="ngram; demo, the trained "
               "drafter of the demo model; a folder or hub id of a DFlash or EAGLE-3 drafter, of "
               "one of the lab, or of a smaller model; A@block=N, a DFlash drafter with blocks of "
@@ -59,10 +52,10 @@ GENERATION_OPTIONS = (
               "dynatree; package:Class, your own. Trees that a policy sizes end at 256 nodes (255 "
               "under graphs).")  # fmt: skip
 @execution_options
-@profile_option
+@click.option("--profile", type=click.Path(path_type=Path), help="Use this profile file.")
 @click.option("--stats", is_flag=True, help="Print rates and stage times.")
 @json_option
-def command(**options: Any) -> None:
+def command(as_json: bool, **options: Any) -> None:
     """Generate text with a target model and draft trees sized by the profile.
 
     The text is the same as that of plain decoding, in any dtype on a CPU for
@@ -83,7 +76,7 @@ def command(**options: Any) -> None:
     places = ("dtype", "device", "runtime", "quantization", "drafter", "policy")
     decoder = TreeDecoder.from_pretrained(
         options["target"],
-        stage_times=options["stats"] or options["as_json"],
+        stage_times=options["stats"] or as_json,
         profile=ProfileChoice(path=options["profile"]),
         **{name: options[name] for name in places},
     )
@@ -94,37 +87,37 @@ def command(**options: Any) -> None:
     generation = {name: options[name] for name in GENERATION_OPTIONS}
     generation |= chat_options(decoder.tokenizer, options["template"])
     for identity, prompt in texts:
-        talk = Conversation(prompt)
-        several, number = not talk.ends, 1
-        while talk.asked is not None:
-            name = f"{identity}/{number}" if several else identity
-            if options["as_json"]:
-                result = decoder.generate(talk.asked, **generation)
+        parts, asked, text = exchanges(prompt), prompt, ""
+        for number, part in enumerate(parts, 1):
+            name = identity if len(parts) == 1 else f"{identity}/{number}"
+            asked = part if number == 1 else [*asked, answer(text), *part]
+            if as_json:
+                result = decoder.generate(asked, **generation)
+                text = result.text or ""
                 record = {"text": result.text, "token_ids": result.token_ids}
                 record |= {"id": name, "stats": result.stats.to_dict()}
                 print_json(record, one_line=True)
-                talk.answer(result.text or "")
-            else:
-                if several or len(texts) > 1:
-                    click.secho(f"[{printable(name)}]", bold=True)
-                run, text = decoder.stream(talk.asked, **generation), ""
-                for pieces in run.rounds():
-                    for piece in pieces:
-                        _write(piece)
-                        text += piece
-                    if run.stats.finish:  # before the warnings, which follow the last round
-                        _write("\n")
-                for line in run.stats.lines() if options["stats"] else ():
-                    note(line)
-                talk.answer(text)
-            number += 1
+                continue
+            if len(parts) > 1 or len(texts) > 1:
+                click.secho(f"[{printable(name)}]", bold=True)
+            run, text = decoder.stream(asked, **generation), ""
+            for pieces in run.rounds():
+                for piece in pieces:
+                    _write(piece)
+                    text += piece
+                if run.stats.finish:  # before the warnings, which follow the last round
+                    _write("\n")
+            for line in run.stats.lines() if options["stats"] else ():
+                note(line)
 
 
 def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[tuple[str, str | Turns]]:
     """(id, text or turns) of every prompt. Raises InputError, with file and line of a bad one."""
-    texts: list[tuple[str, str | Turns]] = [
-        (f"prompt-{index}", utf8_text(text)) for index, text in enumerate(prompts)
-    ]
+    texts: list[tuple[str, str | Turns]] = []
+    for index, text in enumerate(map(utf8_text, prompts)):
+        texts.append((f"prompt-{index}", text))
+        if not text.strip():
+            raise InputError(f"the prompt is empty (prompt-{index})", hint="Give some text.")
     if file is not None:
         hint = 'Write one object a line, as {"id": "a", "prompt": "..."}.'
         raw = read_bytes(file, InputError, most_bytes=MAX_JSON_BYTES)
@@ -136,9 +129,6 @@ def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[tuple[str,
         raise InputError(
             f"there is no prompt{where}", hint="Give --prompt TEXT or --prompts FILE.jsonl."
         )
-    empty = next((index for index, text in enumerate(prompts) if not text.strip()), None)
-    if empty is not None:
-        raise InputError(f"the prompt is empty (prompt-{empty})", hint="Give some text.")
     return texts
 
 
@@ -174,34 +164,17 @@ def parse_prompt(file: Path, number: int, record: Any, hint: str) -> str | Turns
     return prompt
 
 
-class Conversation:
-    """A prompt whose answers come one by one; the model answers between two turns of the user.
+def exchanges(prompt: str | Turns) -> list[str | Turns]:
+    """A text, or the turns before each answer: the model answers between two of the user's."""
+    if isinstance(prompt, str):
+        return [prompt]
+    pairs = enumerate(pairwise(turn.get("role") for turn in prompt), 1)
+    ends = [number for number, pair in pairs if pair == ("user", "user")]
+    return [prompt[start:end] for start, end in pairwise([0, *ends, len(prompt)])]
 
-    asked  the text, or the turns so far; None once all is answered
-    """
 
-    def __init__(self, prompt: str | Turns) -> None:
-        self.asked: str | Turns | None = prompt
-        self._following: Turns = []
-        if isinstance(prompt, list):
-            self._ask([], prompt)
-
-    @property
-    def ends(self) -> bool:
-        """Whether the next answer is the last."""
-        return not self._following
-
-    def answer(self, text: str) -> None:
-        """Take the model's answer to what is asked."""
-        if self.ends:
-            self.asked = None
-        else:
-            self._ask([*self.asked, {"role": "assistant", "content": text}], self._following)
-
-    def _ask(self, before: Turns, turns: Turns) -> None:
-        pairs = pairwise(turn.get("role") for turn in turns)
-        asked = next((n for n, pair in enumerate(pairs, 1) if pair == ("user",) * 2), len(turns))
-        self.asked, self._following = before + turns[:asked], turns[asked:]
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
 
 
 def _write(text: str) -> None:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import click
+
+from costmodel.plugins import load_plugin, plugin_names
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-class Duration(click.ParamType):
+def duration(text: str) -> float:
     """Seconds, or a number with s, m or h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise click.BadParameter(f"{text!r} is not a duration; write 30s, 2m or 1h.")
+    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
-    name = "duration"
-    UNITS_S: ClassVar = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value).strip())
-        if match is None or float(match[1]) <= 0:
-            self.fail(f"{value!r} is not a duration; write 30s, 2m or 1h.", param, ctx)
-        return float(match[1]) * self.UNITS_S[match[2]]
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas, each once and in order."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers, as 256,1024.")
+    return tuple(sorted(set(map(int, parts))))
 
 
 class OutputPath(click.Path):
@@ -45,8 +49,6 @@ class OutputPath(click.Path):
 
 
 class PicturePath(OutputPath):
-    """The path of a picture, whose ending says its form."""
-
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         from profiler.report.drawing import check_picture
 
@@ -91,41 +93,18 @@ class NamedValue(click.ParamType):
             return name, WORDS.get(text.lower(), text)
 
 
-def template_option(command: Decorated) -> Decorated:
-    """`--template`: the options of the chat template by name; None where it is left out."""
-
-    def by_name(ctx: Any, param: Any, given: tuple[str, ...]) -> dict[str, Any] | None:
-        if given == ("none",):
-            return None
-        return dict(NamedValue().convert(one, param, ctx) for one in given)
-
-    return click.option(
-        "--template",
-        multiple=True,
-        metavar="NAME=VALUE",
-        callback=by_name,
-        help="Option of the chat template, as enable_thinking=false; may be repeated. none leaves "
-        "the template out [default: used where the tokenizer has one].",
-    )(command)
+def _by_name(ctx: Any, param: Any, given: tuple[str, ...]) -> dict[str, Any] | None:
+    if given == ("none",):
+        return None
+    return dict(NamedValue().convert(one, param, ctx) for one in given)
 
 
-ignore_eos_option = click.option(
-    "--ignore-eos", is_flag=True, help="Go on after the end of a text, to the full length."
-)
-
-
-class WholeNumbers(click.ParamType):
-    """Whole numbers separated by commas."""
-
-    name = "n,n,..."
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is not a list of whole numbers, as 256,1024.", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
+# The options of the chat template by name; None where it is left out.
+template_option = click.option(
+    "--template", multiple=True, metavar="NAME=VALUE", callback=_by_name,
+    help="Option of the chat template, as enable_thinking=false; may be repeated. none leaves "
+    "the template out [default: used where the tokenizer has one].",
+)  # fmt: skip
 
 
 def json_option(command: Decorated) -> Decorated:
@@ -136,16 +115,38 @@ def json_option(command: Decorated) -> Decorated:
         root = click.get_current_context().find_root()
         return command(*arguments, as_json=bool(root.params.get("as_json")), **options)
 
-    with_json.takes_json = True  # type: ignore[attr-defined]
-    return with_json  # type: ignore[return-value]
+    return cast(Decorated, with_json)
 
 
 def with_json_told(command: click.Command) -> click.Command:
     """The command, whose help says where it and its subcommands take `--json`."""
     for one in (command, *getattr(command, "commands", {}).values()):
-        if getattr(one.callback, "takes_json", False):
+        if one.callback and "as_json" in inspect.signature(one.callback).parameters:
             one.epilog = "With --json the result is one JSON object on stdout."
     return command
+
+
+class PluginGroup(click.Group):
+    """A group with the commands of entry points, of which only one that runs is imported.
+
+    entry_points  the group of entry points
+    anywhere      an option of the group that may also stand behind its command
+    """
+
+    entry_points: ClassVar[str]
+    anywhere: ClassVar[str]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.anywhere in args:
+            args = [self.anywhere, *(word for word in args if word != self.anywhere)]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return plugin_names(self.entry_points)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        known = cmd_name in plugin_names(self.entry_points)
+        return with_json_told(load_plugin(self.entry_points, cmd_name)) if known else None
 
 
 def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -171,9 +172,6 @@ runtime_option = click.option(
     show_default=True,
     help="packed reorders the weights once (CPU); graphs captures the forwards (CUDA).",
 )  # fmt: skip
-profile_option = click.option(
-    "--profile", type=click.Path(path_type=Path), help="Use this profile file."
-)
 acceptance_option = click.option(
     "--acceptance",
     help="Acceptance: a published data set, DATASET@1 at temperature 1; a rate such as 0.8; or a "
@@ -189,24 +187,26 @@ def execution_options(command: Decorated) -> Decorated:
     return device_option(dtype_option(runtime_option(command)))
 
 
-def batch_option(default: str) -> Callable[[Decorated], Decorated]:
-    return click.option(
-        "--batch", "batches", type=WholeNumbers(), help=f"Batch sizes [default: {default}]."
-    )
+profile_output_option = click.option(
+    "--output", type=OutputPath(), help="Write the profile to this file."
+)
 
 
-def budget_option(default: str) -> Callable[[Decorated], Decorated]:
-    return click.option(
-        "--time-budget", "time_budget_s", type=Duration(),
-        help=f"Time to measure [default: {default}].",
+def measuring_options(batches: str, budget: str) -> Callable[[Decorated], Decorated]:
+    """`--batch`, `--time-budget` and `--output` of a calibration; their defaults, for the help."""
+    sizes = click.option(
+        "--batch", "batches", type=whole_numbers, metavar="N,N,...",
+        help=f"Batch sizes [default: {batches}].",
     )  # fmt: skip
+    time = click.option(
+        "--time-budget", "time_budget_s", type=duration,
+        help=f"Time to measure [default: {budget}].",
+    )  # fmt: skip
+    return lambda command: sizes(time(profile_output_option(command)))
 
 
 contexts_option = click.option(
-    "--contexts", type=WholeNumbers(), help="Cached tokens to measure at."
-)
-profile_output_option = click.option(
-    "--output", type=OutputPath(), help="Write the profile to this file."
+    "--contexts", type=whole_numbers, metavar="N,N,...", help="Cached tokens to measure at."
 )
 
 
@@ -222,10 +222,3 @@ def count_option(
     return click.option(
         name, type=click.IntRange(least, most), default=default, show_default=True, help=help
     )
-
-
-def seed_option(
-    largest: int | None = None, help: str | None = None
-) -> Callable[[Decorated], Decorated]:
-    """`--seed`, a whole number from 0 to `largest`."""
-    return count_option("--seed", help, default=0, least=0, most=largest)

@@ -9,10 +9,15 @@ import click
 
 from costmodel.plugins import SETTINGS, plugin_names
 from profiler.commands.options import PicturePath, acceptance_option, json_option
+from profiler.report.console import note, print_json
 
 EXPORTS = plugin_names(SETTINGS)
 NAMES = ", ".join(EXPORTS)
 AT_ONCE = 8  # requests, for engines with one draft size for all
+drafter_option = click.option(
+    "--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the profile "
+    "[default: the acceptance's].",
+)  # fmt: skip
 
 
 @click.command(name="plan")
@@ -43,8 +48,7 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
               "verifies trees; also vllm@0.19,step-tokens=2048,prefix-hits=0.3: most tokens of a "
               "step, share of prompt tokens in the cache [default: --export's, else "
               "vllm].")  # fmt: skip
-@click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the "
-              "profile [default: the acceptance's].")  # fmt: skip
+@drafter_option
 @click.option("--weights",
               help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block, nvfp4, mxfp4, or a "
               "checkpoint's label in a profile [default: the target's].")  # fmt: skip
@@ -73,7 +77,6 @@ def command(
     from costmodel.planning.exports import export_plan, settings_writer
     from costmodel.planning.request import request_from_options
     from costmodel.planning.search import plan
-    from profiler.report.console import note, print_json
     from profiler.report.plan import plot_plan, print_plan, print_settings, refuse_infeasible
 
     acceptance, temperature = part_temperature(options.pop("acceptance"))
@@ -105,8 +108,7 @@ def part_temperature(acceptance: str | None) -> tuple[str | None, int]:
 @click.option("--engine", type=click.Choice(EXPORTS), required=True, metavar="ENGINE",
               help=f"Engine, and for SGLang's DSpark the form of its table: {NAMES}.")  # fmt: skip
 @acceptance_option
-@click.option("--drafter", help="Drafter: dflash, dspark, eagle3, mtp, ngram, or one timed in the "
-              "profile [default: the acceptance's].")  # fmt: skip
+@drafter_option
 @json_option
 def export(
     name: str, engine: str, acceptance: str | None, drafter: str | None, as_json: bool

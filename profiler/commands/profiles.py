@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from profiler.commands.options import PicturePath, json_option
+from profiler.report.console import note, print_json, print_table
 
 
 @click.group(invoke_without_command=True)
@@ -22,7 +23,6 @@ def command(ctx: click.Context) -> None:
 def list_profiles(as_json: bool) -> None:
     """List the profiles in your data directory and the shipped ones."""
     from costmodel.profile.store import ProfileStore
-    from profiler.report.console import note, print_json, print_table
     from profiler.report.profiles import list_record
 
     store = ProfileStore()
@@ -50,7 +50,6 @@ def list_profiles(as_json: bool) -> None:
 def show(name: str, markdown: bool, as_json: bool) -> None:
     """Show one profile. NAME is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b."""
     from costmodel.profile.lookup import named_profile
-    from profiler.report.console import print_json
     from profiler.report.profiles import print_markdown, print_profile
 
     path, profile = named_profile(name)
@@ -72,7 +71,6 @@ def validate(names: tuple[str, ...], as_json: bool) -> None:
     """
     from costmodel.errors import InputError, ProfileError
     from costmodel.profile.lookup import named_profile
-    from profiler.report.console import print_json
 
     problems = dict.fromkeys(names, "")
     for name in problems:
@@ -101,7 +99,6 @@ def plot(name: str, output: Path | None, as_json: bool) -> None:
     Without a FILE the picture is a PNG in the current folder, named after the profile.
     """
     from costmodel.profile.lookup import named_profile
-    from profiler.report.console import print_json
     from profiler.report.profiles import plot_profile
 
     path, profile = named_profile(name)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
 
 from costmodel.errors import DeviceError
-from decoder.nvml import POWER_CAP, THERMAL_REASONS, Gpu, GpuReading, clock_reasons
+from decoder.nvml import CLOCK_REASONS, POWER_CAP, THERMAL_REASONS, Gpu
 from profiler.measure.machine import stolen_s, throttled_s
 from profiler.measure.samples import NoiseRule
 
@@ -28,32 +27,35 @@ class WallTimer:
 
     def time_s(self, function: Callable[[], object]) -> float:
         """Seconds of one call of `function`, until its work on the device is done."""
-        with _without_garbage_collection():
-            start_s = time.perf_counter()
-            function()
-            return time.perf_counter() - start_s
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return self._seconds(function)
+        finally:
+            if enabled:
+                gc.enable()
+
+    def _seconds(self, function: Callable[[], Any]) -> float:
+        start_s = time.perf_counter()
+        function()
+        return time.perf_counter() - start_s
 
     def now_s(self) -> float:
-        """Seconds of a monotonic clock, for budgets."""
         return time.perf_counter()
 
 
 class CudaTimer(WallTimer):
     """CUDA events on the current stream of `device`, from an idle device and a cold L2 cache.
 
-    The device is idle when the first event is recorded. The time between the events therefore
-    includes the host's launch work wherever the device waits for it, as it does in decoding.
-    The L2 cache is overwritten before each sample: a repeated call would otherwise read from
-    the cache what a decoder reads from memory.
+    The time between them includes the host's launch work wherever the device waits for it, as it
+    does in decoding. The L2 cache is overwritten before each sample: a repeated call would read
+    from it what a decoder reads from memory.
     """
 
     def __init__(
         self, device: Any = None, cuda: Any = None, flush: Callable[[], object] | None = None
     ) -> None:
-        """
-        cuda   replaces `torch.cuda` in tests
-        flush  replaces the function that overwrites the L2 cache
-        """
+        """cuda, flush: in place of `torch.cuda` and the overwriting of the L2 cache, in tests."""
         self._cuda = torch.cuda if cuda is None else cuda
         self._device = device
         self._flush = l2_flush(device) if flush is None else flush
@@ -61,24 +63,22 @@ class CudaTimer(WallTimer):
             self._start = self._cuda.Event(enable_timing=True)
             self._end = self._cuda.Event(enable_timing=True)
 
-    def time_s(self, function: Callable[[], object]) -> float:
-        with _without_garbage_collection():
-            self._flush()
-            self._cuda.synchronize(self._device)
-            stream = self._cuda.current_stream(self._device)
-            self._start.record(stream)
-            function()
-            self._end.record(stream)
-            self._end.synchronize()
+    def _seconds(self, function: Callable[[], Any]) -> float:
+        self._flush()
+        self._cuda.synchronize(self._device)
+        stream = self._cuda.current_stream(self._device)
+        self._start.record(stream)
+        function()
+        self._end.record(stream)
+        self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) / 1e3
 
 
 class ReportTimer(WallTimer):
     """For functions that time the part of them that counts, and return its seconds."""
 
-    def time_s(self, function: Callable[[], Any]) -> float:
-        with _without_garbage_collection():
-            return float(function())
+    def _seconds(self, function: Callable[[], Any]) -> float:
+        return float(function())
 
 
 def l2_flush(device: Any) -> Callable[[], object]:
@@ -87,17 +87,6 @@ def l2_flush(device: Any) -> Callable[[], object]:
     cache_bytes = int(getattr(properties, "L2_cache_size", 0)) or L2_BYTES
     scratch = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=device or "cuda")
     return scratch.zero_
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Guard:
@@ -148,21 +137,28 @@ class GpuGuard(Guard):
     """
 
     FLOOR_SHARE = 0.8
+    # What is read of every sample, and how the readings are summed up.
+    FIELDS: ClassVar = {
+        "gpu_sm_clock_hz": median,
+        "gpu_temperature_c": max,
+        "gpu_power_w": median,
+        "gpu_clock_reasons": lambda every: sorted(set().union(*every), key=CLOCK_REASONS.index),
+    }
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._highest_hz = 0.0
-        self.readings: list[GpuReading] = []
+        self._readings: list[dict[str, Any]] = []
 
     def disturbance(self) -> str:
-        reading = self._gpu.sample()
-        self.readings.append(reading)
-        clock_hz, reasons = reading.sm_clock_hz, reading.reasons or 0
-        held = ", ".join(name for bit, name in THERMAL_REASONS.items() if reasons & bit)
+        reading = self._gpu.read(*self.FIELDS)
+        self._readings.append(reading)
+        clock_hz, reasons = reading.get("gpu_sm_clock_hz"), reading.get("gpu_clock_reasons", ())
+        held = ", ".join(name for name in THERMAL_REASONS if name in reasons)
         if held or clock_hz is None:
             return held
         self._highest_hz = max(self._highest_hz, clock_hz)
-        if clock_hz < self.FLOOR_SHARE * self._highest_hz and not reasons & POWER_CAP:
+        if clock_hz < self.FLOOR_SHARE * self._highest_hz and POWER_CAP not in reasons:
             return (
                 f"SM clock {clock_hz / 1e6:.0f} MHz, below {self.FLOOR_SHARE:.0%} of "
                 f"{self._highest_hz / 1e6:.0f} MHz"
@@ -171,22 +167,8 @@ class GpuGuard(Guard):
 
     def summary(self) -> dict[str, Any]:
         """Statistics of all readings, named as the fields of `Gpu.read`."""
-        fields: dict[str, Any] = {}
-        for name, field, reduce in (
-            ("gpu_sm_clock_hz", "sm_clock_hz", median),
-            ("gpu_temperature_c", "temperature_c", max),
-            ("gpu_power_w", "power_w", median),
-        ):
-            readings = [getattr(reading, field) for reading in self.readings]
-            values = [value for value in readings if value is not None]
-            if values:
-                fields[name] = reduce(values)
-        mask = 0
-        for reading in self.readings:
-            mask |= reading.reasons or 0
-        if any(reading.reasons is not None for reading in self.readings):
-            fields["gpu_clock_reasons"] = list(clock_reasons(mask))
-        return fields
+        read = {name: [one[name] for one in self._readings if name in one] for name in self.FIELDS}
+        return {name: self.FIELDS[name](values) for name, values in read.items() if values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,10 +188,7 @@ def instruments(device: torch.device) -> Instruments:
 
 
 def gpu_guard(cuda_index: int) -> Guard:
-    """A guard of clocks and temperature; one that accepts everything where NVML is not available.
-
-    `machine.warnings` reports that case.
-    """
+    """A guard of clocks and temperature; one that accepts everything where there is no NVML."""
     try:
         return GpuGuard(Gpu.open(cuda_index))
     except DeviceError:

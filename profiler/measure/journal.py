@@ -23,20 +23,17 @@ VERSION = 1
 MOST_BYTES = 256_000_000  # a long sweep takes some 5 MB
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """An open journal: `records` of the run that it resumes, `append` for new ones.
 
     damaged  number of lines of that run that could not be read
     dropped  why the records of an earlier run were dropped; empty where there were none
 
-    It is a context manager. Closing keeps the file for the next run.
+    Closing keeps the file for the next run.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Open the journal at `path`; `header` describes the run, in JSON values.
-
-        Raises MeasurementError when it cannot be written.
-        """
+        """header: the run in JSON values. Raises MeasurementError where nothing can be written."""
         self.path = path
         self.records: list[dict[str, Any]] = []
         self.damaged, self.dropped, self._size_bytes = 0, "", 0
@@ -56,10 +53,7 @@ class Journal:
             self.append({"journal": VERSION, "header": header})
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record, which survives the end of this process.
-
-        Raises MeasurementError when the line cannot be written; the file is left without it.
-        """
+        """Write one record, or nothing of it. Raises MeasurementError if it fails."""
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             if self._file.write(line) != len(line):
@@ -72,9 +66,6 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

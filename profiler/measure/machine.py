@@ -1,8 +1,4 @@
-"""The machine during a measurement: its metadata and other work on it.
-
-Metadata come from small collectors. A collector that fails leaves its fields out and its reason
-in `absent`. Nothing here changes a setting of the machine.
-"""
+"""The machine during a measurement: its metadata and other work on it; no setting is changed."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,53 +29,27 @@ CGROUP = Path("/sys/fs/cgroup")
 Collector = Callable[[], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
-    """Named facts about the machine, and the reason of each collector that failed."""
+def collect(cuda_index: int | None = None) -> dict[str, Any]:
+    """Facts about this machine and other work on it, and on a GPU where `cuda_index` is given.
 
-    fields: dict[str, Any]
-    absent: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BusyProcess:
-    """Another process and the share of one core that it used; `name` may be unreadable."""
-
-    pid: int
-    name: str | None
-    core_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
-    """Other processes that were busy during a short interval, and the stolen processor time.
-
-    steal_share  share of all cores' time that the host gave to other virtual machines
+    Under `absent` stand the collectors that failed, with the reason.
     """
-
-    processes: tuple[BusyProcess, ...]
-    steal_share: float
-
-
-def collect(cuda_index: int | None = None) -> Metadata:
-    """The metadata of this machine, and of a GPU where `cuda_index` is given."""
     collectors = dict(COLLECTORS)
     if cuda_index is not None:
         collectors["gpu"] = lambda: Gpu.open(cuda_index).read()
     return run_collectors(collectors)
 
 
-def run_collectors(collectors: dict[str, Collector]) -> Metadata:
+def run_collectors(collectors: dict[str, Collector]) -> dict[str, Any]:
     """Run each collector; one that raises gives a reason instead of fields."""
-    fields: dict[str, Any] = {}
-    absent: dict[str, str] = {}
+    fields: dict[str, Any] = {"absent": {}}
     for name, collector in collectors.items():
         try:
             fields |= collector()
         except Exception as error:
             # A driver or a system file may fail in any way; that must not stop a measurement.
-            absent[name] = f"{type(error).__name__}: {error}"
-    return Metadata(fields=fields, absent=absent)
+            fields["absent"][name] = f"{type(error).__name__}: {error}"
+    return fields
 
 
 def _software() -> dict[str, Any]:
@@ -131,35 +100,29 @@ COLLECTORS: dict[str, Collector] = {
     "processor": _processor,
     "governor": lambda: {"cpu_governor": GOVERNOR.read_text().strip()},
     "quota": _quota,
+    "other work": lambda: observe(),
 }
 
 
-def observe(interval_s: float = 0.5) -> Activity:
-    """Watch for `interval_s` which other processes use more than a fifth of a core."""
+def observe(interval_s: float = 0.5) -> dict[str, Any]:
+    """Watch for `interval_s` which other processes use more than a fifth of a core.
+
+    busy_processes  process id, name (which may be unreadable) and share of a core
+    steal_share     share of all cores' time that the host gave to other virtual machines
+    """
     own_pids = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    before, stolen_before_s = _cpu_seconds(), stolen_s()
-    start_s = time.perf_counter()
+    list(psutil.process_iter(["cpu_percent"]))  # the next reading is of the time since this one
+    stolen_before_s, start_s = stolen_s(), time.perf_counter()
     time.sleep(interval_s)
-    elapsed_s = time.perf_counter() - start_s
+    core_s = (time.perf_counter() - start_s) * (psutil.cpu_count() or 1)
     lost_s = stolen_s() - stolen_before_s
     busy = []
-    for process, used_s in _cpu_seconds().items():
-        share = (used_s - before.get(process, used_s)) / elapsed_s
-        if share > BUSY_SHARE and process[0] not in own_pids:
-            busy.append(BusyProcess(pid=process[0], name=process[1], core_share=share))
-    busy.sort(key=lambda process: -process.core_share)
-    cores = psutil.cpu_count() or 1
-    return Activity(processes=tuple(busy), steal_share=lost_s / (elapsed_s * cores))
-
-
-def _cpu_seconds() -> dict[tuple[int, str], float]:
-    """Processor seconds used so far, by process id and name."""
-    used: dict[tuple[int, str], float] = {}
-    for process in psutil.process_iter(["name", "cpu_times"]):
-        times = process.info["cpu_times"]
-        if times is not None:
-            used[process.pid, process.info["name"]] = times.user + times.system
-    return used
+    for process in psutil.process_iter(["name", "cpu_percent"]):
+        share = (process.info["cpu_percent"] or 0.0) / 100
+        if share > BUSY_SHARE and process.pid not in own_pids:
+            busy.append({"pid": process.pid, "name": process.info["name"], "core_share": share})
+    busy.sort(key=lambda process: -process["core_share"])
+    return {"busy_processes": busy, "steal_share": lost_s / core_s}
 
 
 def stolen_s() -> float:
@@ -177,10 +140,25 @@ def throttled_s() -> float:
     return int(counts.get("throttled_usec", 0)) / 1e6
 
 
-def warnings(metadata: Metadata, activity: Activity | None = None) -> tuple[str, ...]:
+def warnings(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Conditions that would spoil a measurement, each with what to do about it."""
-    fields = metadata.fields
-    messages = [] if activity is None else _activity_warnings(activity)
+    messages = []
+    for process in fields.get("busy_processes", ()):
+        name, words = process["name"], []
+        with contextlib.suppress(psutil.Error):
+            words = psutil.Process(process["pid"]).cmdline()
+        for program, command in itertools.pairwise(words):  # another rooftree, as `rooftree bench`
+            if Path(program).name == "rooftree" and command.isprintable():
+                name = f"rooftree {command}"
+        messages.append(
+            f"{name} (process {process['pid']}) is using {process['core_share']:.0%} of a "
+            "core: stop it, or expect noisier numbers"
+        )
+    if fields.get("steal_share", 0.0) > STEAL_SHARE:
+        messages.append(
+            f"the host takes {fields['steal_share']:.0%} of the processor time away: "
+            "measure when it is quieter, or on a machine of your own"
+        )
     if fields.get("cpu_governor") in VARYING_GOVERNORS:
         messages.append(
             f"the CPU governor is {fields['cpu_governor']}, so clocks vary: "
@@ -195,10 +173,9 @@ def warnings(metadata: Metadata, activity: Activity | None = None) -> tuple[str,
     if fields.get("memory_free_bytes", LOW_MEMORY_BYTES) < LOW_MEMORY_BYTES:
         free_mib = fields["memory_free_bytes"] >> 20
         messages.append(f"only {free_mib} MiB of memory are free, the machine may swap: free some")
-    if "gpu" in metadata.absent:
+    if reason := fields.get("absent", {}).get("gpu"):
         messages.append(
-            "the GPU's clocks, temperature and other processes cannot be watched: "
-            f"{metadata.absent['gpu']}"
+            f"the GPU's clocks, temperature and other processes cannot be watched: {reason}"
         )
     if others := fields.get("gpu_other_processes"):
         names = ", ".join(
@@ -218,27 +195,5 @@ def warnings(metadata: Metadata, activity: Activity | None = None) -> tuple[str,
     return tuple(messages)
 
 
-def disturbances(interval_s: float = 0.25) -> list[str]:
-    """What else uses the processor now, each with what to do about it."""
-    return _activity_warnings(observe(interval_s))
-
-
-def _activity_warnings(activity: Activity) -> list[str]:
-    messages = []
-    for process in activity.processes:
-        name, words = process.name, []
-        with contextlib.suppress(psutil.Error):
-            words = psutil.Process(process.pid).cmdline()
-        for program, command in itertools.pairwise(words):  # another rooftree, as `rooftree bench`
-            if Path(program).name == "rooftree" and command.isprintable():
-                name = f"rooftree {command}"
-        messages.append(
-            f"{name} (process {process.pid}) is using {process.core_share:.0%} of a "
-            "core: stop it, or expect noisier numbers"
-        )
-    if activity.steal_share > STEAL_SHARE:
-        messages.append(
-            f"the host takes {activity.steal_share:.0%} of the processor time away: "
-            "measure when it is quieter, or on a machine of your own"
-        )
-    return messages
+def disturbances(interval_s: float = 0.25) -> tuple[str, ...]:
+    return warnings(observe(interval_s))

@@ -6,7 +6,7 @@ machine then spreads over all points and does not look like a trend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
@@ -58,22 +58,18 @@ class NoiseRule:
         attempts  all samples taken, including warm-up and rejected ones
         spent_s   the sum of the times of all samples
         """
-        error = relative_error(seconds)
+        error, spread = relative_error(seconds), relative_spread(seconds)
         if attempts >= self.max_samples or spent_s >= self.max_time_s:
             return True
         if error is None or len(seconds) < self.min_samples:
             return False
         if error <= self.target:
             return True
-        latest = relative_spread(seconds)
-        if latest is None or len(seconds) < self.settle_samples:
+        if spread is None or len(seconds) < self.settle_samples:
             return False
-        first = 3 * len(seconds) // 4
-        spreads = [relative_spread(seconds[:count]) for count in range(first, len(seconds))]
-        return all(
-            spread is not None and abs(spread - latest) <= self.settle_tolerance * latest
-            for spread in spreads
-        )
+        lengths = range(3 * len(seconds) // 4, len(seconds))
+        earlier = [relative_spread(seconds[:length]) or 0.0 for length in lengths]
+        return all(abs(one - spread) <= self.settle_tolerance * spread for one in earlier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,46 +95,44 @@ class PointSamples:
 
 
 class PointAccumulator:
-    """The samples of one point under a stopping rule, added one at a time."""
+    """The samples of one point under a stopping rule, added one at a time.
+
+    numbers  of the accepted samples among those of all points
+    """
 
     def __init__(self, rule: NoiseRule) -> None:
         self.rule = rule
-        self._accepted: list[float] = []
-        self._rejected: list[float] = []
+        self.accepted: list[float] = []
+        self.rejected: list[float] = []
+        self.numbers: list[int] = []
         self.done = False
 
-    def add(self, seconds: float, ok: bool = True) -> None:
+    def add(self, seconds: float, ok: bool = True, number: int = 0) -> None:
         """Add one sample; `ok=False` marks it as disturbed and rejects it."""
         if not seconds > 0:
             raise MeasurementError(f"a timer gave {seconds} s for a call")
-        (self._accepted if ok else self._rejected).append(seconds)
-        cut = warmup_length(self._accepted)
-        still_falling = cut > 0 and cut == len(self._accepted) // 2
+        (self.accepted if ok else self.rejected).append(seconds)
+        if ok:
+            self.numbers.append(number)
+        cut = warmup_length(self.accepted)
+        still_falling = cut > 0 and cut == len(self.accepted) // 2
         self.done = self.rule.stops(
-            () if still_falling else self._accepted[cut:],
-            attempts=self.attempts,
-            spent_s=sum(self._accepted) + sum(self._rejected),
+            () if still_falling else self.accepted[cut:],
+            attempts=len(self.accepted) + len(self.rejected),
+            spent_s=sum(self.accepted) + sum(self.rejected),
         )
-
-    @property
-    def attempts(self) -> int:
-        """Samples taken, rejected ones included."""
-        return len(self._accepted) + len(self._rejected)
 
     @property
     def samples(self) -> PointSamples:
         """The samples so far. Raises MeasurementError when none was accepted."""
-        if not self._accepted:
+        if not self.accepted:
             raise MeasurementError(
-                f"none of {self.attempts} samples could be used: all were disturbed",
+                f"none of {len(self.rejected)} samples could be used: all were disturbed",
                 hint="Stop other work on this machine, let it cool down, and run again.",
             )
-        cut = warmup_length(self._accepted)
-        return PointSamples(
-            seconds=tuple(self._accepted[cut:]),
-            warmup=tuple(self._accepted[:cut]),
-            rejected=tuple(self._rejected),
-        )
+        cut, rejected = warmup_length(self.accepted), tuple(self.rejected)
+        warmup, seconds = tuple(self.accepted[:cut]), tuple(self.accepted[cut:])
+        return PointSamples(seconds=seconds, warmup=warmup, rejected=rejected)
 
 
 def warmup_length(seconds: Sequence[float]) -> int:
@@ -155,30 +149,13 @@ def warmup_length(seconds: Sequence[float]) -> int:
         return 0
     centre_s = median(reference)
     bound_s = centre_s + max(WARMUP_SIGMAS * MAD_TO_SIGMA * deviation_s, WARMUP_SHARE * centre_s)
-    for index in range(half):
-        if seconds[index] <= bound_s:
-            return index
-    return half
-
-
-def interleave(
-    waiting: Callable[[], Sequence[Item]], generator: np.random.Generator
-) -> Iterator[Item]:
-    """Yield the items of `waiting()` in passes, each pass in a new random order.
-
-    The caller adds one sample to each point that it receives. `waiting` is called again
-    before every pass; the iteration ends when it returns nothing.
-    """
-    while items := waiting():
-        for position in generator.permutation(len(items)):
-            yield items[position]
+    return next((index for index in range(half) if seconds[index] <= bound_s), half)
 
 
 def in_turn(iterators: Mapping[Key, Iterator[Item]]) -> Iterator[tuple[Key, Item]]:
     """One item of each iterator in turn until all have ended, with the iterator's key.
 
-    The order rotates by one place in every round, so that no iterator always follows the same
-    other one.
+    The order rotates by one place a round, so that none always follows the same other one.
     """
     remaining, rotation = dict(iterators), 1
     while remaining:

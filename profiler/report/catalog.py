@@ -14,7 +14,7 @@ from costmodel.catalog import DeviceSpec, TargetEntry
 from costmodel.compose.operators import unread_parts
 from costmodel.compose.support import Support
 from costmodel.hf_config import text_fields
-from profiler.report.console import print_table
+from profiler.report.console import print_facts, print_table
 
 # Origins of times, whose first letters stand for them, in the order of the legend.
 ORIGINS = {
@@ -104,15 +104,15 @@ def _kind(entry: TargetEntry) -> str:
 
 def print_record(record: Mapping[str, Any]) -> None:
     """Print the fields of one record, one a line; empty ones are left out."""
-    for name, value in record.items():
-        if value in (None, "", (), []):
-            continue
-        text = str(value)
+
+    def text(value: Any) -> str:
         if isinstance(value, (list, tuple)):
-            text = ", ".join(map(str, value))
-        elif isinstance(value, float) and value >= 1e12:
-            text = f"{value / 1e12:,.6g} T"
-        click.echo(f"{name:<22} {text}")
+            return ", ".join(map(str, value))
+        large = isinstance(value, float) and value >= 1e12
+        return f"{value / 1e12:,.6g} T" if large else str(value)
+
+    said = record.items()
+    print_facts((name, text(value)) for name, value in said if value not in (None, "", (), []))
 
 
 def print_support(rows: Sequence[Support]) -> None:
@@ -151,17 +151,11 @@ def print_matrix(rows: Sequence[Support]) -> None:
     ]
     names = string.ascii_uppercase + string.digits + string.ascii_lowercase
     labels = dict(zip(devices, names, strict=False))
-    width = max(map(len, targets)) + 1
-    room = max((shutil.get_terminal_size().columns - width) // 2, 1)
-    for start in range(0, len(devices), room):
-        block = devices[start : start + room]
-        click.echo(f"{'target':<{width}}" + "".join(f" {labels[slug]}" for slug in block))
-        for target in targets:
-            letters = "".join(f" {cells.get((target, slug), '-')}" for slug in block)
-            click.echo(f"{target:<{width}}{letters}")
-        click.echo("")
-    for slug in devices:
-        click.echo(f"{labels[slug]} {slug}")
+    times = [(target, *(cells.get((target, slug)) for slug in devices)) for target in targets]
+    print_table(("target", *labels.values()), times)
+    click.echo()
+    for slug, label in labels.items():
+        click.echo(f"{label} {slug}")
     used = {letter for letter in cells.values() if letter != "-"}
     legend = [f"{name[0]} {meaning}" for name, meaning in ORIGINS.items() if name[0] in used]
     click.echo("\n" + "\n".join(legend))

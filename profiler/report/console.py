@@ -7,14 +7,13 @@ stdout; without it a person gets tables.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import math
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ SCHEMA_VERSION = 1
 # C0 and C1 controls but tab and newline, and the marks that turn the direction of text.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 NUMBER = re.compile(r"-?[\d.,]+[x%]?|-|None")
-GAP, INDENT = 2, 2  # spaces between columns, and before those below their row's name
+GAP = 2  # spaces between columns, and before further lines of a paragraph
 HEADING = 8  # width to which a heading of several words is broken above narrower cells
 RULE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
+WIDEST = 10_000  # of a table, which is broken here and not by rich
 STEPS = 10  # lines of progress of a whole run where there is no terminal
 
 
@@ -44,20 +44,9 @@ def print_json(record: Mapping[str, Any], *, one_line: bool = False) -> None:
 
     one_line  without line breaks, for commands that print an object for each of several texts
     """
-    layout: dict[str, Any] = {} if one_line else {"indent": 2}
-    values = _finite({"schema_version": SCHEMA_VERSION, **record})
-    click.echo(json.dumps(values, sort_keys=True, allow_nan=False, **layout))
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for every number that JSON cannot hold."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **record}, default=dict)
+    values = json.loads(text, parse_constant=lambda constant: None)
+    click.echo(json.dumps(values, sort_keys=True, indent=None if one_line else 2))
 
 
 def paragraph(text: str) -> str:
@@ -65,13 +54,13 @@ def paragraph(text: str) -> str:
 
     A command between backticks is broken only where it is wider than a line.
     """
-    width = shutil.get_terminal_size().columns - INDENT
+    width = shutil.get_terminal_size().columns - GAP
 
     def whole(command: re.Match[str]) -> str:
         return command[0].replace(" ", "\0") if len(command[0]) <= width else command[0]
 
     lines = _wrapped(re.sub("`[^`]*`", whole, printable(text)), width)
-    return f"\n{' ' * INDENT}".join(line.replace("\0", " ") for line in lines)
+    return f"\n{' ' * GAP}".join(line.replace("\0", " ") for line in lines)
 
 
 def note(text: str) -> None:
@@ -85,20 +74,12 @@ def note_at_once(text: str) -> None:
         note(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Prints messages, and shows the share that is done with a few words."""
-
-    say: Callable[[str], None]
-    update: Callable[[float, str], None]
-
-    def count(self, done: int, of: int) -> None:
-        self.update(done / of, f"{done} of {of}")
-
-
 @contextlib.contextmanager
-def progress(name: str) -> Iterator[Progress]:
-    """The progress of something that loads the target first."""
+def progress(name: str) -> Iterator[tuple[Callable[[str], None], Callable[[float, str], None]]]:
+    """The progress of something that loads the target first.
+
+    Gives two functions: one prints a message, the other shows the share done and a few words.
+    """
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -111,17 +92,14 @@ def progress(name: str) -> Iterator[Progress]:
                 told = int(STEPS * share)
                 console.print(f"{name}: {state}")
 
-        yield Progress(console.print, tell)
+        yield console.print, tell
         return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Bar(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=1.0, state="loading the target")
-        yield Progress(
-            console.print, lambda share, state: bar.update(task, completed=share, state=state)
-        )
+        yield console.print, lambda share, state: bar.update(task, completed=share, state=state)
 
 
 def print_table(
@@ -139,10 +117,62 @@ def print_table(
 
     keys  columns that name a row; every block begins with them
     """
-    width = shutil.get_terminal_size().columns
+    from rich.cells import cell_len
+
+    room, every = shutil.get_terminal_size().columns, [*range(len(columns))]
     if title:
-        click.echo("\n".join(_wrapped(_text(title), width)))
-    click.echo("\n".join(table_lines(columns, rows, width, keys=keys)))
+        click.echo("\n".join(_wrapped(_text(title), room)))
+    table = [[_text(cell) for cell in row] for row in rows]
+    cells = [[row[index] for row in table] for index in every]
+    widest = [max(map(cell_len, column), default=0) for column in cells]
+    heads = [[name] for name in columns]
+
+    def width(group: Sequence[int]) -> int:
+        widths = (max(widest[index], *map(cell_len, heads[index])) for index in group)
+        return sum(widths) + GAP * (len(group) - 1)
+
+    groups, below = [every], False
+    if width(every) > room:
+        heads = [_wrapped(columns[index], max(widest[index], HEADING)) for index in every]
+        names = every[:keys]
+        if below := any(width([*names, index]) > room for index in every[keys:]):
+            names = []
+        groups = [[*names]]
+        for index in every[len(names) :]:
+            if len(groups[-1]) > len(names) and width([*groups[-1], index]) > room - GAP * below:
+                groups.append([*names])
+            groups[-1].append(index)
+    blocks = [_block([(heads[index], cells[index]) for index in group]) for group in groups]
+    if below:  # a row has the lines of all groups, those with nothing to say left out
+        indent = " " * GAP
+        blocks = [[
+            [*first, *(indent + line for row in others for line in row if line)]
+            for first, *others in zip(*blocks, strict=True)
+        ]]  # fmt: skip
+    for number, (head, *body) in enumerate(blocks):
+        rule = RULE * min(room, max(cell_len(line) for row in (head, *body) for line in row))
+        lines = [*head, rule, *(line for row in body for line in row)]
+        click.echo("\n".join(["", *lines] if number else lines))
+
+
+def _block(columns: Sequence[tuple[list[str], list[str]]]) -> list[list[str]]:
+    """The lines of the heading, then the line of each row; a column is a heading and its cells."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for head, cells in columns:
+        numeric = bool(cells) and all(map(NUMBER.fullmatch, cells))
+        title = Text("\n".join(head))
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*map(Text, row))
+    drawn = io.StringIO()
+    Console(file=drawn, width=WIDEST, color_system=None).print(table)
+    lines = [line.rstrip() for line in drawn.getvalue().splitlines()]
+    count = max(len(head) for head, _ in columns)
+    return [lines[:count], *([line] for line in lines[count:])]
 
 
 def print_facts(facts: Iterable[tuple[str, str | Path]]) -> None:
@@ -156,94 +186,10 @@ def print_facts(facts: Iterable[tuple[str, str | Path]]) -> None:
             click.echo(f"{head:<{label}}{line}".rstrip())
 
 
-def table_lines(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], width: int, *, keys: int = 1
-) -> list[str]:
-    """The lines of a table, as `print_table` prints it at this width."""
-    cells = [[_text(cell) for cell in row] for row in rows]
-    table = [_Column([name], [row[index] for row in cells]) for index, name in enumerate(columns)]
-    if _width(table) <= width:
-        return [*_block([table], len(cells), width)]
-    narrow = [column.narrowed() for column in table]
-    head, rest = narrow[:keys], narrow[keys:]
-    room = width - _width(head) - GAP
-    if all(column.width <= room for column in rest):
-        blocks = [_block([[*head, *some]], len(cells), width) for some in _packed(rest, room)]
-        return [line for block in blocks for line in (*block, "")][:-1]
-    return [*_block(_packed(narrow, width - INDENT), len(cells), width)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """One column: the lines of its heading, and its cells."""
-
-    head: list[str]
-    cells: list[str]
-
-    @property
-    def width(self) -> int:
-        return max(map(_length, (*self.head, *self.cells)))
-
-    @property
-    def numeric(self) -> bool:
-        return bool(self.cells) and all(map(NUMBER.fullmatch, self.cells))
-
-    def narrowed(self) -> _Column:
-        """The column with its heading broken at spaces."""
-        widest = max(map(_length, self.cells), default=0)
-        return _Column(_wrapped(" ".join(self.head), max(widest, HEADING)), self.cells)
-
-
-def _packed(columns: Sequence[_Column], room: int) -> list[list[_Column]]:
-    """The columns in groups of neighbours that are at most `room` wide where they can be."""
-    groups: list[list[_Column]] = []
-    for column in columns:
-        if groups and _width([*groups[-1], column]) <= room:
-            groups[-1].append(column)
-        else:
-            groups.append([column])
-    return groups
-
-
-def _width(columns: Sequence[_Column]) -> int:
-    return sum(column.width for column in columns) + GAP * (len(columns) - 1)
-
-
-def _block(groups: Sequence[Sequence[_Column]], count: int, width: int) -> Iterator[str]:
-    """Heading, rule and rows; a row's groups stand below each other, all but the first indented."""
-    indents = [0] + [INDENT] * (len(groups) - 1)
-    for group, indent in zip(groups, indents, strict=True):
-        yield from _row(group, [column.head for column in group], indent)
-    widest = max(_width(group) + indent for group, indent in zip(groups, indents, strict=True))
-    yield RULE * min(widest, width)
-    for index in range(count):
-        for group, indent in zip(groups, indents, strict=True):
-            lines = _row(group, [[column.cells[index]] for column in group], indent)
-            yield from (line for line in lines if line or not indent)  # nothing to say below
-
-
-def _row(columns: Sequence[_Column], cells: Sequence[list[str]], indent: int) -> Iterator[str]:
-    for parts in zip_longest(*cells, fillvalue=""):
-        padded = [
-            " " * (column.width - _length(part)) + part
-            if column.numeric
-            else part + " " * (column.width - _length(part))
-            for column, part in zip(columns, parts, strict=True)
-        ]
-        yield (" " * indent + (" " * GAP).join(padded)).rstrip()
-
-
 def _wrapped(text: str, room: int) -> list[str]:
     """The text broken at spaces into lines of at most `room` characters; words stay whole."""
     lines = textwrap.wrap(text, max(room, 1), break_long_words=False, break_on_hyphens=False)
     return lines or [""]
-
-
-def _length(text: str) -> int:
-    """The terminal's columns that a text takes."""
-    from rich.cells import cell_len
-
-    return cell_len(text)
 
 
 def _text(cell: object) -> str:

@@ -68,10 +68,7 @@ def tree_size_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def log_axes(axes: Axes, names: str) -> None:
-    """Make the axes named (`x`, `y` or `xy`) logarithmic, with plain numbers at their ticks.
-
-    To be called when everything is drawn: the ticks depend on the limits.
-    """
+    """Logarithmic axes (`x`, `y` or `xy`) with plain numbers, once all is drawn."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     def plain(value: float, _: object) -> str:
@@ -100,10 +97,7 @@ def check_picture(path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure in the form of its file's ending, in one step.
-
-    Raises InputError for another ending, and where the file cannot be written.
-    """
+    """Write the figure in the form of its file's ending, in one step. Raises InputError."""
     import warnings
 
     check_picture(path)

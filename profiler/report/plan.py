@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -44,7 +44,6 @@ def as_table(
 
 
 def option_table(plan: Plan, details: bool) -> Table:
-    """One row for each sized option; intervals are details."""
     rows = []
     shown = interval if details else middle
     for option in plan.options:
@@ -81,7 +80,6 @@ def interval(
 
 
 def middle(value: Interval | None, form: str, unit: float = 1.0) -> str | None:
-    """A value without its interval."""
     return None if value is None else f"{value.value * unit:{form}}"
 
 
@@ -103,10 +101,8 @@ def heading(plan: Plan) -> str:
 def plot_plan(plan: Plan, path: Path) -> Path:
     """Draw cost against milliseconds a token, one curve a GPU; returns the picture's path.
 
-    A curve goes through all numbers of requests at once, of which the first and the last are named;
-    a star is the plan's choice at its rate, in whole GPUs. Without prices the cost is in GPU hours.
-    There is a colour for each of the first eight. Raises InputError where no option can be drawn,
-    and for a file that cannot be written, or is no .png, .svg or .pdf.
+    A star is the plan's choice at its rate, in whole GPUs. Without prices the cost is in GPU hours.
+    Raises InputError without an option, and for a file that cannot be written, or is no picture.
     """
     drawing.check_picture(path)
     request, prices = plan.request, plan.request.prices
@@ -175,7 +171,7 @@ def print_plan(plan: Plan, *, details: bool = False) -> None:
     if plan.simulated:
         click.echo()
         settings = plan.request.simulation
-        title = "" if settings is None else f"simulated: {settings.describe()}"
+        title = settings and f"simulated: {settings.describe()}"
         print_table(*simulated_table(plan, details), title=title, keys=3)
         for line in simulated_lines(plan):
             _say(line)
@@ -185,14 +181,13 @@ def print_plan(plan: Plan, *, details: bool = False) -> None:
         print_server(best)
         point = best.sizing.at_load if best.sizing else None
         if point is not None and point.parts is not None:
-            shares = (
+            shares = ", ".join(
                 f"{CAUSES[name]} {seconds / point.cycle_s:.0%}"
                 for name, seconds in dataclasses.asdict(point.parts).items()
                 if seconds > 0
             )
-            cycle_ms, at_once = point.cycle_s * 1e3, f"{point.running} at once"
-            cycle = f"{best.gpu}, a cycle of {cycle_ms:.2f} ms with {at_once}"
-            _say(f"{cycle}: {', '.join(shares)}")
+            cycle = f"a cycle of {point.cycle_s * 1e3:.2f} ms with {point.running} at once"
+            _say(f"{best.gpu}, {cycle}: {shares}")
     if best is not None and best.drafter:
         weights, token = best.draft_bytes
         takes = f"{weights / 1e9:.1f} GB and {token / 1e3:.0f} kB a cached token of each GPU"
@@ -215,17 +210,13 @@ def best_line(plan: Plan) -> str:
         planned = any(option.points for option in plan.options)
         return f"none: no option {'holds the goals' if planned else 'can be planned'}"
     at, sizing = best.sizing.at_load, best.sizing
-    parts = [
-        f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}",
-        tree_name(at),
-        f"{at.tpot_s * 1e3:.1f} ms a token",
-    ]
+    text = f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}, {tree_name(at)}"
+    text += f", {at.tpot_s * 1e3:.1f} ms a token"
     if sizing.cost_per_hour is not None:
-        parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
+        text += f", {sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour"
     close = [f"{option.gpu} tp {option.tensor_parallel}" for option in plan.rivals]
     more = f" and {len(close) - CLOSE} more" if len(close) > CLOSE else ""
-    inside = f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else ""
-    return ", ".join(parts) + inside
+    return text + (f"; too close to call: {', '.join(close[:CLOSE])}{more}" if close else "")
 
 
 def _say(text: str) -> None:
@@ -251,9 +242,7 @@ def print_server(option: PlanOption) -> None:
 
 def _faster(choice: BatchChoice | None, shape: str) -> str | None:
     point: OperatingPoint | None = getattr(choice, shape, None)
-    if choice is None or point is None:
-        return None
-    return f"{choice.speedup(point):.2f}x ({point.nodes})"
+    return point and f"{choice.speedup(point):.2f}x ({point.nodes})"
 
 
 def simulated_table(plan: Plan, details: bool) -> Table:
@@ -261,20 +250,18 @@ def simulated_table(plan: Plan, details: bool) -> Table:
 
     Where no fleet holds them, the second row is the largest that was tried.
     """
-    rows = []
+    rows, held = [], "held" if plan.request.goals else None
     for option in plan.simulated:
         price = plan.request.prices.get(option.gpu)
-        fleets = [option.planned, option.enough or option.nearest]
-        for fleet in fleets[: 1 if fleets[0] is fleets[1] else 2]:
+        for fleet in dict.fromkeys((option.planned, option.enough or option.nearest)):
             if fleet is None:
                 continue
-            goals = "held" if plan.request.goals else None
             times = {
                 f"{name} {percent} ms": _cell(getattr(fleet, name), percent, fleet, form)
                 for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
                 for percent in ("p50", "p95", "p99")
             }
-            cells = {
+            rows.append({
                 "GPU": option.gpu,
                 "tp": str(option.tensor_parallel),
                 "GPUs": str(fleet.gpus),
@@ -282,55 +269,49 @@ def simulated_table(plan: Plan, details: bool) -> Table:
                 "at once": f"{fleet.running:.1f}",
                 "waiting p95 ms": _cell(fleet.waiting, "p95", fleet),
                 **times,
-                "goals": f"missed: {', '.join(fleet.missed)}" if fleet.missed else goals,
+                "goals": f"missed: {', '.join(fleet.missed)}" if fleet.missed else held,
                 "per hour": None if price is None else f"{fleet.gpus * price:.2f}",
-            }
-            rows.append(cells)
+            })  # fmt: skip
     return as_table(plan, rows, None if details else SIMULATED)
 
 
-def simulated_lines(plan: Plan) -> list[str]:
+def simulated_lines(plan: Plan) -> Iterator[str]:
     """One line per option whose means need fewer GPUs than all goals, or whose goals are missed."""
-    lines = []
     for option in plan.simulated:
-        name = f"{option.gpu} tp {option.tensor_parallel}"
-        if option.planned is None:
-            lines.append(f"{name}: not simulated: {option.problem}")
+        name, fleet = f"{option.gpu} tp {option.tensor_parallel}", option.planned
+        if fleet is None:
+            yield f"{name}: not simulated: {option.problem}"
         elif option.enough is None:
-            nearest, reached = option.nearest or option.planned, []
+            nearest, reached = option.nearest or fleet, []
             for missed in () if nearest.overloaded else nearest.missed:
                 metric, _, percent = missed.partition(".")
-                spread: TimeSpread = getattr(nearest, metric)
-                value_s = getattr(spread, percent or "mean").value
+                value_s = getattr(getattr(nearest, metric), percent or "mean").value
                 reached.append(f"{missed} {seconds_text(value_s)}")
-            lines.append(
+            yield (
                 f"{name}: no fleet of up to {option.tried_gpus} GPUs holds"
                 f" {', '.join(nearest.missed)}; nearest: {', '.join(reached) or 'the queue grows'}"
             )
         elif plan.request.replays:
-            fleet = option.planned
             tpot = "" if fleet.tpot is None else f", {seconds_text(fleet.tpot.mean.value)} a token"
-            lines.append(
+            yield (
                 f"{name}: the trace takes {seconds_text(fleet.makespan_s)} on {fleet.gpus} GPU(s),"
                 f" in the mean {seconds_text(fleet.ttft.mean.value)} to the first token{tpot}"
             )
-        elif option.enough is not option.planned:
-            lines.append(
-                f"{name}: {option.planned.gpus} GPUs hold the means, but not"
-                f" {', '.join(option.planned.missed)}; {option.enough.gpus} hold all goals"
+        elif option.enough is not fleet:
+            yield (
+                f"{name}: {fleet.gpus} GPUs hold the means, but not"
+                f" {', '.join(fleet.missed)}; {option.enough.gpus} hold all goals"
             )
-    # Where all goals are held best by another GPU than the plan's best:
-    holding = [option for option in plan.simulated if option.enough is not None]
-    if holding and plan.best is not None:
-        first = min(
-            holding,
-            key=lambda one: (one.cost_per_hour is None, one.cost_per_hour or 0, one.enough.gpus),
-        )
-        cost = first.cost_per_hour
-        if first.gpu != plan.best.gpu:
-            price = "the fewest GPUs" if cost is None else f"the least cost, {cost:.2f} an hour"
-            lines.append(f"all goals are held with {price} by {first.enough.gpus} {first.gpu}")
-    return lines
+    costs = [
+        (one.cost_per_hour is None, one.cost_per_hour or 0.0, one.enough.gpus, one.gpu)
+        for one in plan.simulated
+        if one.enough is not None
+    ]
+    if costs and plan.best is not None:
+        unpriced, cost, gpus, gpu = min(costs, key=lambda one: one[:3])
+        if gpu != plan.best.gpu:
+            price = "the fewest GPUs" if unpriced else f"the least cost, {cost:.2f} an hour"
+            yield f"all goals are held with {price} by {gpus} {gpu}"
 
 
 def _cell(spread: TimeSpread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:
@@ -357,7 +338,6 @@ def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> Non
 
 
 def print_pays(plan: Plan, details: bool) -> None:
-    """Print whether drafts pay, with details for each option."""
     if plan.request.policy.kind == "plain":
         click.echo("Does it pay? Not asked: the policy is plain\n")
         return
@@ -399,8 +379,8 @@ def published_line(plan: Plan) -> str:
 def _ranges(choices: Sequence[BatchChoice]) -> str:
     """`trees to 24, chains to 96, plain beyond`, by requests at once."""
     names = {"plain": "plain", "chain": "chains", "tree": "trees"}
-    ranges = shape_ranges(choices)
-    if len(ranges) == 1:
-        return f"{names[ranges[0].shape]} at every number at once"
-    parts = [f"{names[one.shape]} to {one.last}" for one in ranges[:-1]]
-    return ", ".join([*parts, f"{names[ranges[-1].shape]} beyond"])
+    *ranges, last = shape_ranges(choices)
+    if not ranges:
+        return f"{names[last.shape]} at every number at once"
+    parts = [f"{names[one.shape]} to {one.last}" for one in ranges]
+    return ", ".join([*parts, f"{names[last.shape]} beyond"])

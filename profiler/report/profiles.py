@@ -26,10 +26,7 @@ SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def verdict(profile: Profile) -> str:
-    """What the device is good for by this profile, how far to trust it, and its grade.
-
-    The first is the bound of a forward by rows, and the tree that pays at the usual acceptance.
-    """
+    """What the device is good for by this profile, how far to trust it, and its grade."""
     context = min(_contexts(profile), key=lambda one: abs(one - USUAL_CONTEXT))
     rows = np.arange(1, _most_rows(profile) + 1)
     compute_s, memory_s = profile.roofline("physical").branches_s(rows, context)
@@ -66,7 +63,6 @@ def verdict(profile: Profile) -> str:
 
 
 def next_command(profile: Profile, path: Path | str) -> str:
-    """The command to type after this profile, by its grade."""
     engine = " vllm" if profile.runtime.kind == "vllm" else ""
     again = f"rooftree calibrate{engine} --target {profile.target.name}"
     if profile.runtime.kind == "url":
@@ -144,39 +140,31 @@ def linear_line(profile: Profile) -> str:
 def plot_profile(profile: Profile, path: Path) -> Path:
     """Draw latency against nodes, with one panel for each context; returns the picture's path.
 
-    It shows the points with their MAD, named after the profile's provenance, the bare roofline,
-    the linear calibration and the selected calibration, and marks the tree that pays at the usual
-    acceptance. Raises InputError where the file cannot be written, or is no .png, .svg or .pdf.
+    It shows the points with their MAD, the bare roofline, both calibrations, and the tree that pays
+    at the usual acceptance. Raises InputError for a file that cannot be written, or is no picture.
     """
     drawing.check_picture(path)
     contexts = _contexts(profile, MOST_PANELS)
     figure, grid = drawing.panels(len(contexts), columns=3, size_in=(PANEL_IN, PANEL_IN))
     most = _most_rows(profile)
     rows = np.unique(np.rint(np.geomspace(1, most, DRAWN_POINTS)))
-    paper, linear = profile.roofline("paper"), profile.linear_calibration()
-    selected, points = profile.calibration.selected, None
-    chosen = None if selected == "linear" else profile.verify_calibration()
-    if profile.surface is not None:
-        points = profile.surface.points()
+    selected, linear = profile.calibration.selected, profile.linear_calibration().predict_s
+    chosen = profile.verify_calibration().predict_s
+    curves = [
+        (profile.roofline("paper").seconds, ":", drawing.GRAY, "bare roofline"),
+        (linear, "--", drawing.SERIES[0], "linear calibration"),
+        (chosen, "-", drawing.SERIES[1], f"{selected} calibration"),
+    ][: 2 if selected == "linear" else 3]
+    points = None if profile.surface is None else profile.surface.points()
     for axes, context in zip(grid, contexts, strict=True):
-        lines = [(paper.seconds(rows, context), ":", drawing.GRAY, "bare roofline")]
-        lines += [(linear.predict_s(rows, context), "--", drawing.SERIES[0], "linear calibration")]
-        if chosen is not None:
-            chosen_s = chosen.predict_s(rows, context)
-            lines += [(chosen_s, "-", drawing.SERIES[1], f"{selected} calibration")]
-        for seconds, form, color, label in lines:
-            axes.plot(rows - 1, seconds * 1e3, form, color=color, label=label)
+        for predict, form, color, label in curves:
+            axes.plot(rows - 1, predict(rows, context) * 1e3, form, color=color, label=label)
         if points is not None:
             here = points.take((points.context == context) & (points.batch == points.batch.min()))
             axes.errorbar(
-                here.rows - 1,
-                here.seconds * 1e3,
-                yerr=np.nan_to_num(here.mad_s) * 1e3,
-                fmt="o",
-                markersize=3,
-                color="black",
-                label=profile.provenance.kind,
-            )
+                here.rows - 1, here.seconds * 1e3, yerr=np.nan_to_num(here.mad_s) * 1e3,
+                fmt="o", markersize=3, color="black", label=profile.provenance.kind,
+            )  # fmt: skip
         best, _ = _paying_tree(profile, context)
         axes.axvline(best, color=drawing.SERIES[2], alpha=0.6, label="tree that pays")
         axes.set_yscale("log")
@@ -223,7 +211,6 @@ def list_record(stored: StoredProfile) -> dict[str, Any]:
 
 
 def print_profile(path: Path, profile: Profile) -> None:
-    """Print the profile on stdout: its facts, its errors, and the cost of a verification."""
     device, runtime, provenance = profile.device, profile.runtime, profile.provenance
     cpu = f", {device.threads} threads, {device.instruction_set}" if device.kind == "cpu" else ""
     facts: list[tuple[str, str | Path]] = [
@@ -240,8 +227,7 @@ def print_profile(path: Path, profile: Profile) -> None:
         (
             "provenance",
             f"{provenance.kind}, {provenance.created_utc}, {counted(provenance.points, 'point')}, "
-            f"{counted(provenance.samples, 'sample')}"
-            + (f"; {provenance.note}" if provenance.note else ""),
+            f"{counted(provenance.samples, 'sample')}{provenance.note and f'; {provenance.note}'}",
         ),
         ("linear", linear_line(profile).removeprefix("linear calibration: ")),
         ("selected", profile.calibration.selected),
@@ -249,20 +235,18 @@ def print_profile(path: Path, profile: Profile) -> None:
         ("next", next_command(profile, path)),
         *(("warning", text) for text in profile.calibration.warnings),
     ]
-    drafters = [
-        drafter.name
-        + (f" ({drafter.kind}, {drafter.created_utc[:10]})" if drafter.created_utc else "")
-        for drafter in profile.drafters.values()
-    ]
-    print_facts([*facts, ("drafters", ", ".join(drafters) or "none timed")])
+    drafters = ", ".join(
+        one.name + (f" ({one.kind}, {one.created_utc[:10]})" if one.created_utc else "")
+        for one in profile.drafters.values()
+    )
+    print_facts([*facts, ("drafters", drafters or "none timed")])
     contexts = _contexts(profile)
     columns = ["rows", *(f"context {context}" for context in contexts)]
-    calibration = profile.verify_calibration()
-    rows = np.array([count for count in SHOWN_ROWS if count <= _most_rows(profile)])
-    predicted = [calibration.predict_s(rows, context, 1) for context in contexts]
+    predict_s = profile.verify_calibration().predict_s
     table = [
-        [int(count), *(f"{1e3 * seconds[index]:.2f}" for seconds in predicted)]
-        for index, count in enumerate(rows)
+        [rows, *(f"{1e3 * seconds:.2f}" for seconds in predict_s(rows, contexts, 1))]
+        for rows in SHOWN_ROWS
+        if rows <= _most_rows(profile)
     ]
     click.echo(
         f"\nOne verification forward by the {profile.calibration.selected} calibration "

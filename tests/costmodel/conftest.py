@@ -152,10 +152,7 @@ def measured_forwards(measured: Path, name: str, column: str = "forward_us"):
 
 
 def measured_points(name: str) -> tuple[Points, Roofline]:
-    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device.
-
-    All of them are in the slice.
-    """
+    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device."""
     rows, context, seconds = measured_forwards(DATA / "measured", name)
     here = (context >= 64) & (context <= 8192) & (rows <= 1024)
     device, tensor_parallel = FORWARDS[name]

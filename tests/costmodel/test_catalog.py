@@ -163,12 +163,24 @@ def resolved(tmp_path):
     return resolve
 
 
-def test_a_folder_and_its_config_are_the_same_target(resolved, tmp_path):
+def test_a_folder_is_a_target_whose_weights_are_as_stored_beside_it(resolved, tmp_path):
     entry = resolved()
     assert (entry.name, entry.architecture.layers, entry.positions) == (tmp_path.name, 2, 64)
     assert resolve_target(str(tmp_path / "config.json")) == entry
     named = resolve_target(str((tmp_path / "config.json").rename(tmp_path / "tuned.json")))
     assert (named.name, named.architecture.hash) == ("tuned", entry.architecture.hash)
+    old = compressed(4, "int") | {"quant_method": "compressed-tensors"}
+    assert resolved(compression_config=old).weights == "compressed-tensors-w4a4"
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {}, "quantization": {"quant_algo": "FP8"}}))
+    assert resolved().weights == "fp8"
+    assert resolved(quantization_config=AWQ).weights == "awq-4bit-g128"
+    beside.write_text("[]")
+    with pytest.raises(InputError, match=r"hf_quant_config\.json does not say"):
+        resolved()
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(InputError, match=r"holds no config\.json"):
+        resolve_target(str(tmp_path))
 
 
 @pytest.mark.parametrize("longest", ["64", 0, 64.5, True])
@@ -199,21 +211,6 @@ def test_rotary_scaling_lengthens_the_longest_text(resolved, rope, positions):
 def test_settings_that_say_nothing_are_refused_in_one_line(resolved, settings):
     with pytest.raises(InputError, match="quantization_config"):
         resolved(quantization_config=settings)
-
-
-def test_what_stands_beside_a_config_says_how_weights_are_stored(resolved, tmp_path):
-    old = compressed(4, "int") | {"quant_method": "compressed-tensors"}
-    assert resolved(compression_config=old).weights == "compressed-tensors-w4a4"
-    beside = tmp_path / "hf_quant_config.json"
-    beside.write_text(json.dumps({"producer": {}, "quantization": {"quant_algo": "FP8"}}))
-    assert resolved().weights == "fp8"
-    assert resolved(quantization_config=AWQ).weights == "awq-4bit-g128"
-    beside.write_text("[]")
-    with pytest.raises(InputError, match=r"hf_quant_config\.json does not say"):
-        resolved()
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(InputError, match=r"holds no config\.json"):
-        resolve_target(str(tmp_path))
 
 
 def test_every_device_matches_the_facts():

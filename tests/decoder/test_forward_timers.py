@@ -2,9 +2,7 @@
 
 from types import SimpleNamespace
 
-import torch
-
-from decoder.statistics import EventTimer, HostTimer, TimedForward, forward_timer
+from decoder.statistics import ForwardTimer, HostEvent
 
 
 class FakeEvent:
@@ -27,28 +25,28 @@ class FakeEvent:
 
 def test_events_are_read_when_the_device_has_passed_them():
     device = SimpleNamespace(queued_ms=0.0, passed=0, recorded=[])
-    stopwatch = EventTimer(lambda: FakeEvent(device))
-    forwards = [TimedForward(4.0, 100, 1), TimedForward(8.0, 101, 2)]
+    stopwatch = ForwardTimer(lambda: FakeEvent(device))
+    forwards = [(4.0, 100, 1), (8.0, 101, 2)]
     for forward, duration_ms in zip(forwards, (3.0, 5.0), strict=True):
         stopwatch.start()
         device.queued_ms += duration_ms
         stopwatch.stop(forward)
         device.queued_ms += 1.0
-    assert stopwatch.finished() == []
+    assert list(stopwatch.finished()) == []
     device.passed = 3  # the second forward has begun and not ended
-    assert stopwatch.finished() == [(forwards[0], 3e-3)]
-    assert stopwatch.finished() == []
+    assert list(stopwatch.finished()) == [(forwards[0], 3e-3)]
+    assert list(stopwatch.finished()) == []
     device.passed = 4
-    assert stopwatch.finished() == [(forwards[1], 5e-3)]
+    assert list(stopwatch.finished()) == [(forwards[1], 5e-3)]
 
 
-def test_the_host_knows_at_once():
+def test_the_host_knows_at_once(monkeypatch):
     ticks = iter([1.0, 1.5, 2.0, 2.25])
-    stopwatch = HostTimer(lambda: next(ticks))
-    forwards = [TimedForward(1.0, 7, 1), TimedForward(2.0, 8, 1)]
+    monkeypatch.setattr("decoder.statistics.perf_counter", lambda: next(ticks))
+    stopwatch = ForwardTimer(HostEvent)
+    forwards = [(1.0, 7, 1), (2.0, 8, 1)]
     for forward in forwards:
         stopwatch.start()
         stopwatch.stop(forward)
-    assert stopwatch.finished() == [(forwards[0], 0.5), (forwards[1], 0.25)]
-    assert stopwatch.finished() == []
-    assert isinstance(forward_timer(torch.device("cpu")), HostTimer)
+    assert list(stopwatch.finished()) == [(forwards[0], 0.5), (forwards[1], 0.25)]
+    assert list(stopwatch.finished()) == []

@@ -22,13 +22,9 @@ from costmodel.planning.search import plan_profile
 from costmodel.profile.lookup import named_profile
 from tests.costmodel.planning.conftest import asked
 
-ENGINES = Path(os.environ.get("ROOFTREE_ENGINES", "/nonexistent"))
-VLLM = ENGINES / "vllm/v1/spec_decode/dynamic/utils.py"
-TABLES = ENGINES / "sglang/srt/speculative/dspark_components/dspark_sps.py"
-ADAPTIVE = ENGINES / "sglang/srt/speculative/adaptive_spec_params.py"
 
-
-def loaded(path: Path, stubs: tuple[str, ...] = ()) -> ModuleType:
+def loaded(name: str, stubs: tuple[str, ...] = ()) -> ModuleType:
+    path = Path(os.environ.get("ROOFTREE_ENGINES", "/nonexistent"), name)
     if not path.exists():
         pytest.skip(f"{path.name} of the engine is not at hand (ROOFTREE_ENGINES)")
     spec = importlib.util.spec_from_file_location(f"engine_{path.stem}", path)
@@ -63,7 +59,7 @@ def file_of(text: str) -> str:
 
 @pytest.mark.parametrize("engine", ["vllm", "vllm-contexts"])
 def test_vllm_looks_up_the_planned_sizes(engine):
-    reader = loaded(VLLM)
+    reader = loaded("vllm/v1/spec_decode/dynamic/utils.py")
     text, sizes = exported(engine)
     config = json.loads(re.search(r"--speculative-config '(.*)'", text)[1])
     lookup = reader.build_dynamic_sd_schedule_lookup(
@@ -74,7 +70,7 @@ def test_vllm_looks_up_the_planned_sizes(engine):
 
 def test_sglang_reads_both_tables(tmp_path):
     pytest.importorskip("msgspec")
-    reader = loaded(TABLES)
+    reader = loaded("sglang/srt/speculative/dspark_components/dspark_sps.py")
     for engine, kind in (
         ("sglang-dspark", reader.SpsAdditiveCostTable),
         ("sglang-dspark-steps", reader.SpsCostTable),
@@ -91,7 +87,8 @@ def test_sglang_takes_the_planned_sizes_as_its_steps(tmp_path):
     prefix = "sglang.srt"
     parts = ("arg_groups", "arg_groups.overrides", "runtime_context", "speculative",
              "speculative.spec_info", "utils")  # fmt: skip
-    reader = loaded(ADAPTIVE, ("sglang", prefix, *(f"{prefix}.{part}" for part in parts)))
+    stubs = ("sglang", prefix, *(f"{prefix}.{part}" for part in parts))
+    reader = loaded("sglang/srt/speculative/adaptive_spec_params.py", stubs)
     text, sizes = exported("sglang", "eagle3")
     path = tmp_path / "adaptive.json"
     path.write_text(file_of(text))

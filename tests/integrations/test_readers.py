@@ -40,7 +40,7 @@ def times_of(table) -> dict[tuple[int, int, int], float]:
     return dict(zip(((int(r), int(c), int(b)) for r, c, b in shapes), p.seconds, strict=True))
 
 
-def test_a_file_that_llama_bench_wrote():
+def test_files_that_llama_bench_wrote(tmp_path):
     table = read("llama-bench", LLAMA)
     times = times_of(table)
     assert len(times) == len(LINES)
@@ -51,9 +51,6 @@ def test_a_file_that_llama_bench_wrote():
     assert table.parameters == 134515008 and table.threads == LINES[0]["n_threads"]
     assert table.weights is not None and table.weights.dtype == "bfloat16"
     assert table.version is None  # it was built outside of a checkout
-
-
-def test_a_quantised_gguf_is_no_bfloat16_and_tests_beyond_one_forward_are_left_out(tmp_path):
     changed = {"model_type": "llama 8B Q4_K - Medium", "build_commit": "abc", "build_number": 7}
     table = read("llama-bench", write_lines(tmp_path / "f", [one | changed for one in LINES]))
     assert table.weights is not None and table.weights.quantization == "q4_k-medium"
@@ -255,7 +252,7 @@ def stored(folder, data) -> Path:
     return path
 
 
-def test_a_published_profile_gives_its_lengths(tmp_path):
+def test_a_published_profile_and_counters_of_vllm_give_their_lengths(tmp_path):
     read = from_file(stored(tmp_path, PUBLISHED))
     assert read.committed("chain", 3) == pytest.approx(2.9249, abs=1e-3)
     assert read.committed("chain", 1) == pytest.approx(1.816, abs=1e-3)
@@ -264,6 +261,15 @@ def test_a_published_profile_gives_its_lengths(tmp_path):
     by_k = PUBLISHED | {"accept_length_by_k": {"1": 1.7, "3": 2.8}}
     read = from_file(stored(tmp_path, by_k))
     assert read.chain[[1, 3]] == pytest.approx([1.7, 2.8]) and not read.doubts
+    # 100 drafts in 350 - 140 - 10 = 200 rounds; 80, 40 and 20 accepted at three positions
+    read = from_file(stored(tmp_path, f"# HELP vllm:x a counter\n{COUNTERS}"))
+    assert read.chain == pytest.approx([1, 1.4, 1.6, 1.7]) and read.drafted_share == 0.5
+    assert (read.measured.target, read.spread, read.doubts) == ("me/m", 0.1, ())
+    short = COUNTERS.replace("300.0", "200.0")
+    assert "2.0 of 3 tokens" in from_file(stored(tmp_path, short)).doubts[0]
+    with pytest.raises(InputError, match="drafted nothing yet"):
+        from_file(stored(tmp_path, COUNTERS.replace(" 100.0", " 0.0")))
+    assert read_metrics("vllm:num_requests_running{} 1") is None
 
 
 @pytest.mark.parametrize(("changed", "said"), [
@@ -275,18 +281,6 @@ def test_a_published_profile_gives_its_lengths(tmp_path):
 def test_profiles_that_say_nothing_are_refused(tmp_path, changed, said):
     with pytest.raises(InputError, match=said):
         from_file(stored(tmp_path, PUBLISHED | changed))
-
-
-def test_counters_of_vllm_are_read_as_they_are(tmp_path):
-    """100 drafts in 350 - 140 - 10 = 200 rounds; 80, 40 and 20 accepted at three positions."""
-    read = from_file(stored(tmp_path, f"# HELP vllm:x a counter\n{COUNTERS}"))
-    assert read.chain == pytest.approx([1, 1.4, 1.6, 1.7]) and read.drafted_share == 0.5
-    assert (read.measured.target, read.spread, read.doubts) == ("me/m", 0.1, ())
-    short = COUNTERS.replace("300.0", "200.0")
-    assert "2.0 of 3 tokens" in from_file(stored(tmp_path, short)).doubts[0]
-    with pytest.raises(InputError, match="drafted nothing yet"):
-        from_file(stored(tmp_path, COUNTERS.replace(" 100.0", " 0.0")))
-    assert read_metrics("vllm:num_requests_running{} 1") is None
 
 
 def test_what_is_written_reads_back_and_exports_for_both(tmp_path, capsys):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from costmodel.errors import MeasurementError
 from lab.bench.record import Arm, Rounds, Update
@@ -60,14 +59,18 @@ class ArmDecoding:
         return None
 
 
-class ArmRunner(Protocol):
-    """One arm with its models loaded."""
+class ArmRunner:
+    """One arm with its models loaded.
+
+    largest_tree  most rows of a forward beyond the text
+    """
 
     arm: Arm
-    largest_tree: int  # most rows of a forward beyond the text
+    largest_tree = 1
 
     def prepare(self, tokens: int) -> None:
         """Set up once, for texts of up to `tokens` tokens with a largest tree."""
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> ArmDecoding:
         """A text to decode. Work that every text costs belongs into `ArmDecoding.steps`."""
+        raise NotImplementedError

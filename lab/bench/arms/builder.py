@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from costmodel.online import Mode
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from decoder.drafters.base import Drafter
@@ -23,8 +22,7 @@ from decoder.model.target import Target
 from decoder.profiling.startup import CostSource, ProfileChoice
 from decoder.text import end_tokens
 from lab.bench.arms.base import ArmRunner
-from lab.bench.arms.choice import ESTIMATORS
-from lab.bench.arms.drafter_names import describe_drafters, public_name
+from lab.bench.arms.choice import ESTIMATORS, describe_drafters, public_name
 from lab.bench.arms.given_text import GivenTextTarget, PlainTexts
 from lab.bench.arms.peers import PeerArm, share_weights, tie_weights
 from lab.bench.arms.tree_decoder import TreeArm
@@ -149,7 +147,7 @@ class ArmBuilder:
             policy=arm.policy,
             profile=replace(
                 self._options.profile,
-                estimator=cast(Mode, arm.variant) if arm.variant in ESTIMATORS else None,
+                estimator=arm.variant if arm.variant in ESTIMATORS else None,
                 drafts=dict(self._drafts),
                 probed=None if profile is None else profile[0],
             ),

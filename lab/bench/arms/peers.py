@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from lab.bench.arms.base import ArmDecoding, Put
+from lab.bench.arms.base import ArmDecoding, ArmRunner, Put
 from lab.bench.record import Arm
 
 LOOKUP_TOKENS = 10  # as in transformers' documentation
@@ -44,10 +44,8 @@ def tie_weights(shared: Any, model: Any) -> None:
                 setattr(module, key, weight)
 
 
-class PeerArm:
-    """One way of calling transformers' `generate`."""
-
-    largest_tree = 1
+class PeerArm(ArmRunner):
+    """One way of calling transformers' `generate`, which grows its cache itself."""
 
     def __init__(
         self, arm: Arm, model: Any, temperature: float, options: Mapping[str, Any]
@@ -58,10 +56,6 @@ class PeerArm:
         if temperature > 0:
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         self._options = sampling | dict(options)
-
-    def prepare(self, tokens: int) -> None:
-        """Nothing to reserve: `generate` grows its cache."""
-        return
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> PeerArmDecoding:
         arguments = {"max_new_tokens": new_tokens, **self._options}

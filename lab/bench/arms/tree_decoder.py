@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import cast
 
 import numpy as np
 
@@ -15,15 +14,15 @@ from decoder.engine import Generation, TreeDecoder
 from decoder.generation import DecodeRun
 from decoder.statistics import Round
 from decoder.text import TextRequest, end_tokens
-from lab.bench.arms.base import ArmDecoding, Details, Put
-from lab.bench.arms.given_text import GivenTextTarget, PlainTexts
+from lab.bench.arms.base import ArmDecoding, ArmRunner, Details, Put
+from lab.bench.arms.given_text import PlainTexts
 from lab.bench.record import Arm, Rounds, Update
 from lab.papers.specblock.updates.adaptation import AdaptiveDrafter
 
 _DIGITS = 7
 
 
-class TreeArm:
+class TreeArm(ArmRunner):
     """An arm with its own `TreeDecoder`, which learns apart from other arms."""
 
     def __init__(
@@ -41,7 +40,7 @@ class TreeArm:
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> TreeArmDecoding:
         if self._texts is not None:
-            cast(GivenTextTarget, self._decoder.target).follow(self._texts.behind(ids, new_tokens))
+            self._decoder.target.follow(self._texts.behind(ids, new_tokens))
         sampling = Sampling(temperature=self._temperature, seed=seed)
         request = TextRequest(
             prompt=list(ids),

@@ -102,10 +102,8 @@ def _runners(
     ]
 
 
-class EngineArm:
+class EngineArm(ArmRunner):
     """One way of decoding of one engine, in a process of its own."""
-
-    largest_tree = 1
 
     def __init__(
         self, arm: Arm, engine: InstalledEngine, options: dict[str, Any], say: Say
@@ -185,7 +183,6 @@ class EngineProcess:
             start_new_session=True,  # so that its own processes end with it
         )
         self._answers: Queue[str | None] = Queue()
-        assert self._process.stdout is not None
         Thread(target=_forward, args=(self._process.stdout, self._answers), daemon=True).start()
         try:
             self._answer(START_LIMIT_S)
@@ -198,7 +195,6 @@ class EngineProcess:
 
         Then an object, which holds the whole `text` where there were such ids.
         """
-        assert self._process.stdin is not None
         try:
             request = json.dumps({"ids": list(ids), "new_tokens": new_tokens})
             self._process.stdin.write(f"{request}\n")

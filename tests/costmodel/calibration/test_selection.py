@@ -121,17 +121,13 @@ def test_stairs_predict_between_their_points(noise, median, worst):
     assert error.worst < worst
 
 
-def steps_s(rows, context):
-    """A staircase of 32-row tiles with a real fall at 128 rows, where another kernel takes over."""
-    tiles = np.ceil(np.asarray(rows) / 32)
-    return 0.010 + 0.002 * tiles - 0.004 * (np.asarray(rows) >= 128) + 1e-6 * np.asarray(context)
-
-
 def test_exact_points_with_real_steps_and_falls_are_returned():
     """Sums of operator tables have no noise: none of them is smoothed or left out."""
     rows = [1, 32, 33, 64, 65, 96, 97, 127, 128, 256]
     rows, context = grid(rows, [64, 300, 1024])
-    for true_s in (steps_s(rows, context), cpu_seconds(rows, context)):
+    # 32-row tiles, and a real fall at 128 rows, where another kernel takes over.
+    falling_s = 0.010 + 0.002 * np.ceil(rows / 32) - 0.004 * (rows >= 128) + 1e-6 * context
+    for true_s in (falling_s, cpu_seconds(rows, context)):
         fitted = stairs_of(Points(rows=rows, context=context, seconds=true_s), ROOFLINE, exact=True)
         assert fitted.predict_s(rows, context) == pytest.approx(true_s, rel=1e-3)
 

@@ -38,7 +38,7 @@ def test_one_row_is_the_generation_table_and_many_walk_in_waves_or_share_the_key
     assert made.per_key_s(2, 1, 32, 8) == pytest.approx(0.04 * KEY_S)
 
 
-def test_a_verification_splits_the_keys_that_other_kernels_walk():
+def test_a_verification_splits_the_keys_and_two_rows_cost_about_one():
     made = attention(TileForm(tile_rows=64))
     one = made.seconds(1, [10000], 1, 32, 8)[0]
     # Unsplit, two rows walk all keys at one multiprocessor a head.
@@ -55,9 +55,6 @@ def test_a_verification_splits_the_keys_that_other_kernels_walk():
     # 8 tiles share 100 multiprocessors.
     split_s = made.splitting_keys().seconds(1, [10001], 1, *pair)[0]
     assert split_s == pytest.approx(8e-6 + 10001 * KEY_S * 0.08, rel=1e-3)
-
-
-def test_two_rows_of_many_sequences_cost_about_one():
     made = attention(TileForm(tile_rows=64, splits_keys=True), busy_key_s=1e-12)
     assert made.seconds(2, [10001], 1, 32, 8)[0] >= made.seconds(1, [10001], 1, 32, 8)[0]
     split = attention(TileForm(tile_rows=256), busy_key_s=KEY_S / 10).splitting_keys()

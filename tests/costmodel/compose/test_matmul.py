@@ -34,15 +34,12 @@ def test_constant_utilisation_is_exact_at_any_shape(shape):
     assert table(GRID).seconds([4096], *shape) == pytest.approx(1.25 * roof_s(4096, *shape))
 
 
-def test_measured_points_come_back_and_those_left_out_are_predicted():
+def test_measured_points_come_back_unless_their_weights_lay_in_the_cache():
     shapes = {(4096, 4096): (np.array([1.0, 3.0]), np.array([1e-3, 3e-3]))}
     made = MatmulTable(shapes=shapes, peaks=PEAKS, l2_bytes=1)
     assert made.seconds([1, 2, 3], 4096, 4096) == pytest.approx([1e-3, 2e-3, 3e-3])
     assert table(GRID).left_out_error() < 0.01
     assert table(GRID[:2]).left_out_error() == 0.2
-
-
-def test_weights_out_of_the_cache_are_read_at_the_rate_of_large_ones():
     shapes = {
         (16384, 4096): (ROWS, 1.25 * roof_s(ROWS, 16384, 4096)),
         (1024, 1024): (ROWS, 0.1 * roof_s(ROWS, 1024, 1024)),

@@ -157,7 +157,7 @@ def test_a_profile_of_a_published_run_on_a_gb10():
 
 
 def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest(monkeypatch):
-    monkeypatch.setattr(imports, "MOST_FITTED", 24)
+    monkeypatch.setattr(imports, "MOST_FITTED", 14)
     rows, context = grid(np.arange(1, 33, 3), np.arange(1, 14, 3) * 512)
     points = Points(rows=rows, context=context, seconds=forward_s(rows, context, 1))
     other = {"points": points, "processor": None, "threads": None, "parameters": 0}

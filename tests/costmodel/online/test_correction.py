@@ -23,10 +23,7 @@ class Kernels:
 
 
 def simulate(mode, curve: AcceptanceCurve, true_s, profile=None, rounds=50):
-    """Tokens/s that the estimator's choice has in truth, over the best choice's.
-
-    `profile` is what the estimator starts from, the published kernel times by default.
-    """
+    """Tokens/s of the choice of an estimator over `profile` in truth, over the best choice's."""
     cost = CycleCost(verify=profile or Kernels(), roofline=ROOFLINE)
     estimator = OnlineEstimator(cost, mode)
     random = np.random.default_rng(0)

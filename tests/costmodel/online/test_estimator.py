@@ -42,7 +42,14 @@ def test_a_cycle_is_the_sum_of_its_parts_and_the_plain_step_is_the_measured_one(
     assert cost.plain_s(64, 2) == pytest.approx(float(cost.verify_s(0, 64, 2)))
 
 
-def test_buckets_pad_rows():
+def test_what_was_not_measured_costs_nothing_and_buckets_pad_rows(profile):
+    bare = profile.model_copy(update={"stages": StagesSection(), "drafters": {}})
+    cost = CycleCost.from_profile(bare)
+    assert cost.draft_s(100) == 0
+    assert cost.overhead_s([1, 2]).tolist() == [0, 0]
+    assert cost.plain_s(100) == pytest.approx(float(cost.verify_s(0, 100)))
+    with pytest.raises(ProfileError, match=r"ngram-1 \(ngram\)"):
+        CycleCost.from_profile(profile, "dflash")
     profile = Profile.from_yaml(STORED)
     cost = CycleCost.from_profile(profile)
     assert cost.buckets == (1, 16, 64, 128)
@@ -53,16 +60,6 @@ def test_buckets_pad_rows():
     # The 3, 15, 18 and 384 rows of three texts are padded together.
     together_s = profile.verify_calibration().predict_s(np.array([16, 16, 64, 384]) / 3, 256, 3)
     assert cost.verify_s(np.array([0, 12, 15, 381]) / 3, 256, 3) == pytest.approx(together_s)
-
-
-def test_what_was_not_measured_costs_nothing_but_an_unknown_drafter_is_an_error(profile):
-    bare = profile.model_copy(update={"stages": StagesSection(), "drafters": {}})
-    cost = CycleCost.from_profile(bare)
-    assert cost.draft_s(100) == 0
-    assert cost.overhead_s([1, 2]).tolist() == [0, 0]
-    assert cost.plain_s(100) == pytest.approx(float(cost.verify_s(0, 100)))
-    with pytest.raises(ProfileError, match=r"ngram-1 \(ngram\)"):
-        CycleCost.from_profile(profile, "dflash")
 
 
 def test_sampling_has_its_own_acceptance_cost(profile):

@@ -48,10 +48,7 @@ def server_of(forward, **changes) -> Server:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LineSteps:
-    """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token.
-
-    A prompt takes `row_s` a row and `key_s` a key of each row.
-    """
+    """Steps of `fixed_s` + `row_s` a row + `token_s` a cached token; prompts also `key_s` a key."""
 
     architecture: ModelArchitecture = LLAMA
     engine: str = "trtllm"

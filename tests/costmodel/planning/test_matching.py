@@ -108,21 +108,15 @@ def test_ngrams_cost_their_look_up_and_drafts_of_unknown_cost_are_refused():
     assert command in raised.value.hint
 
 
-def forward(**names: str) -> TargetForward:
-    """A profile that has timed drafters of these names, by hash."""
-    sections = {
-        key: DrafterSection(name=name, context=[256], median_s=[1e-3], mad_s=[1e-5], n=[5])
-        for key, name in names.items()
-    }
-    return TargetForward(make_profile().model_copy(update={"drafters": sections}))
-
-
 @pytest.mark.parametrize(("name", "found"), [
     ("abc", "ngram+dflash"), ("ngram+dflash", "ngram+dflash"), ("fed", "dflash@block=4"),
     ("dflash", "dflash@block=4"),
 ])  # fmt: skip
 def test_a_hash_or_part_of_a_name_will_do(name, found) -> None:
-    steps = forward(abc="ngram+dflash", fed="dflash@block=4")
+    times = {"context": [256], "median_s": [1e-3], "mad_s": [1e-5], "n": [5]}
+    names = {"abc": "ngram+dflash", "fed": "dflash@block=4"}
+    timed = {key: DrafterSection(name=one, **times) for key, one in names.items()}
+    steps = TargetForward(make_profile().model_copy(update={"drafters": timed}))
     drafter = find_drafter(steps, name)
     assert drafter.timed is not None and drafter.name == found
     assert find_drafter(steps, "ngram") == lookup_drafter()

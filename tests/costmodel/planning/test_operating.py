@@ -87,10 +87,7 @@ def test_more_bandwidth_is_never_slower(faster, batch, policy):
 
 
 def test_memory_limits_what_runs_at_once_and_trees_shrink_to_none():
-    """0.9 x 80 GB - 16.06 GB - 1 GB over 131,072 bytes a token and 1200 tokens held.
-
-    vLLM takes trees of half of 8192 rows a step: 64 sequences of 64 rows.
-    """
+    """0.9 x 80 GB - 16.06 GB - 1 GB over 131,072 bytes a token; 64 trees of 64 rows in vLLM."""
     server = make("plain")
     room = (72e9 - 2 * 8030261248 - 1e9) / 131072
     assert server.cache_tokens() == pytest.approx(room)

@@ -39,9 +39,9 @@ def operator_tables():
 def steps():
     """{(gpu, degree, precision, engine): seconds [batches, contexts, rows]}; fp8 on one GPU."""
     times = {}
-    for gpu, (degree, precision), engine in itertools.product(
-        GPUS, ((1, Precision()), (2, Precision()), (1, FP8)), ("vllm", "sglang")
-    ):
+    ways = ((1, Precision(), "vllm"), (2, Precision(), "vllm"), (1, FP8, "vllm"),
+            (1, Precision(), "sglang"))  # fmt: skip
+    for gpu, (degree, precision, engine) in itertools.product(GPUS, ways):
         try:
             forward = find_forward(
                 find_device(gpu), QWEN, SHIPPED,
@@ -52,7 +52,7 @@ def steps():
         times[gpu, degree, precision, engine] = np.array(
             [[[forward.decode(b, c, r).total for r in ROWS] for c in CONTEXTS] for b in BATCHES]
         )
-    assert len(times) > 25
+    assert len(times) > 17
     return times
 
 
@@ -91,7 +91,7 @@ def test_a_stronger_device_is_not_slower(steps):
             if all(place in steps for place in pair):
                 compared += 1
                 assert np.all(steps[pair[0]] <= 1.15 * steps[pair[1]]), (strong, weak, degree)
-    assert compared >= 14
+    assert compared >= 10
 
 
 # Seconds of a layer in which the scales of blocks of the products' inputs are found, as timed.

@@ -152,12 +152,15 @@ def test_plain_and_speculative_plans_of_shipped_profiles(plain, speculative):
         assert record["options"][0]["origin"]["kind"] == "composed"
 
 
-def test_the_plain_step_of_one_request_is_the_profiles_and_the_engines(plain):
+def test_one_plain_step_is_the_profiles_and_vllm_has_no_tree(plain, speculative):
     """H100: 6.5 ms of kernels, by vLLM's factor of products, 36 layers, and a step on the host."""
     option = next(o for o in plain.options if o.gpu == "h100-sxm")
     vllm = engine_overheads("vllm")
     expected = vllm.products * 6.5e-3 + 36 * vllm.layer_s + vllm.step_s + vllm.sequence_s
     assert option.points[0].tpot_s == pytest.approx(expected, rel=0.03)
+    shapes = {point.shape for option in speculative.options for point in option.points}
+    assert shapes <= {"plain", "chain"}
+    assert all(choice.tree for choice in speculative.best.with_trees[:8])
 
 
 @pytest.mark.parametrize(("h100", "l40s", "best"), [(2.0, 9.0, "h100-sxm"), (99.0, 0.5, "l40s")])
@@ -236,12 +239,6 @@ MANY = {"acceptance": "gsm8k", "policy": ServingPolicy.parse("fixed:9999"), "eng
 def test_what_cannot_be_planned_is_refused(changes, said):
     with pytest.raises(InputError, match=said):
         plan(asked(**changes), SHIPPED)
-
-
-def test_no_row_of_another_engine_has_a_tree(speculative):
-    shapes = {point.shape for option in speculative.options for point in option.points}
-    assert shapes <= {"plain", "chain"}
-    assert all(choice.tree for choice in speculative.best.with_trees[:8])
 
 
 def test_shapes_cross_over_where_the_policies_alone_do():

@@ -84,7 +84,7 @@ def test_a_chunk_attends_to_the_cache_of_its_own_prompt_alone(hits) -> None:
     assert hits or pairs == [64 * 32, 64 * 32, 32 * 80]
 
 
-def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
+def test_requests_wait_for_cache_in_order_and_the_last_one_is_evicted() -> None:
     """The third would fit beside the first, but the second is before it."""
     found = simulate(made([0, 0, 0], [60, 60, 10], [5, 5, 5]), server(cache=100), constant)
     assert list(found.admitted_s) == [0.0, 5.0, 5.0]
@@ -94,10 +94,7 @@ def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     half = MemoryRule(fraction=1.0, reserve_bytes=0.0)
     found = simulate(made([0, 0], [40, 40], [20, 20]), server(cache=100, memory=half), constant)
     assert list(found.admitted_s) == [0.0, 0.0]
-
-
-def test_the_last_request_to_decode_is_evicted_and_prefills_again() -> None:
-    """6 of 10 tokens after the prompts, 12 after three steps: the second waits for the first."""
+    # 6 of 10 tokens after the prompts, 12 after three steps: the second waits for the first
     grows = server(cache=10, memory=MemoryRule(fraction=1.0, reserve_bytes=0.0))
     seen = []
 

@@ -131,7 +131,7 @@ def test_labels_are_never_mixed_up_and_support_has_a_row_for_each(tmp_path, monk
     with pytest.raises(InputError, match="weights 'gptq_marlin', and their bytes in"):
         planned(store, "gptq_marlin")
     monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
-    stored = supported(labelled(tmp_path, "gptq_marlin"))
+    stored = supported(store)
     (row,) = [row for row in stored if row.weights and row.provenance]
     assert (row.device, row.target, row.weights) == ("l40s", "Qwen/Qwen3-8B", "gptq_marlin")
     assert (row.provenance, row.degrees) == ("measured", (1,))

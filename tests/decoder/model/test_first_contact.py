@@ -23,8 +23,8 @@ from decoder.model.target import Step
 from decoder.nvml import failed_device, free_gpu_bytes
 from decoder.profiling import measured_profile
 from profiler import checks
+from profiler.calibrate.decoder import Workload
 from profiler.calibrate.sweep import OutOfMemory, Task
-from profiler.calibrate.workload import Workload
 from profiler.commands.generate import command
 from tests.decoder import models
 from tests.decoder.model import test_gpu_runtime

@@ -9,7 +9,7 @@ from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.runtime.fused import fuse, unfuse
 from decoder.model.target import Step
-from decoder.profiling.measured_profile import weights_note
+from decoder.profiling.measured_profile import subject_of
 from tests.decoder import models
 from tests.decoder.models import PROMPT, plain_logits, random_model, random_tree
 
@@ -108,6 +108,6 @@ def test_fused_layers_on_the_device(family, dtype):
 
 def test_random_routing_is_said_in_the_profile():
     target = models.target_of(random_model("llama-gqa"))
-    assert weights_note(target) == "random weights"
+    assert subject_of(target).note == "random weights"
     target.architecture = replace(target.architecture, experts=8, active_experts=2, expert_ffn=16)
-    assert "random routing" in weights_note(target)
+    assert "random routing" in subject_of(target).note

@@ -159,7 +159,7 @@ def test_the_profile_of_a_graph_runtime_says_so_and_is_priced_by_bucket():
     assert (section.kind, section.buckets) == ("graphs", BUCKETS)
     assert profile_key(target).runtime == "graphs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decoder.profiling.startup.find_peaks", lambda target: PEAKS)
+        patch.setattr("decoder.profiling.startup.peaks_of", lambda *_: PEAKS)
         bare = (target, NgramDrafter(), ProfileChoice(calibrate=False))
         source, other_fit = find_cost(*bare), find_cost(*bare, Profile.linear_calibration)
     (warning,) = other_fit.warnings

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
-from decoder.profiling.measured_profile import find_peaks, profile_key, runtime_section, subject_of
+from decoder.profiling.measured_profile import peaks_of, profile_key, runtime_section, subject_of
 from tests.tiny_folder import change_config, isolate, write_weights
 
 CPU = torch.device("cpu")
@@ -192,6 +192,7 @@ def test_a_checkpoint_decodes_as_transformers_decodes_it(form, tmp_path):
         weights = 2 * sum(n * k for n, k in shapes) + 5 * 64
         expected = (2 * sum(form.held(*shape) for shape in shapes) + norms) / weights
         assert section.weight_bytes == pytest.approx(expected, rel=0.003)
-        assert subject_of(target).roofline(find_peaks(target)).weight_bytes == section.weight_bytes
+        peaks = peaks_of(target.device, target.dtype)
+        assert subject_of(target).roofline(peaks).weight_bytes == section.weight_bytes
     plain = "held and read as plain" in " ".join(target.runtime.warnings)
     assert plain == (form.label is None or form.label.startswith("compressed"))

@@ -11,7 +11,7 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.making import make_target
 from decoder.model.quantization import check_loadable
-from decoder.profiling.measured_profile import find_peaks, profile_key, subject_of
+from decoder.profiling.measured_profile import peaks_of, profile_key, subject_of
 from decoder.profiling.probe import quick_profile
 from tests.decoder.model.test_loading import load
 from tests.decoder.models import random_model, target_of
@@ -139,7 +139,7 @@ def test_what_a_quantised_target_reads(tmp_path):
     assert 0.25 < loaded.weight_bytes < 0.35  # scales, norms and frequencies included
     target = make_target(loaded)
     assert profile_key(target).quantization == "bitnet"
-    roofline = subject_of(target).roofline(find_peaks(target))
+    roofline = subject_of(target).roofline(peaks_of(target.device, target.dtype))
     assert roofline.weight_bytes == loaded.weight_bytes
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     decoders = [TreeDecoder(target, policy=policy) for policy in ("plain", "fixed:6")]

@@ -13,6 +13,7 @@ from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
+from decoder import device
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.capture import BUCKETS
 from decoder.profiling import measured_profile as measuring
@@ -157,7 +158,7 @@ def test_a_draft_is_timed_by_the_median_of_warm_calls(target, monkeypatch):
         start_s = ticks[-1] if ticks else 100.0
         ticks += [start_s, start_s + seconds]
     clock = iter(ticks)
-    monkeypatch.setattr("decoder.profiling.probe.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("decoder.device.perf_counter", lambda: next(clock))
     section = time_drafter(NgramDrafter(), target)
     assert (section.median_s, section.mad_s, section.n) == ((0.5,), (0.375,), (5,))
     assert (section.kind, section.created_utc) == (None, None)
@@ -239,7 +240,8 @@ class TestProbe:
                 clock[0] += 0.007 if rows in seen else 1.007
                 seen.add(rows)
 
-        monkeypatch.setattr(probe, "perf_counter", lambda: clock[0])
+        for module in (probe, device):
+            monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
         shapes = [(1, 256), (4, 256), (16, 256), (32, 256), (64, 256)]
         times = probe._time_points(Compiling(), shapes, budget_s)
         np.testing.assert_allclose(times, np.full(size, 0.007))

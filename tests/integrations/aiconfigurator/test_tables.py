@@ -95,13 +95,16 @@ def package(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_newest_sound_version_is_read_and_a_missing_package_named(package, monkeypatch):
+def test_the_newest_sound_version_is_read_and_named(package):
     tables = load_published(H100)
     assert tables.source.endswith("h100_sxm, vllm 0.24.0")
     assert tables.attention.form.tile_rows == 64
     assert tables.matmul.seconds([1], 128, 2048)[0] == pytest.approx(2e-6, rel=0.2)
     with pytest.raises(DeviceError, match="no sound vllm tables of rtx_pro_6000_server"):
         load_published(PRO)
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="aiconfigurator-core and pyarrow is not installed") as bad:
         load_published(H100)

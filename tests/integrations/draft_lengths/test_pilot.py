@@ -56,7 +56,7 @@ def pilot(*times_s: float, ahead: bool = False) -> StepPilot:
     return StepPilot(NotedPolicy(not ahead), ahead=ahead, clock_s=lambda: next(clock))
 
 
-def test_a_step_and_what_came_of_it():
+def test_steps_and_what_came_of_them_also_where_scheduled_ahead():
     own = pilot(0.0, 0.02, 0.03, 0.06)
     choice = own.choose([sequence("a", 9, [4, 5], kind=3), sequence("b", 7)])
     assert (dict(choice.verified), choice.draft_tokens) == ({"a": 1, "b": 0}, 3)
@@ -70,6 +70,18 @@ def test_a_step_and_what_came_of_it():
     own.ended({"a": [3]})
     assert policy.gaps == pytest.approx([0.01])
     assert policy.steps[1] == (pytest.approx(0.03), False)
+    # Drafts are not known, steps end in order, and one lasts from the end of the last
+    own = pilot(0.0, 0.01, 0.10, 0.12, 0.19, ahead=True)
+    draft = [UNKNOWN] * 3
+    for _ in range(2):
+        choice = own.choose([sequence("a", 9, draft)])
+        assert dict(choice.verified) == {"a": 3}
+        own.scheduled(choice, {"a": 4})
+    own.ended({"a": [1, 2, 3]})
+    own.choose([sequence("a", 12, draft)])
+    own.ended({"a": [4]})
+    assert own.policy.counts == [("a", 3, 2), ("a", 3, 0)]
+    assert np.array(own.policy.steps)[:, 0] == pytest.approx([0.10, 0.09])
 
 
 def test_steps_with_a_prefill_are_not_timed_and_ended_sequences_forgotten():
@@ -88,21 +100,6 @@ def test_steps_with_a_prefill_are_not_timed_and_ended_sequences_forgotten():
     own.forget({"b"})
     own.forget({"b"})
     assert own.policy.forgotten == ["a"]
-
-
-def test_steps_that_are_scheduled_ahead():
-    """Drafts are not known, steps end in order, and one lasts from the end of the last."""
-    own = pilot(0.0, 0.01, 0.10, 0.12, 0.19, ahead=True)
-    draft = [UNKNOWN] * 3
-    for _ in range(2):
-        choice = own.choose([sequence("a", 9, draft)])
-        assert dict(choice.verified) == {"a": 3}
-        own.scheduled(choice, {"a": 4})
-    own.ended({"a": [1, 2, 3]})
-    own.choose([sequence("a", 12, draft)])
-    own.ended({"a": [4]})
-    assert own.policy.counts == [("a", 3, 2), ("a", 3, 0)]
-    assert np.array(own.policy.steps)[:, 0] == pytest.approx([0.10, 0.09])
 
 
 def test_a_table_holds_the_nearest_lengths_beyond_its_ends_and_refuses_others():

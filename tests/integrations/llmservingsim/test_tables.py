@@ -8,36 +8,10 @@ import pytest
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
 from integrations.llmservingsim.tables import folder_subject, load_folder
+from tests.conftest import DATA
 from tests.costmodel.conftest import LLAMA, measured_forwards
 
 OPERATORS = "rtx-pro-6000-server_llama-3.1-8b_tp1"
-
-
-def make_operators(folder):
-    """Operator tables of a made-up speed, in the form of fused kernels."""
-    place = folder / OPERATORS
-    place.mkdir()
-    sizes = [2**i for i in range(12)]
-    layers = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embedding", "layernorm",
-              "rotary_emb", "act_fn", "final_layernorm")  # fmt: skip
-    dense = [f"{name},{n},{20 + i + 0.1 * n}" for i, name in enumerate(layers) for n in sizes]
-    heads = [f"lm_head,{n},{700 + n}" for n in sizes[:8]]
-    attention = [
-        f"{rows},{cached},0,0,{5 + 0.02 * rows + 1e-5 * rows * (cached + rows)}"
-        for rows in sizes[4:]
-        for cached in (0, 512, 4096)
-    ]
-    attention += [
-        f"0,0,{batch},{cached},{8 + 0.002 * batch * cached}"
-        for batch in (1, 2, 4, 8)
-        for cached in (16, 256, 1024, 4096, 16384)
-    ]
-    for name, head, rows in (
-        ("dense.csv", "layer,tokens,time_us", dense),
-        ("per_sequence.csv", "layer,sequences,time_us", heads),
-        ("attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", attention),
-    ):
-        (place / name).write_text("\n".join([head, *rows]) + "\n")
 
 
 @pytest.mark.parametrize(("folder", "name", "limit"), [
@@ -95,19 +69,19 @@ def test_the_folder_name_says_what_was_measured_and_bad_folders_are_refused(tmp_
 
 
 @pytest.mark.parametrize(("name", "before", "after", "message"), [
-    ("per_sequence.csv", "lm_head,4,704", "lm_head,4,1e-320", "beyond all measure"),
-    ("attention.csv", "0,0,1,16,8.032", "0,0,1,,8.032", "a cell is empty"),
-    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,nan", "'nan' is negative or beyond"),
-    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,inf", "'inf' is negative or beyond"),
-    ("attention.csv", "0,0,1,16,8.032", "0,0,1,nan,8.032", "'nan' is negative or beyond"),
-    ("per_sequence.csv", "lm_head,4,704", "lm_head,nan,704", "'nan' is negative or beyond"),
-    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16", "a time that is empty"),
-    ("attention.csv", "0,0,1,16,8.032", "0,0,1,16," + "9" * 200_000, "not a CSV file"),
+    ("per_sequence.csv", "lm_head,4,688.287", "lm_head,4,1e-320", "beyond all measure"),
+    ("attention.csv", "0,0,1,16,8.35233", "0,0,1,,8.35233", "a cell is empty"),
+    ("attention.csv", "0,0,1,16,8.35233", "0,0,1,16,nan", "'nan' is negative or beyond"),
+    ("attention.csv", "0,0,1,16,8.35233", "0,0,1,16,inf", "'inf' is negative or beyond"),
+    ("attention.csv", "0,0,1,16,8.35233", "0,0,1,nan,8.35233", "'nan' is negative or beyond"),
+    ("per_sequence.csv", "lm_head,4,688.287", "lm_head,nan,688.287", "'nan' is negative or beyond"),
+    ("attention.csv", "0,0,1,16,8.35233", "0,0,1,16", "a time that is empty"),
+    ("attention.csv", "0,0,1,16,8.35233", "0,0,1,16," + "9" * 200_000, "not a CSV file"),
 ])  # fmt: skip
 def test_damaged_cells(tmp_path, name, before, after, message):
-    make_operators(tmp_path)
-    table = tmp_path / OPERATORS / name
-    assert before in table.read_text()
-    table.write_text(table.read_text().replace(before, after))
+    folder = shutil.copytree(DATA / "measured" / "operators" / OPERATORS, tmp_path / OPERATORS)
+    text = (folder / name).read_text()
+    assert before in text
+    (folder / name).write_text(text.replace(before, after))
     with pytest.raises(InputError, match=message):
-        load_folder(tmp_path / OPERATORS)
+        load_folder(folder)

@@ -49,15 +49,8 @@ def relative_s(rows: int, context: int, batch: int = 1) -> float:
 class LawfulServer:
     """Keeps the last sequences, computes the rest, and takes the law's time plus a floor.
 
-    A transport of httpx: it answers with the bytes of a server in pieces of any length, and time
-    passes on a clock of each thread.
-
-    step_s   seconds of a step of one row without a context
-    peaks    of its device, for the LM head that requests compute in one row
-    name     of its model
-    kept     sequences in its prefix cache
-    at_once  requests that run together; the others wait
-    tells    whether it counts cached tokens
+    A transport of httpx, whose answers come in pieces of any length; time passes on a clock of each
+    thread. It keeps `kept` sequences, runs `at_once` requests together, and `tells` cached tokens.
     """
 
     def __init__(
@@ -300,7 +293,7 @@ def test_the_plan_has_held_out_points_of_its_own():
 
 def test_the_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ServerClient", LawfulServer(peaks=H100).client)
-    arguments = ["--device", "h100-sxm", "--contexts", "128,256", "--batch", "1,2", "--json"]
+    arguments = ["--device", "h100-sxm", "--contexts", "128,256", "--batch", "1", "--json"]
     path = str(tmp_path / "served.yaml")
     code, out, err = run("calibrate", "url", URL, *arguments, "--output", path)
     assert code == 0 and "(vllm-0.32.0)" in err, err

@@ -11,7 +11,7 @@ from decoder.drafters.factory import load_drafter
 from lab.bench import record
 from lab.bench.analysis.families import ablations, block_sizes
 from lab.bench.analysis.summary import ResultFigures, derived
-from lab.bench.arms.drafter_names import describe_drafters, drafter_labels
+from lab.bench.arms.choice import describe_drafters, drafter_labels
 from lab.bench.record import Arm, Model, Result
 from lab.bench.report.tables import arms_table, drafter_tables, engine_tables
 from lab.bench.report.terminal import winner_line

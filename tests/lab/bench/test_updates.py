@@ -17,8 +17,7 @@ from lab.bench.analysis.families import update_figures
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.arms.base import Put
 from lab.bench.arms.builder import ArmBuilder, DecodingOptions
-from lab.bench.arms.choice import ArmNames, plan_arms
-from lab.bench.arms.drafter_names import drafter_labels
+from lab.bench.arms.choice import ArmNames, drafter_labels, plan_arms
 from lab.bench.record import Model, Update
 from lab.bench.schedule import Schedule, run_schedule
 from tests.decoder.models import greedy

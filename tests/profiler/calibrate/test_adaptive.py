@@ -7,11 +7,11 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks
 from costmodel.roofline import Roofline
 from profiler.calibrate import points
-from profiler.calibrate.points import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, SweepPlan
+from profiler.calibrate.points import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, DecoderPoints
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import PointSamples
 
-PLAN = SweepPlan(contexts=(64, 256, 1024, 4096), max_nodes=255)
+PLAN = DecoderPoints(contexts=(64, 256, 1024, 4096), max_nodes=255)
 ARCHITECTURE = ModelArchitecture(
     name="small", layers=12, hidden=768, heads=12, kv_heads=4, head_dim=64, ffn=3072,
     vocab=32000, tied=True,
@@ -120,7 +120,7 @@ def test_points_are_timed_again_where_none_is_held_out_and_where_no_fit_explains
 
 
 def test_every_row_count_matters_where_held_out_points_are_given():
-    plan = SweepPlan(contexts=(64, 1024), max_nodes=127)
+    plan = DecoderPoints(contexts=(64, 1024), max_nodes=127)
     grid, measured = AdaptiveGrid(plan.grid(), ROOFLINE), Measured(steep_s)
     swept = measured.add(grid.first() + plan.held_out(128))
     while further := grid.more(swept):

@@ -19,11 +19,10 @@ from decoder.profiling.measured_profile import profile_key
 from profiler.calibrate import decoder as source
 from profiler.calibrate import run as module
 from profiler.calibrate.files import check_writable, keep_samples
-from profiler.calibrate.points import SweepPlan
+from profiler.calibrate.points import DecoderPoints
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.measure.journal import Journal
-from profiler.measure.machine import Activity, BusyProcess
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
 pytestmark = pytest.mark.cpu_kind
@@ -56,8 +55,7 @@ class Calibrated:
         patch.setenv("ROOFTREE_HOME", str(self.home))
         patch.setattr("tempfile.tempdir", str(folder / "locks"))
         self.said: list[str] = []
-        self.progress: list = []
-        listener = CalibrationListener(say=self.said.append, progress=self.progress.append)
+        listener = CalibrationListener(say=self.said.append)
         wanted = settings(folder, time_budget_s=15.0)
         self.result = calibrate(wanted, listener)
         loaded = load_model(wanted.target, dtype=torch.float32, device=torch.device("cpu"))
@@ -88,7 +86,7 @@ class TestReal:
         assert made.samples >= 10 * made.points
         assert 0 < made.duration_s < 60  # fits between the samples count
         assert set(zip(profile.surface.rows, profile.surface.context, strict=True)) == {
-            (rows, context) for rows in SweepPlan(contexts=(1, 2), max_nodes=15).rows
+            (rows, context) for rows in DecoderPoints(contexts=(1, 2), max_nodes=15).rows
             for context in CONTEXTS
         }  # fmt: skip
         stages = profile.stages
@@ -103,7 +101,7 @@ class TestReal:
     def test_it_was_checked_on_points_held_out_and_the_raw_samples_are_its_own(self, done):
         profile = done.result.profile
         shapes = profile.held_out.rows, profile.held_out.context
-        plan = SweepPlan(contexts=CONTEXTS, max_nodes=15)
+        plan = DecoderPoints(contexts=CONTEXTS, max_nodes=15)
         drawn = [{(t.size, t.context) for t in plan.held_out(most)} for most in range(2, 17)]
         assert set(zip(*shapes, strict=True)) in drawn
         predicted = profile.verify_calibration().predict_s(*shapes)
@@ -221,8 +219,8 @@ class TestFailures:
         assert calibrate(settings(tmp_path)).resumed_samples > 50
 
     def test_a_busy_machine_is_named(self, home, tmp_path, monkeypatch):
-        busy = BusyProcess(pid=7, name="miner", core_share=0.8)
-        monkeypatch.setattr(module, "observe", lambda: Activity(processes=(busy,), steal_share=0.0))
+        busy = {"busy_processes": [{"pid": 7, "name": "miner", "core_share": 0.8}]}
+        monkeypatch.setattr("profiler.measure.machine.observe", lambda: busy)
         said: list[str] = []
         result = calibrate(settings(tmp_path), CalibrationListener(say=said.append))
         assert result.profile.provenance.busy_processes == ("miner",)

@@ -10,7 +10,7 @@ from costmodel.calibration.choices import regret_at_contexts
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import select_calibration
 from costmodel.profile.profile import Profile
-from profiler.calibrate.points import AdaptiveGrid, SweepPlan
+from profiler.calibrate.points import AdaptiveGrid, DecoderPoints
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.sweep import SweepControl, Task, run_sweep
 from profiler.measure.instruments import Guard, Instruments, WallTimer
@@ -62,7 +62,7 @@ def test_choices_cost_little_at_the_truth_of_the_machine(tmp_path, start_s):
     profile = Profile.from_yaml(FOLDER / "quiet_long.yaml")
     truth, roofline = profile.verify_calibration(), profile.roofline("physical")
     replay = Replay(truth, start_s)
-    plan = SweepPlan(contexts=CONTEXTS, max_nodes=127)
+    plan = DecoderPoints(contexts=CONTEXTS, max_nodes=127)
     grid = AdaptiveGrid(plan.grid(), roofline, plan.held_out)
     with Journal(tmp_path / "replay.jsonl", {}) as journal:
         swept = run_sweep(

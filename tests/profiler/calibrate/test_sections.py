@@ -17,7 +17,6 @@ from profiler.calibrate.sections import (
     with_held_out,
 )
 from profiler.calibrate.sweep import SweepResult, Task
-from profiler.measure.machine import Activity, BusyProcess
 from profiler.measure.samples import PointSamples
 from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
@@ -70,13 +69,11 @@ def test_provenance_and_drafts_under_the_drafters_hash():
     result = swept(
         (task("verify", 1, 64), (1.0, 1.0)), (task("build", 1), (1.0,)), rejected=(5.0, 6.0)
     )
-    busy = BusyProcess(pid=1, name="miner", core_share=0.9)
-    nameless = BusyProcess(pid=2, name=None, core_share=0.9)
-    fields = provenance_fields(
-        result,
-        {"gpu_temperature_c": 50, "gpu_ecc": True, "gpu_clock_reasons": ["power cap"]},
-        Activity(processes=(busy, nameless), steal_share=0.0),
-    )
+    busy = [
+        {"pid": pid, "name": name, "core_share": 0.9} for pid, name in ((1, "miner"), (2, None))
+    ]
+    state = {"gpu_temperature_c": 50, "gpu_ecc": True, "gpu_clock_reasons": ["power cap"]}
+    fields = provenance_fields(result, state | {"busy_processes": busy})
     assert fields == {
         "samples": 3, "discarded_samples": 4, "pace_spread": None, "duration_s": 12.35,
         "sm_clock_hz": None, "memory_clock_hz": None, "temperature_c": 50, "power_w": None,

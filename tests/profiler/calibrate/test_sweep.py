@@ -9,13 +9,13 @@ import pytest
 
 from costmodel.errors import MeasurementError
 from profiler.calibrate import sweep
-from profiler.calibrate.points import SweepPlan
+from profiler.calibrate.points import DecoderPoints
 from profiler.calibrate.sweep import CHOSEN, FIRST_SAMPLES, PACED, SAMPLES_A_ROUND, Task, run_sweep
 from profiler.measure.instruments import Guard, Instruments
 from profiler.measure.journal import Journal
 from tests.fake_timing import CountRule, FakeTimer
 
-PLAN = SweepPlan(contexts=(64, 512), max_nodes=15)
+PLAN = DecoderPoints(contexts=(64, 512), max_nodes=15)
 HELD_OUT = PLAN.held_out(PLAN.max_nodes + 1)
 TASKS = PLAN.grid() + HELD_OUT + PLAN.stages()
 HEADER = {"run": 1}
@@ -67,7 +67,7 @@ class Run:
         self.path, self.rule, self.guard = folder / "run.jsonl", CountRule(samples=samples), Guard()
         self.workload, self.timer = FakeWorkload(), FakeTimer(lambda work: true_s(work.task))
         self.progress, self.told = [], []
-        told = {"on_progress": self.progress.append, "on_state": self.told.append}
+        told = {"on_progress": lambda *now: self.progress.append(now), "on_state": self.told.append}
         usual = {"limit_s": 1e9, "more": lambda swept: (), "again": None}
         self.control = sweep.SweepControl(**(told | usual | changed))
 
@@ -82,7 +82,7 @@ class Run:
 
 class TestPlan:
     def test_the_grid_is_rows_by_contexts_by_batches_and_fits_the_capacity(self):
-        plan = SweepPlan(contexts=(64, 512), max_nodes=15, batches=(1, 2))
+        plan = DecoderPoints(contexts=(64, 512), max_nodes=15, batches=(1, 2))
         rows = (1, 2, 3, 4, 6, 8, 12, 16)
         found = sorted((t.size, t.context, t.batch) for t in plan.grid())
         assert found == sorted(itertools.product(rows, (64, 512), (1, 2)))
@@ -93,7 +93,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_held_out_points_lie_inside_and_off_the_grid(self, seed):
-        plan = SweepPlan(contexts=(64, 256, 1024), max_nodes=127, seed=seed)
+        plan = DecoderPoints(contexts=(64, 256, 1024), max_nodes=127, seed=seed)
         points = plan.held_out(128)
         assert {t.kind for t in points} == {"held_out"}
         assert all(64 <= t.context <= 1024 and 1 <= t.size <= 128 for t in points)
@@ -115,7 +115,7 @@ class TestSweep:
             assert samples.seconds == (true_s(task),) * 5
         assert swept.spent_s == pytest.approx(5 * sum(true_s(task) for task in TASKS))
         # The machine becomes twice as slow while it is measured; all points alike
-        run = Run(tmp_path, samples=20)
+        run = Run(tmp_path / "drift", samples=20)
         total = 20 * len(TASKS)
         taken = itertools.count()
         run.timer = FakeTimer(lambda work: true_s(work.task) * (1 + next(taken) / total))
@@ -163,11 +163,11 @@ class TestLimit:
         for task in TASKS:
             assert asked[0][task] == (FIRST_SAMPLES if task.kind in CHOSEN else 5)
             assert counts[task] - asked[0][task] == (8 if task in DOUBTFUL else 0)
-        run = Run(tmp_path, limit_s=0.6, again=lambda swept: DOUBTFUL)
+        run = Run(tmp_path / "limit", limit_s=0.6, again=lambda swept: DOUBTFUL)
         swept = run()
         assert all(swept.samples[task].n > 20 for task in DOUBTFUL)
         assert 0.6 <= swept.spent_s < 0.6 + max(true_s(task) for task in TASKS)
-        assert run.progress[-1].share == 1.0
+        assert run.progress[-1][0] == 1.0
 
     def test_samples_that_are_rejected_one_after_another_are_told_and_replaced(self, tmp_path):
         run = Run(tmp_path, samples=1, limit_s=5.0)
@@ -252,7 +252,7 @@ def test_further_points_are_asked_for_and_those_that_do_not_fit_skipped(tmp_path
     assert asked[1][extra] == SAMPLES_A_ROUND
     # None left: the rule says of each when its samples suffice.
     assert {samples.n for samples in swept.samples.values()} == {20}
-    run = Run(tmp_path)
+    run = Run(tmp_path / "large")
     large, failing = PLAN.grid()[-1], HELD_OUT[-1]
     run.workload.too_large[large] = "32 tokens x batch 1; memory is left for 7"
     run.workload.failing.add(failing)
@@ -265,13 +265,13 @@ def test_further_points_are_asked_for_and_those_that_do_not_fit_skipped(tmp_path
 
 
 def test_a_runtime_that_pads_is_measured_at_its_buckets_and_plain_batches_in_the_stages():
-    plan = SweepPlan(contexts=(64, 512), max_nodes=100, buckets=(1, 4, 16, 64, 256))
+    plan = DecoderPoints(contexts=(64, 512), max_nodes=100, buckets=(1, 4, 16, 64, 256))
     assert plan.rows == (1, 4, 16, 64, 256)
     assert plan.capacity == 512 + 256
     held_out = plan.held_out(101)
     assert {task.size for task in held_out} <= {1, 4, 16, 64, 256}
     assert len(held_out) > 6
-    plan = SweepPlan(
+    plan = DecoderPoints(
         contexts=(64, 512, 4096), max_nodes=15, plain_batches=(1, 8, 64),
         prefill_tokens=(128, 2048, 8192),
     )  # fmt: skip

@@ -8,9 +8,9 @@ from decoder.acceptance.rules import accept_together
 from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.model.target import Target
 from decoder.tree.draft_tree import best_first
-from profiler.calibrate import workload as module
+from profiler.calibrate import decoder as module
+from profiler.calibrate.decoder import ACCEPTED_DEPTH, Task, Workload
 from profiler.calibrate.sweep import OutOfMemory
-from profiler.calibrate.workload import ACCEPTED_DEPTH, Task, Workload
 from tests.decoder.models import random_model, target_of
 
 CAPACITY = 200

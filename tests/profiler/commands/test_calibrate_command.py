@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.commands.options import Duration, NamedValue
+from profiler.commands.options import NamedValue, duration
 from tests.conftest import CALIBRATED
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
@@ -146,7 +146,7 @@ def test_options_that_make_no_sense(refused, option, value, message):
     ("text", "seconds"), [("30s", 30.0), ("45", 45.0), ("2m", 120.0), ("0.5h", 1800.0)]
 )
 def test_durations(text, seconds):
-    assert Duration().convert(text, None, None) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize(("text", "value"), [

@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,19 +15,15 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
 from profiler import checks
-from profiler.measure.machine import Activity
 from tests.costmodel.conftest import altered
 from tests.profiler.made_profile import make_profile
+from tests.tiny_folder import QUIET
 
 pytestmark = pytest.mark.cpu_kind
 
 HERE = DeviceFingerprint(
     kind="cpu", name="Test CPU", memory_bytes=1 << 34, threads=2, instruction_set="avx2"
 )
-
-
-def without_gpu(index: int) -> None:
-    raise DeviceError("there is no GPU")
 
 
 @pytest.fixture
@@ -36,9 +33,10 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "select_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(checks, "fingerprint", lambda device: HERE)
     monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
-    monkeypatch.setattr(checks.Gpu, "open", without_gpu)
-    monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
-    monkeypatch.setattr(checks, "warnings", lambda metadata, activity: ())
+    no_gpu = Mock(side_effect=DeviceError("there is no GPU"))
+    monkeypatch.setattr(checks.Gpu, "open", no_gpu)
+    monkeypatch.setattr("profiler.measure.machine.observe", lambda: QUIET)
+    monkeypatch.setattr(checks, "warnings", lambda metadata: ())
     return tmp_path
 
 

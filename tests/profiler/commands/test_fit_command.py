@@ -9,6 +9,7 @@ import pytest
 
 from costmodel.imports import read_csv
 from costmodel.profile.profile import Profile
+from tests.costmodel.conftest import grid
 from tests.integrations.written_times import forward_s, write_points
 
 KNOWN = ["--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"]
@@ -21,17 +22,13 @@ def write(path, rows, columns=COLUMNS):
     return str(path)
 
 
-def invented_rows(noise=0.003):
-    random = np.random.default_rng(0)
-    for rows in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 256):
-        for context in (64, 512, 2048, 8192):
-            micros = 22_000 * (1 + rows / 300) * (1.2 if rows > 128 else 1) + 0.9 * context
-            yield rows, context, micros * np.exp(noise * random.standard_normal())
-
-
 @pytest.mark.slow
 def test_errors_of_every_calibration_are_reported(tmp_path, run):
-    table = write(tmp_path / "points.csv", list(invented_rows()))
+    random = np.random.default_rng(0)
+    rows, context = grid([1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 256], [64, 512, 2048, 8192])
+    micros = 22_000 * (1 + rows / 300) * np.where(rows > 128, 1.2, 1.0) + 0.9 * context
+    micros *= np.exp(0.003 * random.standard_normal(len(rows)))
+    table = write(tmp_path / "points.csv", list(zip(rows, context, micros, strict=True)))
     report = json.loads(run("fit", table, *KNOWN, "--json")[1])
     assert report["points"] == 48 and report["fitted"] == 48
     assert set(report["calibrations"]) == {"linear", "physical", "stairs"}

@@ -15,9 +15,7 @@ from lab.bench.analysis.summary import derived
 from lab.bench.record import write_result
 from lab.papers.blockpilot.recipe import PilotFigures
 from lab.training.recipe import Trained
-from profiler import checks
 from profiler.calibrate.run import CalibrationResult
-from profiler.measure.machine import Activity
 from tests.costmodel.conftest import altered, without_tables
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.made_profile import make_profile
@@ -27,8 +25,6 @@ from tests.tiny_folder import isolate
 ROOT = Path(__file__).parents[3]
 TIMES = ROOT / "tests/integrations/data/times.csv"
 SHIPPED = str(shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml")
-
-
 ARMS = [PLAIN_ARM, *(policy_arm(policy, "ngram") for policy in ("bastion", "fixed:7"))]
 RESULT = make_result(ARMS, per_set=2, repeats=1)
 
@@ -96,7 +92,6 @@ def replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("costmodel.compose.support.published_tables", without_tables)
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)
-    monkeypatch.setattr(checks, "observe", lambda: Activity(processes=(), steal_share=0.0))
     isolate(monkeypatch, tmp_path)
 
 

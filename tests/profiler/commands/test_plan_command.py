@@ -20,7 +20,7 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
 
 
-def test_the_table_names_sizes_intervals_and_provenance(run):
+def test_the_table_names_sizes_and_provenance_and_a_gpu_is_one_row(run, monkeypatch):
     code, out, err = run(*GSM8K, "--price", "l40s=1,h100-sxm=2.5", "--details")
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
@@ -31,10 +31,7 @@ def test_the_table_names_sizes_intervals_and_provenance(run):
     assert "; too close to call: " in close
     assert "bastion table 1, qwen3-8b" in err
     assert "(assumptions)" in err and "5 layers of the target's width" in err
-
-
-def test_a_gpu_is_one_row_and_the_memory_of_the_drafter_is_named(run, monkeypatch):
-    """DFlash by hand: 5 layers of 193 M weights, a projection of 84 M, 4 kB a layer and token."""
+    # DFlash by hand: 5 layers of 193 M weights, a projection of 84 M, 4 kB a layer and token
     monkeypatch.setenv("COLUMNS", "80")
     asked = [word.replace("l40s", "rtx-pro-6000-workstation") for word in GSM8K]
     out, err = run(*asked, "--price", "h100-sxm=2.5")[1:]

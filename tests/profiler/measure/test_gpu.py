@@ -15,7 +15,7 @@ from decoder import nvml
 from decoder.device import default_dtype, fingerprint, parse_dtype
 from decoder.nvml import Gpu, driver_facts
 from profiler.measure.instruments import CudaTimer, GpuGuard, Guard, gpu_guard
-from profiler.measure.machine import Metadata, run_collectors, warnings
+from profiler.measure.machine import run_collectors, warnings
 
 UUIDS = ("GPU-1111-aaaa", "GPU-2222-bbbb", "MIG-3333-cccc")
 
@@ -83,7 +83,7 @@ class TestMig:
         assert fields["gpu_mig"] is True
         assert (fields["gpu_sm_clock_hz"], fields["gpu_power_limit_w"]) == (1.98e9, 700.0)
         assert GpuGuard(gpu).disturbance() == "hardware thermal slowdown"
-        assert any("MIG slices" in line for line in warnings(Metadata(fields=fields, absent={})))
+        assert any("MIG slices" in line for line in warnings(fields))
         hidden = Gpu(FakeNvml(0, True, board_given=False), 2)  # in a container
         assert hidden.read()["gpu_mig"] is True and "gpu_sm_clock_hz" not in hidden.read()
         assert GpuGuard(hidden).disturbance() == ""
@@ -136,7 +136,7 @@ def test_reading_leaves_out_what_the_gpu_cannot_tell_and_names_other_processes()
     others = fields["gpu_other_processes"]
     assert [process["pid"] for process in others] == [os.getppid(), 1 << 30]
     assert others[0]["name"] and others[1]["name"] is None
-    (warning,) = warnings(Metadata(fields=fields, absent={}))
+    (warning,) = warnings(fields)
     assert f"{others[0]['name']}, process {os.getppid()}" in warning
     assert f"process {1 << 30} outside this container" in warning
 

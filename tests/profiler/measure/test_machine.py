@@ -4,17 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from profiler.measure import instruments
 from profiler.measure import machine as device
-from profiler.measure.machine import Activity, BusyProcess, Metadata, collect, observe, warnings
-
-
-def metadata(**fields: Any) -> Metadata:
-    return Metadata(fields=fields, absent={})
+from profiler.measure.machine import collect, observe, warnings
 
 
 def test_another_rooftree_is_named_with_its_command(tmp_path):
@@ -24,9 +19,9 @@ def test_another_rooftree_is_named_with_its_command(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as other:
         other.stdout.readline()  # its arguments are not readable while it is being started
-        busy = BusyProcess(pid=other.pid, name="rooftree", core_share=0.9)
+        busy = {"pid": other.pid, "name": "rooftree", "core_share": 0.9}
         try:
-            line, stolen = warnings(metadata(), Activity(processes=(busy,), steal_share=0.31))
+            line, stolen = warnings({"busy_processes": [busy], "steal_share": 0.31})
         finally:
             other.kill()
     assert line.startswith(f"rooftree bench (process {other.pid}) is using 90% of a core: stop it")
@@ -38,18 +33,17 @@ def test_collect_tells_the_versions_and_this_machine_or_why_not():
     import torch
 
     found = collect()
-    assert found.fields["numpy_version"] == numpy.__version__
-    assert found.fields["torch_threads"] == torch.get_num_threads()
+    assert found["numpy_version"] == numpy.__version__
+    assert found["torch_threads"] == torch.get_num_threads()
     total_kib = int(Path("/proc/meminfo").read_text().split()[1])
-    assert found.fields["memory_bytes"] == 1024 * total_kib
-    assert 0 < found.fields["memory_free_bytes"] <= found.fields["memory_bytes"]
+    assert found["memory_bytes"] == 1024 * total_kib
+    assert 0 < found["memory_free_bytes"] <= found["memory_bytes"]
 
     def broken():
         raise PermissionError("not allowed")
 
     found = device.run_collectors({"good": lambda: {"a": 1}, "bad": broken})
-    assert found.fields == {"a": 1}
-    assert found.absent == {"bad": "PermissionError: not allowed"}
+    assert found == {"a": 1, "absent": {"bad": "PermissionError: not allowed"}}
 
 
 @pytest.mark.slow
@@ -57,13 +51,13 @@ def test_busy_processes_are_found_by_name_without_ourselves():
     other = subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True)
     program = (
         "from profiler.measure.machine import observe\n"
-        f"found = [p for p in observe(0.5).processes if p.pid == {other.pid}]\n"
-        "print(found[0].name, found[0].core_share)"
+        f"found = [p for p in observe(0.5)['busy_processes'] if p['pid'] == {other.pid}]\n"
+        "print(found[0]['name'], found[0]['core_share'])"
     )
     command = [sys.executable, "-c", program]
     try:
         # A child of ours is not "another process"; a process with another parent is.
-        assert all(process.pid != other.pid for process in observe(0.3).processes)
+        assert all(one["pid"] != other.pid for one in observe(0.3)["busy_processes"])
         found = subprocess.run(
             command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
         ).stdout
@@ -82,16 +76,17 @@ def test_busy_processes_are_found_by_name_without_ourselves():
     ({"gpu_clock_reasons": ["hardware thermal slowdown"]}, "hardware thermal slowdown"),
 ])  # fmt: skip
 def test_each_trouble_has_its_warning(fields, expected):
-    (found,) = warnings(metadata(**fields))
+    (found,) = warnings(fields)
     assert expected in found
 
 
 def test_a_quiet_machine_has_no_warning():
-    quiet = metadata(
-        cpu_governor="performance", cpu_quota_cores=8.0, torch_threads=8, memory_free_bytes=1 << 34,
-        gpu_other_processes=[], gpu_temperature_c=50, gpu_clock_reasons=["power cap"],
-    )  # fmt: skip
-    assert warnings(quiet, Activity(processes=(), steal_share=0.0)) == ()
+    quiet = {
+        "cpu_governor": "performance", "cpu_quota_cores": 8.0, "torch_threads": 8,
+        "memory_free_bytes": 1 << 34, "gpu_other_processes": [], "gpu_temperature_c": 50,
+        "gpu_clock_reasons": ["power cap"], "busy_processes": [], "steal_share": 0.0,
+    }  # fmt: skip
+    assert warnings(quiet) == ()
 
 
 @pytest.mark.parametrize(("stolen_s", "throttled_s", "expected"), [

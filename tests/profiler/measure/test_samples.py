@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections import Counter
 from itertools import cycle, repeat
 from types import SimpleNamespace
 
@@ -12,15 +11,8 @@ import pytest
 from costmodel.errors import MeasurementError
 from costmodel.statistics import relative_error
 from profiler.measure.instruments import CudaTimer, Guard, Instruments, WallTimer, take_sample
-from profiler.measure.samples import (
-    NoiseRule,
-    PointAccumulator,
-    in_turn,
-    interleave,
-    paces,
-    warmup_length,
-)
-from tests.fake_timing import CountRule, FakeTimer
+from profiler.measure.samples import NoiseRule, PointAccumulator, in_turn, paces, warmup_length
+from tests.fake_timing import FakeTimer
 
 QUIET = Guard()
 
@@ -81,16 +73,7 @@ def test_disturbed_samples_are_set_aside_and_the_collector_held_off():
     assert gc.isenabled()
 
 
-def test_interleaving_mixes_the_points_and_taking_turns_changes_the_first():
-    points = [PointAccumulator(CountRule(samples=count)) for count in (2, 5, 3)]
-    order = []
-    random = np.random.default_rng(0)
-    for index in interleave(lambda: [i for i, one in enumerate(points) if not one.done], random):
-        order.append(int(index))
-        points[index].add(1.0)
-    assert Counter(order) == {0: 2, 1: 5, 2: 3}
-    assert sorted(order[:3]) == [0, 1, 2]
-    assert sorted(order[3:6]) == [0, 1, 2]
+def test_taking_turns_changes_the_first():
     keys = [key for key, _ in in_turn({key: iter(range(3)) for key in "abc"})]
     assert "".join(keys) == "bca" + "cab" + "abc"
 

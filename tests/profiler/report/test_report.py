@@ -9,7 +9,7 @@ from costmodel.calibration.points import ErrorSummary
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import HeldOutSection, RegretSection
-from profiler.report.console import print_json, table_lines
+from profiler.report.console import print_json, print_table
 from profiler.report.drawing import check_picture, panels, save_figure
 from profiler.report.profiles import next_command, plot_profile, print_markdown, verdict
 from tests.profiler.made_profile import TARGET, make_profile
@@ -75,8 +75,8 @@ def test_numbers_that_json_lacks_are_null_and_control_characters_are_spelt_out(c
     print_json({"a": float("nan"), "b": (1.0, float("inf")), "c": {"d": [float("-inf")]}})
     shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert shown == {"a": None, "b": [1.0, None], "c": {"d": [None]}, "schema_version": 1}
-    lines = table_lines(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")], 80)
-    assert lines[2] == r"\x1b[2Jx\ny  \u202etxt"
+    print_table(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")])
+    assert capsys.readouterr().out.splitlines()[2] == r"\x1b[2Jx\ny  \u202etxt"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -18,8 +17,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import Drafter
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockModel, buckets_of, plain_copy, ranks_of
-from lab.papers.specblock.training.objective import UNKNOWN
-from lab.papers.specblock.training.rows import Passage, run_blocks
+from lab.papers.specblock.training.objective import UNKNOWN, Passage, run_blocks
 from lab.papers.specblock.updates.adaptation import AdaptiveDrafter, Redrafted, TargetResponse
 from lab.papers.specblock.updates.bandit import (
     Action,
@@ -39,27 +37,26 @@ class SpecBlockKind:
         self._ids = torch.full((config.vocab,), UNKNOWN, device=device)
         self._ids[drafter.model.tokens] = torch.arange(config.draft_vocab, device=device)
 
-    def parameters(self, model: nn.Module, action: Action) -> Sequence[nn.Parameter]:
+    def parameters(self, model: SpecBlockModel, action: Action) -> Sequence[nn.Parameter]:
         """The parameters of the heads, or all."""
-        drafter = cast(SpecBlockModel, model)
         if action == "full":
-            return list(drafter.parameters())
-        ranks = [] if drafter.rank_head is None else list(drafter.rank_head.parameters())
-        return [*drafter.lm_head.parameters(), *ranks]
+            return list(model.parameters())
+        ranks = [] if model.rank_head is None else list(model.rank_head.parameters())
+        return [*model.lm_head.parameters(), *ranks]
 
-    def redraft(self, model: nn.Module, response: TargetResponse) -> Redrafted:
+    def redraft(self, model: SpecBlockModel, response: TargetResponse) -> Redrafted:
         """The drafts from each rejection's root, at the position that was rejected."""
-        drafter, device = cast(SpecBlockModel, model), self._drafter.target.device
+        device = self._drafter.target.device
         roots, rejected = response.roots.to(device), response.rejected.to(device)
-        length, below = drafter.config.block_length, rejected - roots  # 1: a child of the root
+        length, below = model.config.block_length, rejected - roots  # 1: a child of the root
         cuts = torch.full(((int(below.max()) - 1) // length, len(roots)), length, device=device)
         # A root's block is that of the row before, whose features chose the root.
         passage = self._passage(response)
-        blocks = run_blocks(drafter, self._drafter.rotary, passage, roots - 1, cuts)
+        blocks = run_blocks(model, self._drafter.rotary, passage, roots - 1, cuts)
         hidden = torch.cat([block.hidden for block in blocks], dim=1)  # [R, M * K, hidden]
         places = torch.arange(hidden.shape[1], device=device)
         on_path = places < below[:, None]
-        logits, ranks = drafter.read(hidden[on_path])
+        logits, ranks = model.read(hidden[on_path])
         last = below.cumsum(0) - 1  # the rejected position's row among those on the paths
         logs = logits[last].log_softmax(-1)
         if ranks is None:
@@ -76,10 +73,9 @@ class SpecBlockKind:
     def _passage(self, response: TargetResponse) -> Passage:
         target = self._drafter.target
         tokens = response.tokens.to(target.device)
-        features = cast(torch.Tensor, response.features)  # this drafter reads some
         # A copy: autograd cannot keep a tensor of inference mode.
         embeddings = target.embed(tokens).clone().float()
-        return Passage(tokens, features.to(target.device).float(), embeddings)
+        return Passage(tokens, response.features.to(target.device).float(), embeddings)
 
 
 ADAPT = re.compile(r"(.+)@adapt=(.*)")  # a drafter that is updated between texts, and how

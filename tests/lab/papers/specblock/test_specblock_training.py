@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,10 +12,16 @@ from lab.commands.train_drafter import with_settings
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.figures import lines, measure
 from lab.papers.specblock.model import SpecBlockConfig, SpecBlockModel, save_specblock
-from lab.papers.specblock.training import objective as objectives
-from lab.papers.specblock.training.objective import SpecBlockSettings
+from lab.papers.specblock.training.objective import (
+    Passage,
+    Scored,
+    SpecBlockSettings,
+    draft_losses,
+    rank_labels,
+    run_blocks,
+    valid_prefix,
+)
 from lab.papers.specblock.training.recipe import RUN
-from lab.papers.specblock.training.rows import Passage, run_blocks
 from lab.training.corpus import Collecting
 from lab.training.loop import learning_rate, train
 from profiler.commands.options import NamedValue
@@ -75,10 +80,10 @@ def test_losses_as_loops():
     ids[1, 1] = ids[4, 0] = -1
     inside = torch.ones(anchors, length, dtype=torch.bool)
     inside[2, 3:] = inside[5, 1:] = False
-    scored = objectives.Scored(logits, None, wanted, ids, inside)
-    mask = objectives.valid_prefix(scored.matches(), inside)
+    scored = Scored(logits, None, wanted, ids, inside)
+    mask = valid_prefix(scored.matches(), inside)
     p = logits.softmax(-1).tolist()
-    expected, labels = [], objectives.rank_labels(scored)
+    expected, labels = [], rank_labels(scored)
     for k in range(length):
         losses = []
         for a in range(anchors):
@@ -96,7 +101,7 @@ def test_losses_as_loops():
             bucket = 0 if rank == 1 else 1 if rank <= 4 else 2 if rank <= 10 else 3
             assert int(labels[a, k]) == bucket
         expected.append(sum(losses) / anchors)
-    assert objectives.draft_losses(scored, mask).tolist() == pytest.approx(expected, rel=1e-5)
+    assert draft_losses(scored, mask).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 RELEASED = {
@@ -194,11 +199,13 @@ def test_every_published_value_can_be_set(monkeypatch, tmp_path):
     collecting, sizes, run = with_settings(given, *parts)
     assert (sizes.vocabulary, sizes.from_scratch, sizes.rank_from_step) == (32000, True, 2000)
     assert (sizes.blocks, run.clip, collecting.answer_tokens) == (3, 0.5, 8192)
-    adam = Mock(wraps=torch.optim.AdamW)
-    monkeypatch.setattr(torch.optim, "AdamW", adam)
+    made, adam = [], torch.optim.AdamW
+    monkeypatch.setattr(
+        torch.optim, "AdamW", lambda *a, **k: made.append(adam(*a, **k)) or made[-1]
+    )
     history = train(Slope(), [None] * 100, [], run, tmp_path)
     assert history[-1]["step"] == 21
-    assert (adam.call_args.kwargs["betas"], adam.call_args.kwargs["lr"]) == ((0.9, 0.999), 5e-5)
+    assert made[0].defaults["betas"] == (0.9, 0.999) and made[0].defaults["lr"] == 5e-5
     long = replace(run, steps=2000)
     rates = [learning_rate(step, long) / 5e-5 for step in (0, 14, 29, 30, 1015, 1999)]
     assert rates == pytest.approx([1 / 30, 15 / 30, 1, 1, 0.55, 0.1], abs=1e-3)
