@@ -19,7 +19,6 @@ path never sum to more than 1.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,22 +50,13 @@ NO_MARGINALS = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 UNNAMED = 1e-4  # probability of any one token to a drafter that does not name it
 
 
-class JointDraft(NamedTuple):
-    """The candidates of two drafters as arrays, of the same types whatever they drafted.
-
-    trie    int64 [M + 1, 3]    the paths of both trees; row 0 is the root, parents come first
-    given   float64 [M + 1, 2]  probability of a row given its parent in each drafter's tree; 0
-                                where the tree lacks it
-    tokens  int64 [gamma, K]    the second drafter's marginals; empty where it gave a tree
-    shares  float64 [gamma, K]  their probabilities
-    totals  float64 [gamma]     sums of these by position
-    """
-
-    trie: Ints
-    given: Array
-    tokens: Ints
-    shares: Array
-    totals: Array
+# The candidates of two drafters as arrays, of the same types whatever they drafted:
+# trie    int64 [M + 1, 3]    the paths of both trees; row 0 is the root, parents come first
+# given   float64 [M + 1, 2]  probability of a row given its parent in each tree; 0 if it lacks it
+# tokens  int64 [gamma, K]    the second drafter's marginals; empty where it gave a tree
+# shares  float64 [gamma, K]  their probabilities
+# totals  float64 [gamma]     sums of these by position
+JointDraft = namedtuple("JointDraft", "trie given tokens shares totals")
 
 
 def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
@@ -127,23 +117,14 @@ def child_of(trie, row, token):  # type: ignore[no-untyped-def]
     return child
 
 
-class MixtureStatistics(NamedTuple):
-    """Fading counts of two drafters, shared by all texts.
-
-    predicted  [drafter, depth, confidence, best or other child]: hits that were predicted
-    realised   the same: hits that came true
-    counts     [root or below, confidence of the first, of the second, part of the mixture]:
-               tokens that each part explained
-    missed     [root or below, confidence of the first, of the second, expected or realised]:
-               tokens that both missed, as expected of independent drafters and in fact
-    """
-
-    predicted: Array
-    realised: Array
-    counts: Array
-    missed: Array
-
-
+# Fading counts of two drafters, shared by all texts:
+# predicted  [drafter, depth, confidence, best or other child]: hits that were predicted
+# realised   the same: hits that came true
+# counts     [root or below, confidence of the first, of the second, part of the mixture]: tokens
+#            that each part explained
+# missed     [root or below, confidence of the first, of the second, expected or realised]: tokens
+#            that both missed, as expected of independent drafters and in fact
+MixtureStatistics = namedtuple("MixtureStatistics", "predicted realised counts missed")
 # A drafter's calibrated prediction behind one path: its confidence class, 0 where it proposes
 # nothing; the largest of its probabilities and their sum, as it gave them; the trie's row of its
 # best child, -1 for marginals; calibration factors of this child and of the others; what it leaves

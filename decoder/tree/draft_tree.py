@@ -304,47 +304,45 @@ def tree_by_position(
     """
     factors = np.ones(1) if depth_factors is None else depth_factors
     chances = np.ascontiguousarray(chances, dtype=np.float64)
-    return DraftTree(*_best_paths(np.ascontiguousarray(tokens), chances, factors, nodes, paired))
+    numbers, parents, depths, scores = _best_paths(chances, len(tokens), factors, nodes, paired)
+    return DraftTree(tokens[depths - 1, numbers], parents, depths, scores)
 
 
 @jit
-def _best_paths(tokens, chances, factors, limit, paired):  # type: ignore[no-untyped-def]
+def _best_paths(chances, gamma, factors, limit, paired):  # type: ignore[no-untyped-def]
     """Best-first enumeration of the paths with one binary heap.
 
-    A frontier entry is a node that is not taken yet: its parent's row, its depth, its candidate.
+    A frontier entry is a node that is not taken yet: its parent's row, its depth, its candidate,
+    and the row of the chances that it is in.
     Taking a node replaces it by its next sibling in place (one sift down) and pushes its first
     child (one sift up). Siblings that are not in order are ordered when they are first needed:
     `following[s, b]` is the candidate that comes after b in row s of the chances, and
     `following[s, K]` the first one.
     """
-    gamma, width = tokens.shape
+    width = chances.shape[1]
     last_state = width - 1 if paired else 0  # of a position
     following = np.full((len(chances) if paired else 0, width + 1), UNKNOWN, np.int16)
-    taken_tokens, parents = np.empty(limit, np.int64), np.empty(limit, np.int64)
+    chosen, parents = np.empty(limit, np.int64), np.empty(limit, np.int64)
     depths, scores = np.empty(limit, np.int64), np.empty(limit, np.float64)
-    chosen = np.empty(limit, np.int64)  # the candidate of each taken node
     keys, items = np.empty(limit + 2, np.float64), np.empty(limit + 2, np.int64)
-    entries = np.empty((limit + 2, 3), np.int64)
+    entries = np.empty((limit + 2, 4), np.int64)
     size, used, taken = 0, 0, 0
     best = _next(chances, following, 0, width)
     if best >= 0:
-        entries[0, 0], entries[0, 1], entries[0, 2] = 0, 1, best
+        entries[0] = 0, 1, best, 0
         keys[0], items[0] = min(chances[0, best] * factors[0], 1.0), 0
         size, used = 1, 1
     while size > 0 and taken < limit:
         score, entry = keys[0], items[0]
-        parent, depth, candidate = entries[entry, 0], entries[entry, 1], entries[entry, 2]
-        taken_tokens[taken], parents[taken] = tokens[depth - 1, candidate], parent
-        depths[taken], scores[taken], chosen[taken] = depth, score, candidate
+        parent, depth, candidate, state = entries[entry]
+        chosen[taken], parents[taken] = candidate, parent
+        depths[taken], scores[taken] = depth, score
         taken += 1
-        state, above = 0, 1.0
-        if depth > 1:
-            state = 1 + (depth - 2) * (last_state + 1) + min(chosen[parent - 1], last_state)
-            above = scores[parent - 1]
         sibling = _next(chances, following, state, candidate)
         if sibling >= 0:
             entries[entry, 2] = sibling
             factor = factors[min(depth, len(factors)) - 1]
+            above = scores[parent - 1] if parent > 0 else 1.0
             keys[0] = above * min(chances[state, sibling] * factor, 1.0)
             sift_down(keys, items, size)
         else:
@@ -356,13 +354,13 @@ def _best_paths(tokens, chances, factors, limit, paired):  # type: ignore[no-unt
             state = 1 + (depth - 1) * (last_state + 1) + min(candidate, last_state)
             child = _next(chances, following, state, width)
             if child >= 0:
-                entries[used, 0], entries[used, 1], entries[used, 2] = taken, depth + 1, child
+                entries[used] = taken, depth + 1, child, state
                 factor = factors[min(depth + 1, len(factors)) - 1]
                 keys[size], items[size] = score * min(chances[state, child] * factor, 1.0), used
                 sift_up(keys, items, size)
                 size += 1
                 used += 1
-    return taken_tokens[:taken], parents[:taken], depths[:taken], scores[:taken]
+    return chosen[:taken], parents[:taken], depths[:taken], scores[:taken]
 
 
 @jit_inner
