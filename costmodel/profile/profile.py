@@ -25,7 +25,8 @@ from costmodel.profile.text import describe_error, dump_yaml, shown
 from costmodel.roofline import Roofline
 
 # Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).
-_TOLERANCES = {"memory_bytes": 0.08, "power_limit_w": 0.01}
+MEMORY_TOLERANCE = 0.08
+_TOLERANCES = {"memory_bytes": MEMORY_TOLERANCE, "power_limit_w": 0.01}
 SOFT_KEYS = ("driver", "torch", "transformers", "cuda", "power_limit_w")
 
 

@@ -269,7 +269,7 @@ class Workload:
         target = self._target
         rows = [0, *range(2, 2 * task.size + 1, 2)]  # every row but the root's has to be moved
         states, pending = self._use_cache(task.batch).states, []
-        if states is not None:  # which step along the rows of a forward
+        if states.shapes:  # which step along the rows of a forward
             self._use_cache(task.batch).truncate(task.context)
             tree = self._tree(2 * task.size)
             target.verify([Step(1, tree, sequence) for sequence in range(task.batch)])
@@ -278,7 +278,7 @@ class Workload:
         def run() -> None:
             cache = self._use_cache(task.batch)
             cache.truncate(task.context)
-            if states is not None:
+            if states.shapes:
                 states.pending = list(pending)
             for sequence in range(task.batch):
                 target.commit(rows, sequence)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--operators", default="vllm", show_default=True,
               help="Published tables of the kernels of vllm, sglang or trtllm; or a folder of "
               "tables, <device>_<target>_tp<n>.")  # fmt: skip
+@click.option("--source", default="", help="Source of the tables in a folder.")
 @click.option("--output", type=OutputPath("either"), help="File or folder to write to.")
 @json_option
 def compose(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from costmodel.profile.schema import BORROWED
 from lab.bench.analysis.figures import differing
 from lab.bench.record import PLAIN, Response, Result
 
@@ -26,7 +25,7 @@ def result_warnings(result: Result) -> tuple[str, ...]:
             f"only {prompts} {noun}: intervals are wide or missing; give {FEW_PROMPTS} or more"
         )
     warnings += _noise(result)
-    if result.profile is not None and result.profile.kind in BORROWED:
+    if result.profile is not None and result.profile.kind not in ("measured", "quick"):
         warnings.append(
             f"the costs come from a {result.profile.kind} profile, not from this machine: "
             "`rooftree calibrate` measures one"
