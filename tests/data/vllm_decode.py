@@ -1,4 +1,7 @@
-"""Greedy texts of a vLLM engine as JSON: plain, or with draft lengths from a profile or a table."""
+"""Greedy texts of one vLLM engine after the other, a line of JSON each.
+
+An arm is `plain`, has draft lengths by a table (`table`), or by the profile at a path.
+"""
 
 import json
 import os
@@ -18,15 +21,15 @@ PROMPTS = [
 ]
 
 
-def main(folder: str, arm: str) -> None:
+def decode(folder: str, arm: str) -> None:
     options = {}
     if arm != "plain":
+        table = {"rooftree_schedule": [[1, 2, 0, 24, 2], [1, 2, 25, 288, 5]]}  # 2 tokens, then 5
         options = {
             "speculative_config": speculative_options("ngram", 7),
             "scheduler_cls": "integrations.vllm.CostScheduler",
+            "additional_config": table if arm == "table" else {"rooftree_profile": arm},
         }
-    if arm == "table":  # two tokens for short texts, five for longer ones
-        options["additional_config"] = {"rooftree_schedule": [[1, 2, 0, 24, 2], [1, 2, 25, 288, 5]]}
     llm = LLM(
         model=folder,
         dtype="float32",
@@ -53,6 +56,7 @@ def main(folder: str, arm: str) -> None:
         pilot.choose = noted
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
     print(
         json.dumps(
             {
@@ -61,9 +65,11 @@ def main(folder: str, arm: str) -> None:
                 "asked": sorted(asked),
                 "piloted": getattr(scheduler, "pilot", None) is not None,
             }
-        )
+        ),
+        flush=True,
     )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for arm in sys.argv[2:]:
+        decode(sys.argv[1], arm)

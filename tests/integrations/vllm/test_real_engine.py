@@ -58,15 +58,16 @@ def calibrated(home: Path, options: str, target: Path) -> Path:
     return path
 
 
-def decoded(folder: Path, arm: str, profile: Path) -> tuple[dict, str]:
-    done = run(PROGRAM, folder, arm, ROOFTREE_PROFILE=profile, ROOFTREE_HOME=profile.parent)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
-    return json.loads(line), done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
-def plain(smollm2_folder, profile):
-    return decoded(smollm2_folder, "plain", profile)[0]["texts"]
+def decoded(smollm2_folder, profile):
+    """What each arm of the program came to, and all that it wrote."""
+    arms = {
+        "plain": "plain", "profile": profile, "table": "table",
+        "no profile": profile.with_name("missing.yaml"),
+    }  # fmt: skip
+    done = run(PROGRAM, smollm2_folder, *arms.values(), ROOFTREE_HOME=profile.parent)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(arms, lines, strict=True)), done.stdout + done.stderr
 
 
 def test_the_profile_is_of_the_engine(profile):
@@ -103,21 +104,19 @@ def test_drafters_that_are_models(smollm2_folder, tmp_path, method, config, exec
     assert set(cost.batch) == {1, 2}
 
 
-def test_texts_are_those_of_the_plain_engine(smollm2_folder, profile, plain):
-    steered, _ = decoded(smollm2_folder, "policy", profile)
-    assert steered["piloted"]
-    assert steered["verified"] > 0
-    assert steered["texts"] == plain
+def test_texts_are_those_of_the_plain_engine(decoded):
+    arms, _ = decoded
+    assert arms["profile"]["piloted"]
+    assert arms["profile"]["verified"] > 0
+    assert [arm["texts"] == arms["plain"]["texts"] for arm in arms.values()] == [True] * 4
 
 
-def test_a_table_by_batch_and_context_is_followed(smollm2_folder, profile, plain):
-    steered, _ = decoded(smollm2_folder, "table", profile.with_name("missing.yaml"))
+def test_a_table_by_batch_and_context_is_followed(decoded):
+    steered = decoded[0]["table"]
     assert steered["piloted"] and {2, 5} <= set(steered["asked"]) <= {0, 2, 5}
-    assert steered["texts"] == plain
 
 
-def test_without_a_profile_vllm_goes_on_by_itself(smollm2_folder, profile, plain):
-    unsteered, output = decoded(smollm2_folder, "policy", profile.with_name("missing.yaml"))
-    assert not unsteered["piloted"]
+def test_without_a_profile_vllm_goes_on_by_itself(decoded):
+    arms, output = decoded
+    assert not arms["no profile"]["piloted"]
     assert output.count("Draft lengths are vLLM's own from now on") == 1
-    assert unsteered["texts"] == plain
