@@ -80,7 +80,11 @@ class DecodeRun(Iterator[str]):
 
 
 def _reserve(parts: LoopParts, sequences: Sequence[TextSequence]) -> None:
-    """Give the target a cache for the whole texts and the last round's trees."""
+    """Give the target a cache for the whole texts and the last round's trees.
+
+    Another decoder of the target may have had other layers captured since.
+    """
+    parts.target.capture(parts.drafter.drafter.feature_layers)
     rows = parts.policy.max_nodes + 1
     longest = max(one.cached + 1 + one.wanted for one in sequences)
     parts.target.reserve(longest + rows, len(sequences))

@@ -162,11 +162,10 @@ class Workload:
                 f"{target.max_context} positions of {target.loaded.name}",
                 hint="Choose smaller --contexts or --max-nodes.",
             )
-        self._target = target
-        self._drafter = drafter
+        self._target, self._drafter, self.device = target, drafter, target.device
         self._capacity, self._capacities = capacity, dict(capacities or {})
-        self._free_bytes = partial(free_gpu_bytes, target.device)
-        if target.device.type == "cpu":
+        self._free_bytes = partial(free_gpu_bytes, self.device)
+        if self.device.type == "cpu":
             self._free_bytes = lambda: int(psutil.virtual_memory().available)
         self._seed = seed
         self._random = np.random.default_rng(seed)

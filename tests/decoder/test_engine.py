@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
+from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
 from decoder.policies.base import Fixed
-from tests.decoder.models import PROMPT, OracleDrafter, decoder_of, greedy, random_model
+from tests.decoder.models import PROMPT, OracleDrafter, decoder_of, greedy, random_model, target_of
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -21,6 +23,22 @@ def test_exactly_the_tokens_asked_for(wanted):
     result = decoder_of(model, "chain", drafter).generate(PROMPT, max_new_tokens=wanted)
     assert result.token_ids == truth
     assert result.stats.new_tokens == wanted
+
+
+def test_another_decoder_of_the_same_target_takes_no_features_away():
+    class Reader(NgramDrafter):
+        feature_layers = (1, 2)
+
+        def start(self, prompt, features, logits):
+            seen.append(features)
+            return super().start(prompt, features, logits)
+
+    seen: list[torch.Tensor | None] = []
+    target = target_of(random_model("llama-gqa"))
+    decoder = TreeDecoder(target, policy="fixed:3", drafter=Reader())
+    TreeDecoder(target, policy="plain").generate(PROMPT, max_new_tokens=2)
+    decoder.generate(PROMPT, max_new_tokens=2)
+    assert seen[-1].shape == (len(PROMPT), 2 * target.architecture.hidden)
 
 
 def test_the_end_token_ends_the_text_in_the_middle_of_a_path():

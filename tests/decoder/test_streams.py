@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
+from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 from tests.decoder.models import decoder_of, greedy, random_model
@@ -42,17 +43,21 @@ def test_drift_is_said_once_and_after_the_text(tiny_target, monkeypatch, caplog,
     choice = {"policy": "bastion", "profile": ProfileChoice(calibrate=False)}
     decoder = TreeDecoder.from_pretrained(tiny_target, device="cpu", **choice)
     cost = decoder.cost_source.cost
+
+    def said() -> list[str]:  # a first compilation has words of its own
+        return [one.message for one in caplog.records if one.name == "decoder.generation"]
+
     monkeypatch.setattr(cost, "observe", lambda *_: setattr(cost, "drift_warning", "slower"))
     if batch:
         results = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=TOKENS)
         assert [one.stats.warnings for one in results] == [["slower"], []]
     else:
         run = decoder.stream(PROMPT, max_new_tokens=TOKENS)
-        said = [len(caplog.records) for _ in run]
-        assert said == [0] * len(said) and run.stats.warnings == ["slower"]
-    assert [record.message for record in caplog.records] == ["slower"]
+        assert [said() for _ in run if said()] == []
+        assert run.stats.warnings == ["slower"]
+    assert said() == ["slower"]
     decoder.generate(PROMPT, max_new_tokens=TOKENS)
-    assert len(caplog.records) == 1
+    assert said() == ["slower"]
 
 
 def test_an_older_stream_says_that_it_cannot_go_on(decoder, truth):
@@ -108,8 +113,8 @@ def test_an_interrupt_in_a_forward_gives_a_borrowed_model_back(monkeypatch):
     model = random_model("llama-gqa")
     prompt, before = [5, 17, 3, 88, 5, 17], model.config._attn_implementation
     truth = greedy(model, prompt, 20)
-    decoder = TreeDecoder.from_pretrained(model, policy="fixed:5")
-    decoder.target.capture([0, 2])
+    monkeypatch.setattr(NgramDrafter, "feature_layers", (0, 2), raising=False)
+    decoder = TreeDecoder.from_pretrained(model, policy="fixed:5", drafter="ngram")
     calls = []
 
     def broken(*_):

@@ -255,7 +255,9 @@ class TestSweep:
 
     def test_drafters_with_windows_are_refused(self, tmp_path):
         with pytest.raises(InputError, match="only rows before them"):
-            sweeper_of(tmp_path, draft_target(dtype=torch.float64), causal=(True, False))
+            sweeper_of(
+                tmp_path, draft_target(dtype=torch.float64), kinds=((None, True), (None, False))
+            )
 
 
 def sample_of(rounds, logits=None):
