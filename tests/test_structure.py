@@ -18,13 +18,13 @@ MOST_LINES = 500
 # Python files. The aims are a core of 175 files and 31,000 lines, integrations of 45 and 6,000, a
 # lab of 12,000, studies of 6,000, tests of 30,000. Until then they only fall.
 CORE = ("costmodel", "decoder", "profiler", "rooftree")
-CORE_FILES, CORE_LINES = 170, 35_300
+CORE_FILES, CORE_LINES = 165, 32_480
 INTEGRATIONS_FILES, INTEGRATIONS_LINES = 44, 5_640
-LAB_FILES, LAB_LINES = 90, 11_900  # without its studies
-STUDIES, STUDIES_LINES = 24, 6_400  # those that can be run
-TEST_LINES = 31_400
-DOCS_WORDS = 20_000
-OPTIONS = 122
+LAB_FILES, LAB_LINES = 82, 11_640  # without its studies
+STUDIES, STUDIES_LINES = 20, 5_820  # those that can be run
+TEST_LINES = 29_360
+DOCS_WORDS = 19_400
+OPTIONS = 119
 
 
 MODULES = {
