@@ -51,24 +51,27 @@ class Support:
 
 def supported(store: ProfileStore | None = None) -> list[Support]:
     """Every known target on every known device, and whatever else has a profile."""
-    profiles: dict[tuple[str, str], list[Profile]] = {}
+    profiles: dict[str, dict[str, list[Profile]]] = {}  # by the target's hash, then by device
     for profile in (stored.profile for stored in (store or ProfileStore()).list()):
         if profile is not None:
-            place = device_slug(profile.device.name), profile.target.architecture_hash
-            profiles.setdefault(place, []).append(profile)
+            same = profiles.setdefault(profile.target.architecture_hash, {})
+            same.setdefault(device_slug(profile.device.name), []).append(profile)
     devices = load_devices()
     targets: dict[str, tuple[ModelArchitecture, Any]] = {
         name: (entry.architecture, entry.weights) for name, entry in load_targets().items()
     }
-    hashes = {architecture.hash for architecture, _ in targets.values()}
-    for group in profiles.values():
-        target = group[0].target
-        if target.architecture_hash not in hashes:
-            targets.setdefault(target.name, (target.architecture, "bfloat16"))
+    hashes = {name: architecture.hash for name, (architecture, _) in targets.items()}
+    catalogued = set(hashes.values())
+    for made, places in profiles.items():
+        if made in catalogued:
+            continue
+        target = next(iter(places.values()))[0].target
+        targets.setdefault(target.name, (target.architecture, "bfloat16"))
+        hashes.setdefault(target.name, made)
     rows = []
-    for slug in (*devices, *sorted({slug for slug, _ in profiles} - devices.keys())):
+    for slug in (*devices, *sorted(set().union(*profiles.values()) - devices.keys())):
         for name, (architecture, weights) in targets.items():
-            same = {s: group for (s, made), group in profiles.items() if made == architecture.hash}
+            same = profiles.get(hashes[name], {})
             labels = {profile.runtime.quantization for profile in same.get(slug, ())}
             rows += [_stored(slug, name, same[slug], one) for one in sorted(filter(None, labels))]
             if None in labels:
