@@ -220,16 +220,10 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
         for field, read in _FORMS.items():
             if field in data:
                 try:
-                    # What the rounds were of; rates by depth and rounds are of chains.
-                    said = {name: data[name] for name in _SAID if data.get(name) is not None}
-                    for name, value in said.items():
-                        if not isinstance(value, str) or not value:
-                            raise InputError(f"{name} must be a text (is {value!r})")
-                    policy = "fixed" if field == "committed" else "chain"
-                    measured = AcceptanceSource(**{"policy": policy} | said)
-                    doubts = tuple(data.get("doubts", ()))
                     return dataclasses.replace(
-                        read(data, path.name), measured=measured, doubts=doubts
+                        read(data, path.name),
+                        measured=_measured(data, field),
+                        doubts=tuple(data.get("doubts", ())),
                     )
                 except (TypeError, ValueError, LookupError, ArithmeticError) as failure:
                     raise InputError(f"{path}: {field} cannot be used ({failure})") from None
@@ -238,6 +232,15 @@ def from_file(path: Path, arm: str = "") -> Acceptance:
     raise InputError(
         f"{path} has no acceptance data", hint=f"It needs one of these fields: {', '.join(_FORMS)}"
     )
+
+
+def _measured(data: Mapping[str, Any], form: str) -> AcceptanceSource:
+    """What the file says of its rounds; rates by depth and single rounds come from chains."""
+    said = {name: data[name] for name in _SAID if data.get(name) is not None}
+    for name, value in said.items():
+        if not isinstance(value, str) or not value:
+            raise InputError(f"{name} must be a text (is {value!r})")
+    return AcceptanceSource(**{"policy": "fixed" if form == "committed" else "chain"} | said)
 
 
 def _from_chains(data: Mapping[str, Any], label: str) -> Acceptance:

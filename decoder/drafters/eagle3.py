@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,6 @@ class Eagle3Drafter(Drafter):
             table = self.model.embed_tokens
             rows = nn.functional.pad(table.weight, (0, 0, 0, vocab - len(table.weight)))
             table.weight = nn.Parameter(rows, requires_grad=False)
-        self._forwards: LevelForwards | None = None
 
     def start(
         self, prompt: Ints, features: torch.Tensor | None, logits: torch.Tensor | None = None
@@ -288,12 +288,10 @@ class Eagle3Drafter(Drafter):
         own = self.model.config.own_embedding
         return self.model.embed_tokens(ids) if own else self.target.embed(ids)
 
+    @cached_property
     def forwards(self) -> LevelForwards:
         """The passes over its texts; captured if the target's forwards are."""
-        capture = self.target.runtime.capture
-        if self._forwards is None or self._forwards.capture is not capture:
-            self._forwards = LevelForwards(self, capture)
-        return self._forwards
+        return LevelForwards(self, self.target.runtime.capture)
 
 
 class Eagle3Session(FeatureSession):
@@ -308,7 +306,7 @@ class Eagle3Session(FeatureSession):
         """
         super().__init__("an EAGLE-3 drafter")
         self._drafter = drafter
-        self._text = Eagle3Text(drafter.forwards())
+        self._text = Eagle3Text(drafter.forwards)
         self._narrow: list[torch.Tensor] = []  # of the drafter's width, before the others
         self.observe(prompt.tolist(), features)
         self._extend(prompt)
@@ -389,7 +387,7 @@ class LevelForwards:
     def __init__(self, drafter: Eagle3Drafter, capture: CudaCapture | None) -> None:
         self._model, self._rotary, self._embed = drafter.model, drafter.rotary, drafter.embed
         shape, target = drafter.model.config.shape, drafter.target
-        self._dtype, self.capture, self.device = target.dtype, capture, target.device
+        self._dtype, self.device = target.dtype, target.device
         sizes = CacheShape(layers=1, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self.caches = SharedCaches(sizes, target.dtype, target.device, target)
         # The layer's output at the last frontier, which the next level reads. One for all texts,

@@ -118,9 +118,8 @@ def make_profile(
     sections    optional sections by name: stages, drafters, ...
     Raises InputError, ProfileError.
     """
-    if (
-        peaks.source == "measured"
-    ):  # beside other work they come out low: raised to the points' rates
+    # Beside other work measured peaks come out low: raised to the points' rates.
+    if peaks.source == "measured":
         physical = subject.roofline(peaks).with_count("physical")
         branches_s = physical.branches_s(points.rows, points.context, points.batch)
         flops, moved = (max(1.0, float(np.max(one / points.seconds))) for one in branches_s)

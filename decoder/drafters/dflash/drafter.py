@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -126,7 +127,6 @@ class DFlashDrafter(Drafter):
         drafted = replace(config, block_size=self.block_size)
         self.architecture_hash = drafted.hash(self.head.size)
         self.scores = self.make_scores()
-        self._forwards: BlockForwards | None = None
 
     @classmethod
     def recognises(cls, published: Mapping[str, Any]) -> bool:
@@ -164,12 +164,10 @@ class DFlashDrafter(Drafter):
     ) -> DFlashSession:
         return DFlashSession(self, features)
 
+    @cached_property
     def forwards(self) -> BlockForwards:
         """The passes over its texts; captured if the target's forwards are."""
-        capture = self.target.runtime.capture
-        if self._forwards is None or self._forwards.capture is not capture:
-            self._forwards = BlockForwards(self, capture)
-        return self._forwards
+        return BlockForwards(self, self.target.runtime.capture)
 
 
 class DFlashSession(FeatureSession):
@@ -181,7 +179,7 @@ class DFlashSession(FeatureSession):
         """features: of the prompt, [tokens, layers * hidden]"""
         super().__init__("a DFlash drafter")
         config = drafter.model.config
-        self._forwards, self._scores = drafter.forwards(), drafter.scores
+        self._forwards, self._scores = drafter.forwards, drafter.scores
         self._text = BlockText(self._forwards.caches)
         self._first_row = config.first_row
         self._mask = config.mask_token_id
@@ -260,7 +258,7 @@ class BlockForwards:
     """
 
     def __init__(self, drafter: DFlashDrafter, capture: CudaCapture | None) -> None:
-        self._drafter, self.capture, target = drafter, capture, drafter.target
+        self._drafter, target = drafter, drafter.target
         self._temperature, self._filled = torch.ones((), device=target.device), 1.0
         config = drafter.model.config
         shape, group = config.shape, config.shape.group

@@ -71,7 +71,7 @@ def assert_same(found, expected, atol=1e-5):
 
 def own_captures(drafter, target):
     """Recordings that the drafter's own forwards have made so far."""
-    forwards = getattr(drafter, "_forwards", None)
+    forwards = vars(drafter).get("forwards")
     if forwards is None:
         return len(drafter.model.runtime._captured[drafter.model.cache])
     kinds = [kind for kind in vars(forwards).values() if hasattr(kind, "_buckets")]
